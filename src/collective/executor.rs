@@ -1,5 +1,6 @@
 //! The engine: runs the schedules of any number of ranges at once, a bounded amount of work at a time.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -52,6 +53,9 @@ pub struct Executor<L: Link> {
     /// Messages that end when they are received, by slot and number, and to whom they go; how many others left to each
     /// rank since the last one; whether one was held back; and whether one has ended since.
     matching: Vec<(Slot, usize, usize)>,
+    /// What these send, so that their ranges are free at once: where a range is added to as soon as it has left, the
+    /// sum would wait for the word that it was received, and the other rank's likewise.
+    copies: Vec<Rc<Region>>,
     unmatched: Vec<usize>,
     held: bool,
     freed: bool,
@@ -71,7 +75,7 @@ struct Progress<R> {
     /// Words of one message in these.
     longest: usize,
     receives: [Option<R>; WINDOW],
-    /// As many as may have left and not ended.
+    /// As many as may have left, for all ranks, and not ended.
     sends: Vec<Option<R>>,
     /// When they started, for the timeline.
     receives_begun: [u64; WINDOW],
@@ -81,6 +85,8 @@ struct Progress<R> {
     /// Whether the next message to end is here, but not yet where it belongs.
     arrived: bool,
     sending: usize,
+    /// How many have left their ranges, and how many of these have ended.
+    left: usize,
     sent: usize,
 }
 
@@ -104,6 +110,7 @@ impl<L: Link> Executor<L> {
             slots,
             flying,
             matching: Vec::new(),
+            copies: Vec::new(),
             unmatched,
             held: false,
             freed: false,
@@ -139,7 +146,7 @@ impl<L: Link> Executor<L> {
             let begun = trace::now();
             let request = if in_place(message, self.wire) {
                 // What stands there must have been made, and must have left.
-                if message.receives > at.received || message.sends > at.sent {
+                if message.receives > at.received || message.sends > at.left {
                     break;
                 }
                 self.link.receive(&self.region, &message.range, message.peer, tag)?
@@ -163,6 +170,11 @@ impl<L: Link> Executor<L> {
             }
             let words = self.wire.words(message.range.len());
             let peer = message.peer;
+            let flying = &at.schedule.sends[at.sent..at.sending];
+            let most = sends_under_way(self.wire);
+            if flying.len() >= most && flying.iter().filter(|message| message.peer == peer).count() >= most {
+                break;
+            }
             let matched = self.wire == Wire::F32 && self.unmatched[peer] == MATCHED_EVERY - 1;
             // The oldest range is never held back, or ranks could wait for each other in a circle: one holds back what
             // another needs to receive the first one's messages. Ranks start ranges in the same order. So the first
@@ -177,12 +189,17 @@ impl<L: Link> Executor<L> {
                 self.matching.push((slot, at.sending, peer));
             }
             let begun = trace::now();
-            let request = if self.wire == Wire::F32 {
-                self.link.send(&self.region, &message.range, message.peer, tag, matched)?
+            let request = if matched {
+                let range = message.range.clone();
+                let copy = free_copy(&mut self.copies, self.chunk)?;
+                self.region.pack(range, Wire::F32, &copy, 0);
+                self.link.send(&copy, &(0..words), peer, tag, matched)?
+            } else if self.wire == Wire::F32 {
+                self.link.send(&self.region, &message.range, peer, tag, matched)?
             } else {
                 let start = at.sending % WINDOW * longest;
                 self.region.pack(message.range.clone(), self.wire, &outgoing, start);
-                self.link.send(&outgoing, &(start..start + words), message.peer, tag, matched)?
+                self.link.send(&outgoing, &(start..start + words), peer, tag, matched)?
             };
             self.words_sent += words as u64;
             let place = at.sending % at.sends.len();
@@ -198,14 +215,34 @@ impl<L: Link> Executor<L> {
         let mut moved = false;
         loop {
             let at = &mut self.slots[slot];
-            let place = at.sent % at.sends.len().max(1);
-            if at.sent == at.sending || !ended(&self.link, &mut at.sends[place])? {
+            let (left, most) = (at.left, at.sends.len().max(1));
+            if left == at.sending {
                 break;
             }
-            let (sent, before) = (at.sent, self.matching.len());
-            self.matching.retain(|(of, number, _)| (*of, *number) != (slot, sent));
-            self.freed |= self.matching.len() < before;
-            self.traced(slot, EventKind::Send, self.slots[slot].sent);
+            if !self.matching.iter().any(|(of, number, _)| (*of, *number) == (slot, left)) {
+                if !ended(&self.link, &mut at.sends[left % most])? {
+                    break;
+                }
+                self.traced(slot, EventKind::Send, left);
+                moved = true;
+            }
+            self.slots[slot].left += 1;
+        }
+        loop {
+            let at = &mut self.slots[slot];
+            let (sent, most) = (at.sent, at.sends.len().max(1));
+            if sent == at.left {
+                break;
+            }
+            // Those of which there is nothing any more ended when they left.
+            if at.sends[sent % most].is_some() {
+                if !ended(&self.link, &mut at.sends[sent % most])? {
+                    break;
+                }
+                self.matching.retain(|(of, number, _)| (*of, *number) != (slot, sent));
+                self.freed = true;
+                self.traced(slot, EventKind::Send, sent);
+            }
             self.slots[slot].sent += 1;
             moved = true;
         }
@@ -230,7 +267,7 @@ impl<L: Link> Executor<L> {
         let message = &at.schedule.receives[received];
         // What is written over must have left. The message is taken before: its sender may wait for that with what
         // this rank in turn waits for.
-        if !at.arrived || at.sent < message.sends {
+        if !at.arrived || at.left < message.sends {
             return Ok(false);
         }
         if !in_place(message, self.wire) {
@@ -256,7 +293,7 @@ impl<L: Link> Executor<L> {
     }
 }
 
-/// How many messages of a slot may have left and not ended; what is not f32 has memory for so many.
+/// How many messages of a slot may have left for a rank and not ended; what is not f32 has memory for so many in all.
 fn sends_under_way(wire: Wire) -> usize {
     if wire == Wire::F32 { (MATCHING + 1) * MATCHED_EVERY } else { WINDOW }
 }
@@ -280,6 +317,16 @@ fn ended<L: Link>(link: &L, request: &mut Option<L::Request>) -> Result<bool> {
         *request = None;
     }
     Ok(done)
+}
+
+/// One of these that nobody sends from, or another one.
+fn free_copy(copies: &mut Vec<Rc<Region>>, elements: usize) -> Result<Rc<Region>> {
+    if let Some(copy) = copies.iter().find(|copy| Rc::strong_count(copy) == 1) {
+        return Ok(copy.clone());
+    }
+    let copy = Rc::new(Region::private(elements * size_of::<f32>())?);
+    copies.push(copy.clone());
+    Ok(copy)
 }
 
 /// Words of memory for messages to come in and to leave, of which the longest has so many.
@@ -314,7 +361,9 @@ impl<L: Link> Collective for Executor<L> {
         let rounds = (self.algorithm)(&self.group, cuts);
         let longest = self.wire.words(schedule::longest(&rounds, self.chunk));
         let schedule = Schedule::new(&rounds, self.chunk);
-        let sends = schedule.sends.len().min(sends_under_way(self.wire));
+        let peers: HashSet<usize> = schedule.sends.iter().map(|message| message.peer).collect();
+        let peers = if self.wire == Wire::F32 { peers.len() } else { 1 };
+        let sends = schedule.sends.len().min(peers * sends_under_way(self.wire));
         let words = scratch(&rounds, longest, self.wire);
         let region = |words: usize| Region::private(words * size_of::<f32>()).map(Rc::new);
         self.slots.push(Progress {
@@ -330,6 +379,7 @@ impl<L: Link> Collective for Executor<L> {
             received: 0,
             arrived: false,
             sending: 0,
+            left: 0,
             sent: 0,
         });
         self.flying.reserve(self.slots.len());
@@ -339,7 +389,7 @@ impl<L: Link> Collective for Executor<L> {
     fn start(&mut self, slot: Slot) -> Result<()> {
         debug_assert!(self.is_done(slot), "slot {slot} is in flight");
         let at = &mut self.slots[slot];
-        (at.receiving, at.received, at.sending, at.sent) = (0, 0, 0, 0);
+        (at.receiving, at.received, at.sending, at.left, at.sent) = (0, 0, 0, 0, 0);
         if at.schedule.receives.len() + at.schedule.sends.len() > 0 {
             self.flying.push(slot);
             self.launch(slot)?;

@@ -225,7 +225,7 @@ fn run(ranks: usize, flags: &str) -> Result<Left, String> {
     let (results, weights) = (at("run.h5"), at("weights.safetensors"));
     let flags = flags.replace("--checkpoint kept", &format!("--checkpoint {}", at("kept").display()));
     let flags = match flags.contains("--model residual ") {
-        true => flags.replace("--model residual", &residual()),
+        true => flags.replace("--model residual", residual()),
         false => flags,
     };
     let mut all: Vec<&str> = flags.split_whitespace().collect();

@@ -438,3 +438,90 @@ impl<L: Link> Collective for Executor<L> {
         peers
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::collective::{recursive_doubling, star};
+
+    /// What is matched never ends, all else at once. It keeps to whom messages went.
+    struct Unheard {
+        rank: usize,
+        size: usize,
+        sent: Rc<RefCell<Vec<usize>>>,
+    }
+
+    impl Link for Unheard {
+        type Request = bool;
+
+        fn rank(&self) -> usize {
+            self.rank
+        }
+
+        fn size(&self) -> usize {
+            self.size
+        }
+
+        fn send(&self, _: &Rc<Region>, _: &Range<usize>, to: usize, _: u16, matched: bool) -> Result<bool> {
+            self.sent.borrow_mut().push(to);
+            Ok(!matched)
+        }
+
+        fn receive(&self, _: &Rc<Region>, _: &Range<usize>, _: usize, _: u16) -> Result<bool> {
+            Ok(true)
+        }
+
+        fn ended(&self, request: &mut bool) -> Result<bool> {
+            Ok(*request)
+        }
+    }
+
+    const ELEMENTS: usize = 1 << 12;
+
+    /// So many slots in flight, each of so many messages of two elements, after a while without an answer.
+    fn unheard(
+        algorithm: Algorithm,
+        rank: usize,
+        size: usize,
+        slots: usize,
+    ) -> (Executor<Unheard>, Vec<usize>) {
+        let sent = Rc::new(RefCell::new(Vec::new()));
+        let region = Rc::new(Region::private(ELEMENTS * size_of::<f32>()).unwrap());
+        let link = Unheard { rank, size, sent: sent.clone() };
+        let mut all = Executor::new("unheard", algorithm, Wire::F32, link, &region).chunk(2);
+        for slot in 0..slots {
+            let range = slot * ELEMENTS / slots..(slot + 1) * ELEMENTS / slots;
+            let mut parts = vec![range.start..range.start; size];
+            parts[size - 1] = range.clone();
+            let slot = all.prepare_cut(&Cuts::new(range, parts)).unwrap();
+            all.start(slot).unwrap();
+        }
+        for _ in 0..1000 {
+            all.poll().unwrap();
+        }
+        let sent = sent.borrow().clone();
+        (all, sent)
+    }
+
+    /// A server whose three workers answer late: each has its own 10 MB, not a third of one rank's.
+    #[test]
+    fn each_rank_has_a_window_of_its_own() {
+        let (_, sent) = unheard(star::from_owners, 3, 4, 32);
+        let to = |rank: usize| sent.iter().filter(|&&to| to == rank).count();
+        // The third slot is held back at the first worker's fifth message to be matched; each slot has 64 for each.
+        let held = (MATCHING + 1) * MATCHED_EVERY - 1;
+        assert_eq!([0, 1, 2].map(to), [held, MATCHING * MATCHED_EVERY, MATCHING * MATCHED_EVERY]);
+    }
+
+    /// By recursive doubling a range is added to as soon as it has left.
+    #[test]
+    fn nothing_waits_for_the_word_that_a_message_was_received() {
+        let (all, _) = unheard(recursive_doubling::allreduce, 1, 2, 32);
+        assert!(all.matching.len() >= MATCHING);
+        for at in &all.slots[..2] {
+            assert_eq!(at.received, at.schedule.receives.len());
+        }
+    }
+}

@@ -22,8 +22,8 @@ static void sleep_for(double time)
     clock_nanosleep(CLOCK_MONOTONIC, 0, &span, 0);
 }
 
-/* What a primitive takes of a core: the least of all its calls. A call during which packets come in is charged for them,
- * whoever they are for, and that is no time of the kernel's that a slower one would take more of. */
+/* Seconds of a core that a primitive takes: the least of all its calls. Linux charges a call for packets that come in
+ * while it runs, whoever they are for; a slower kernel would not take longer for these. */
 static double least(const void *primitive, double worked)
 {
     enum { PLACES = 1 << 14 };

@@ -1,6 +1,5 @@
 //! The engine: runs the schedules of any number of ranges at once, a bounded amount of work at a time.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -22,14 +21,14 @@ pub const CHUNK: usize = 15 * 1024;
 pub const WINDOW: usize = 16;
 
 /// An MPI library copies what it sends at once, and is done with it before anybody receives it. So that no rank is
-/// ahead of another by more than it has memory for, one message to a rank in so many ends only when it is received, and
-/// no more than `MATCHING` of these are on their way to a rank: 10 MB. Measured: without this vgg16's gradients on
-/// their way to a slower rank took 345 MB. A link of 1 Gbit/s with long queues is as busy as without it; with 4 MB for
-/// each range by itself it rested for a tenth of the time.
+/// ahead of another by more than it has memory for, one message to a rank in so many is sent synchronously: it ends
+/// when it is received. No more than `MATCHING` of these are on their way to a rank: 10 MB. Measured: without this
+/// vgg16's gradients on their way to a slower rank took 345 MB. A link of 1 Gbit/s with long queues is as busy as
+/// without it; with 4 MB for each range by itself it rested for a tenth of the time.
 ///
-/// Each rank has a window of its own because over TCP the word that a message was received waits behind all that its
-/// receiver sends to this rank. A server's three workers each have a third of its link for their 10 MB of gradients, so
-/// the word takes three times as long as 10 MB take to leave; with one window for all of them it sent nothing meanwhile.
+/// Each rank has a window of its own because over TCP an acknowledgement waits behind all that its sender has for this
+/// rank. A server's three workers each have a third of its link for their 10 MB of gradients, so an acknowledgement
+/// takes three times as long as 10 MB take to leave; with one window for all of them the server rested meanwhile.
 const MATCHED_EVERY: usize = 32;
 const MATCHING: usize = 4;
 
@@ -50,19 +49,29 @@ pub struct Executor<L: Link> {
     slots: Vec<Progress<L::Request>>,
     /// Slots in flight, the oldest first.
     flying: Vec<Slot>,
-    /// Messages that end when they are received, by slot and number, and to whom they go; how many others left to each
-    /// rank since the last one; whether one was held back; and whether one has ended since.
-    matching: Vec<(Slot, usize, usize)>,
-    /// What these send, so that their ranges are free at once: where a range is added to as soon as it has left, the
-    /// sum would wait for the word that it was received, and the other rank's likewise.
+    /// Messages that end when they are received.
+    matching: Vec<Matching<L::Request>>,
+    /// What these are sent from, so that their ranges are free at once: where a range is added to as soon as it has
+    /// left (recursive doubling), both ranks of a pair would wait for each other's acknowledgement.
     copies: Vec<Rc<Region>>,
+    /// How many other messages left to each rank since the last of these.
     unmatched: Vec<usize>,
+    /// Whether one of these was held back, and whether one has ended since.
     held: bool,
     freed: bool,
     /// `f32` words that left this rank so far.
     words_sent: u64,
     /// Tells its messages from those of others in a timeline.
     channel: usize,
+}
+
+/// A message on its way that ends when it is received: which of its slot, to whom, and since when.
+struct Matching<R> {
+    slot: Slot,
+    number: usize,
+    peer: usize,
+    begun: u64,
+    request: R,
 }
 
 /// A prepared range, and how far its current run is. Messages start and end in order.
@@ -75,7 +84,7 @@ struct Progress<R> {
     /// Words of one message in these.
     longest: usize,
     receives: [Option<R>; WINDOW],
-    /// As many as may have left, for all ranks, and not ended.
+    /// As many as may have left and not ended, without those that are `matching`.
     sends: Vec<Option<R>>,
     /// When they started, for the timeline.
     receives_begun: [u64; WINDOW],
@@ -85,8 +94,7 @@ struct Progress<R> {
     /// Whether the next message to end is here, but not yet where it belongs.
     arrived: bool,
     sending: usize,
-    /// How many have left their ranges, and how many of these have ended.
-    left: usize,
+    /// How many have left their ranges.
     sent: usize,
 }
 
@@ -146,7 +154,7 @@ impl<L: Link> Executor<L> {
             let begun = trace::now();
             let request = if in_place(message, self.wire) {
                 // What stands there must have been made, and must have left.
-                if message.receives > at.received || message.sends > at.left {
+                if message.receives > at.received || message.sends > at.sent {
                     break;
                 }
                 self.link.receive(&self.region, &message.range, message.peer, tag)?
@@ -168,42 +176,30 @@ impl<L: Link> Executor<L> {
             if message.receives > at.received {
                 break;
             }
-            let words = self.wire.words(message.range.len());
-            let peer = message.peer;
-            let flying = &at.schedule.sends[at.sent..at.sending];
-            let most = sends_under_way(self.wire);
-            if flying.len() >= most && flying.iter().filter(|message| message.peer == peer).count() >= most {
-                break;
-            }
+            let (peer, words) = (message.peer, self.wire.words(message.range.len()));
             let matched = self.wire == Wire::F32 && self.unmatched[peer] == MATCHED_EVERY - 1;
-            // The oldest range is never held back, or ranks could wait for each other in a circle: one holds back what
-            // another needs to receive the first one's messages. Ranks start ranges in the same order. So the first
-            // range that is not over everywhere is the oldest of each rank that works on it, and comes to its end.
-            let is_full = || self.matching.iter().filter(|(_, _, to)| *to == peer).count() >= MATCHING;
-            if matched && self.flying.first() != Some(&slot) && is_full() {
+            if matched && is_full(&self.matching, self.flying.first() == Some(&slot), slot, peer) {
                 self.held = true;
                 break;
             }
             self.unmatched[peer] = if matched { 0 } else { self.unmatched[peer] + 1 };
-            if matched {
-                self.matching.push((slot, at.sending, peer));
-            }
             let begun = trace::now();
-            let request = if matched {
-                let range = message.range.clone();
+            let place = at.sending % at.sends.len();
+            if matched {
                 let copy = free_copy(&mut self.copies, self.chunk)?;
-                self.region.pack(range, Wire::F32, &copy, 0);
-                self.link.send(&copy, &(0..words), peer, tag, matched)?
+                self.region.pack(message.range.clone(), Wire::F32, &copy, 0);
+                let request = self.link.send(&copy, &(0..words), peer, tag, true)?;
+                self.matching.push(Matching { slot, number: at.sending, peer, begun, request });
             } else if self.wire == Wire::F32 {
-                self.link.send(&self.region, &message.range, peer, tag, matched)?
+                at.sends[place] = Some(self.link.send(&self.region, &message.range, peer, tag, false)?);
             } else {
                 let start = at.sending % WINDOW * longest;
                 self.region.pack(message.range.clone(), self.wire, &outgoing, start);
-                self.link.send(&outgoing, &(start..start + words), peer, tag, matched)?
-            };
+                at.sends[place] =
+                    Some(self.link.send(&outgoing, &(start..start + words), peer, tag, false)?);
+            }
             self.words_sent += words as u64;
-            let place = at.sending % at.sends.len();
-            (at.sends[place], at.sends_begun[place]) = (Some(request), begun);
+            at.sends_begun[place] = begun;
             at.sending += 1;
         }
         Ok(())
@@ -215,35 +211,28 @@ impl<L: Link> Executor<L> {
         let mut moved = false;
         loop {
             let at = &mut self.slots[slot];
-            let (left, most) = (at.left, at.sends.len().max(1));
-            if left == at.sending {
+            let (sent, place) = (at.sent, at.sent % at.sends.len().max(1));
+            if sent == at.sending {
                 break;
             }
-            if !self.matching.iter().any(|(of, number, _)| (*of, *number) == (slot, left)) {
-                if !ended(&self.link, &mut at.sends[left % most])? {
+            // What is to be matched left when it was copied.
+            if at.sends[place].is_some() {
+                if !ended(&self.link, &mut at.sends[place])? {
                     break;
                 }
-                self.traced(slot, EventKind::Send, left);
-                moved = true;
-            }
-            self.slots[slot].left += 1;
-        }
-        loop {
-            let at = &mut self.slots[slot];
-            let (sent, most) = (at.sent, at.sends.len().max(1));
-            if sent == at.left {
-                break;
-            }
-            // Those of which there is nothing any more ended when they left.
-            if at.sends[sent % most].is_some() {
-                if !ended(&self.link, &mut at.sends[sent % most])? {
-                    break;
-                }
-                self.matching.retain(|(of, number, _)| (*of, *number) != (slot, sent));
-                self.freed = true;
-                self.traced(slot, EventKind::Send, sent);
+                let begun = at.sends_begun[place];
+                self.traced(slot, EventKind::Send, sent, begun);
             }
             self.slots[slot].sent += 1;
+            moved = true;
+        }
+        while let Some(index) = self.matching.iter().position(|matching| matching.slot == slot) {
+            if !self.link.ended(&mut self.matching[index].request)? {
+                break;
+            }
+            let Matching { number, begun, .. } = self.matching.remove(index);
+            self.traced(slot, EventKind::Send, number, begun);
+            self.freed = true;
             moved = true;
         }
         while self.take(slot)? {
@@ -261,13 +250,14 @@ impl<L: Link> Executor<L> {
         }
         if !at.arrived && ended(&self.link, &mut at.receives[received % WINDOW])? {
             at.arrived = true;
-            self.traced(slot, EventKind::Receive, received);
+            let begun = at.receives_begun[received % WINDOW];
+            self.traced(slot, EventKind::Receive, received, begun);
         }
         let at = &mut self.slots[slot];
         let message = &at.schedule.receives[received];
         // What is written over must have left. The message is taken before: its sender may wait for that with what
         // this rank in turn waits for.
-        if !at.arrived || at.left < message.sends {
+        if !at.arrived || at.sent < message.sends {
             return Ok(false);
         }
         if !in_place(message, self.wire) {
@@ -280,22 +270,32 @@ impl<L: Link> Executor<L> {
         Ok(true)
     }
 
-    /// A message has ended.
-    fn traced(&self, slot: Slot, kind: EventKind, index: usize) {
-        let at = &self.slots[slot];
-        let (messages, begun) = match kind {
-            EventKind::Send => (&at.schedule.sends, at.sends_begun[index % at.sends.len()]),
-            _ => (&at.schedule.receives, at.receives_begun[index % WINDOW]),
-        };
+    /// A message has ended that was begun then.
+    fn traced(&self, slot: Slot, kind: EventKind, index: usize, begun: u64) {
+        let schedule = &self.slots[slot].schedule;
+        let messages = if kind == EventKind::Send { &schedule.sends } else { &schedule.receives };
         let bytes = self.wire.words(messages[index].range.len()) * size_of::<f32>();
         let channel = self.channel << 16 | slot;
         trace::record(kind, begun, self.link.job_rank(messages[index].peer), channel, bytes);
     }
 }
 
-/// How many messages of a slot may have left for a rank and not ended; what is not f32 has memory for so many in all.
+/// How many messages of a slot may have left and not ended; what is not f32 has memory for so many.
 fn sends_under_way(wire: Wire) -> usize {
     if wire == Wire::F32 { (MATCHING + 1) * MATCHED_EVERY } else { WINDOW }
+}
+
+/// Whether a message to a rank that is to be matched must wait until others have been.
+///
+/// Those of other ranges never hold back the oldest one, or ranks could wait for each other in a circle: one holds back
+/// what another needs to receive the first one's messages. Ranks start ranges in the same order. So the first range
+/// that is not over everywhere is the oldest of each rank that works on it, and comes to its end.
+fn is_full<R>(matching: &[Matching<R>], is_oldest: bool, slot: Slot, peer: usize) -> bool {
+    let to_peer = matching.iter().filter(|matching| matching.peer == peer);
+    match is_oldest {
+        true => to_peer.filter(|matching| matching.slot == slot).count() > MATCHING,
+        false => to_peer.count() >= MATCHING,
+    }
 }
 
 /// Whether a message comes in where it belongs.
@@ -361,9 +361,7 @@ impl<L: Link> Collective for Executor<L> {
         let rounds = (self.algorithm)(&self.group, cuts);
         let longest = self.wire.words(schedule::longest(&rounds, self.chunk));
         let schedule = Schedule::new(&rounds, self.chunk);
-        let peers: HashSet<usize> = schedule.sends.iter().map(|message| message.peer).collect();
-        let peers = if self.wire == Wire::F32 { peers.len() } else { 1 };
-        let sends = schedule.sends.len().min(peers * sends_under_way(self.wire));
+        let sends = schedule.sends.len().min(sends_under_way(self.wire));
         let words = scratch(&rounds, longest, self.wire);
         let region = |words: usize| Region::private(words * size_of::<f32>()).map(Rc::new);
         self.slots.push(Progress {
@@ -379,7 +377,6 @@ impl<L: Link> Collective for Executor<L> {
             received: 0,
             arrived: false,
             sending: 0,
-            left: 0,
             sent: 0,
         });
         self.flying.reserve(self.slots.len());
@@ -389,7 +386,7 @@ impl<L: Link> Collective for Executor<L> {
     fn start(&mut self, slot: Slot) -> Result<()> {
         debug_assert!(self.is_done(slot), "slot {slot} is in flight");
         let at = &mut self.slots[slot];
-        (at.receiving, at.received, at.sending, at.left, at.sent) = (0, 0, 0, 0, 0);
+        (at.receiving, at.received, at.sending, at.sent) = (0, 0, 0, 0);
         if at.schedule.receives.len() + at.schedule.sends.len() > 0 {
             self.flying.push(slot);
             self.launch(slot)?;
@@ -410,7 +407,8 @@ impl<L: Link> Collective for Executor<L> {
             }
             moved |= landed;
             let at = &self.slots[slot];
-            if at.received == at.schedule.receives.len() && at.sent == at.schedule.sends.len() {
+            let all_left = at.received == at.schedule.receives.len() && at.sent == at.schedule.sends.len();
+            if all_left && self.matching.iter().all(|matching| matching.slot != slot) {
                 self.flying.remove(index);
             } else {
                 index += 1;
@@ -432,8 +430,10 @@ impl<L: Link> Collective for Executor<L> {
         let at = &self.slots[slot];
         let receive = (!at.arrived).then(|| at.schedule.receives.get(at.received)).flatten();
         let send = if at.sent < at.sending { at.schedule.sends.get(at.sent) } else { None };
-        let of = |message: &Message| self.link.job_rank(message.peer);
-        let mut peers: Vec<usize> = receive.into_iter().chain(send).map(of).collect();
+        let matching = self.matching.iter().find(|matching| matching.slot == slot);
+        let messages = receive.into_iter().chain(send).map(|message| message.peer);
+        let peers = messages.chain(matching.map(|matching| matching.peer));
+        let mut peers: Vec<usize> = peers.map(|peer| self.link.job_rank(peer)).collect();
         peers.dedup();
         peers
     }
@@ -517,7 +517,7 @@ mod tests {
 
     /// By recursive doubling a range is added to as soon as it has left.
     #[test]
-    fn nothing_waits_for_the_word_that_a_message_was_received() {
+    fn no_sum_waits_for_an_acknowledgement() {
         let (all, _) = unheard(recursive_doubling::allreduce, 1, 2, 32);
         assert!(all.matching.len() >= MATCHING);
         for at in &all.slots[..2] {

@@ -49,11 +49,6 @@ impl Topology {
         self.rank == 0
     }
 
-    /// Whether this is the lowest rank of its node.
-    pub fn is_first_of_node(&self) -> bool {
-        self.local_rank() == 0
-    }
-
     /// The number that a rank of this group has in the job: the one to tell people. In the job itself it is the same.
     ///
     /// # Panics

@@ -118,7 +118,7 @@ impl Commits {
         }
         let directory = place(world, checkpoints);
         let goes_on = goes_on && config.session.resume == Some(Resume::Auto);
-        if world.is_first_of_node() && !goes_on {
+        if world.is_leader() && !goes_on {
             remove(&directory);
         }
         let node = |rank: usize| world.node_of(rank);
@@ -147,8 +147,7 @@ impl Commits {
         record: impl FnOnce() -> BTreeMap<String, f64>,
     ) -> Result<()> {
         let begun = Instant::now();
-        if world.is_first_of_node() && self.keeper.is_none() && !std::mem::replace(&mut self.has_taken, true)
-        {
+        if world.is_leader() && self.keeper.is_none() && !std::mem::replace(&mut self.has_taken, true) {
             // This node kept those of the job before.
             remove(&self.directory);
         }
@@ -172,7 +171,7 @@ impl Commits {
     /// The run has ended in order: there is nothing to go on from.
     pub fn remove(mut self, world: &World) {
         drop(self.keeper.take());
-        if world.is_first_of_node() {
+        if world.is_leader() {
             remove(&self.directory);
         }
     }

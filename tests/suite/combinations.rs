@@ -224,10 +224,7 @@ fn run(ranks: usize, flags: &str) -> Result<Left, String> {
     let at = |name: &str| directory.path().join(name);
     let (results, weights) = (at("run.h5"), at("weights.safetensors"));
     let flags = flags.replace("--checkpoint kept", &format!("--checkpoint {}", at("kept").display()));
-    let flags = match flags.contains("--model residual ") {
-        true => flags.replace("--model residual", residual()),
-        false => flags,
-    };
+    let flags = flags.replace("--model residual ", &format!("{} ", residual()));
     let mut all: Vec<&str> = flags.split_whitespace().collect();
     all.extend(["--steps", "2", "--warmup", "0", "--threads", "1"]);
     all.extend(["--results", results.to_str().unwrap(), "--save-weights", weights.to_str().unwrap()]);

@@ -63,6 +63,10 @@ impl Collective for Divided {
         self.parts[part].is_done(slot)
     }
 
+    fn lingers(&self) -> bool {
+        self.parts.iter().any(|part| part.lingers())
+    }
+
     fn waiting_for(&self, slot: Slot) -> Vec<usize> {
         let (part, slot) = self.slots[slot];
         self.parts[part].waiting_for(slot)

@@ -47,7 +47,8 @@ pub struct Executor<L: Link> {
     link: L,
     region: Rc<Region>,
     slots: Vec<Progress<L::Request>>,
-    /// Slots in flight, the oldest first.
+    /// Slots in flight, the oldest first. A slot whose messages have all come and left is done, but stays here while
+    /// acknowledgements are on their way.
     flying: Vec<Slot>,
     /// Messages that end when they are received.
     matching: Vec<Matching<L::Request>>,
@@ -96,6 +97,13 @@ struct Progress<R> {
     sending: usize,
     /// How many have left their ranges.
     sent: usize,
+}
+
+impl<R> Progress<R> {
+    /// Whether all messages of this run have come, and left their ranges.
+    fn is_over(&self) -> bool {
+        self.received == self.schedule.receives.len() && self.sent == self.schedule.sends.len()
+    }
 }
 
 impl<L: Link> Executor<L> {
@@ -385,6 +393,7 @@ impl<L: Link> Collective for Executor<L> {
 
     fn start(&mut self, slot: Slot) -> Result<()> {
         debug_assert!(self.is_done(slot), "slot {slot} is in flight");
+        self.flying.retain(|&flying| flying != slot);
         let at = &mut self.slots[slot];
         (at.receiving, at.received, at.sending, at.sent) = (0, 0, 0, 0);
         if at.schedule.receives.len() + at.schedule.sends.len() > 0 {
@@ -417,8 +426,14 @@ impl<L: Link> Collective for Executor<L> {
         Ok(moved)
     }
 
+    /// Acknowledgements are not waited for: what they are for left from copies, and over TCP they wait behind all that
+    /// the receiver sends.
     fn is_done(&self, slot: Slot) -> bool {
-        !self.flying.contains(&slot)
+        self.slots[slot].is_over() || !self.flying.contains(&slot)
+    }
+
+    fn lingers(&self) -> bool {
+        !self.matching.is_empty()
     }
 
     fn sent(&self) -> u64 {
@@ -513,6 +528,18 @@ mod tests {
         // The third slot is held back at the first worker's fifth message to be matched; each slot has 64 for each.
         let held = (MATCHING + 1) * MATCHED_EVERY - 1;
         assert_eq!([0, 1, 2].map(to), [held, MATCHING * MATCHED_EVERY, MATCHING * MATCHED_EVERY]);
+    }
+
+    /// What a rank waits for is what comes to it, and not the acknowledgements of what it sent.
+    #[test]
+    fn a_slot_is_done_before_its_messages_are_acknowledged() {
+        let (mut all, sent) = unheard(star::from_owners, 3, 4, 32);
+        assert_eq!([0, 1, 2].map(|slot| all.is_done(slot)), [true, true, false]);
+        // It starts again, as the youngest, while the acknowledgements of its last run are on their way.
+        all.start(0).unwrap();
+        assert_eq!((all.flying[0], all.flying.last(), all.is_done(0)), (1, Some(&0), false));
+        all.poll().unwrap();
+        assert_eq!(all.link.sent.borrow().len(), sent.len());
     }
 
     /// By recursive doubling a range is added to as soon as it has left.

@@ -367,6 +367,10 @@ impl Collective for Hierarchical {
         self.pieces[self.slots[slot].clone()].iter().all(|piece| piece.stage == Stage::Idle)
     }
 
+    fn lingers(&self) -> bool {
+        self.rings.lingers()
+    }
+
     /// Known between nodes; the counters within one are nobody's.
     fn waiting_for(&self, slot: Slot) -> Vec<usize> {
         let pieces = &self.pieces[self.slots[slot].clone()];

@@ -121,6 +121,12 @@ pub trait Collective {
     /// Whether the slot is not, or no longer, in flight.
     fn is_done(&self, slot: Slot) -> bool;
 
+    /// Whether others have yet to acknowledge messages of slots that are done. A rank that computes goes on to poll for
+    /// them: an MPI library may need it to hand these messages over.
+    fn lingers(&self) -> bool {
+        false
+    }
+
     /// The ranks whose messages a slot in flight lacks now, by their numbers in the job; none where the algorithm
     /// cannot tell. For reports, so it may take a while.
     fn waiting_for(&self, _slot: Slot) -> Vec<usize> {

@@ -267,6 +267,10 @@ impl Collective for PerRange {
         self.made[index].1.is_done(slot)
     }
 
+    fn lingers(&self) -> bool {
+        self.made.iter().any(|(_, algorithm)| algorithm.lingers())
+    }
+
     fn waiting_for(&self, slot: Slot) -> Vec<usize> {
         let (index, slot) = self.slots[slot];
         self.made[index].1.waiting_for(slot)

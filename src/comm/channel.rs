@@ -50,8 +50,12 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // Only an error leaves a request unfinished. MPI may still write to the region, so it must stay.
-        std::mem::forget(self.region.take());
+        // A message that the other rank has yet to acknowledge, or an error left it. MPI may still read the region, or
+        // write to it, so it must stay.
+        if let Some(region) = self.region.take() {
+            std::mem::forget(region);
+            request::free(&mut self.raw);
+        }
     }
 }
 

@@ -49,6 +49,13 @@ pub(super) fn test(request: &mut ffi::MPI_Request) -> Result<bool> {
     Ok(done != 0)
 }
 
+/// Leaves an operation that has not ended to MPI: it ends by itself, and `MPI_Finalize` has nothing to find.
+pub(super) fn free(request: &mut ffi::MPI_Request) {
+    // SAFETY: `request` comes from a non-blocking MPI call and has not ended; its buffer stays. A failure leaves it as
+    // it is.
+    unsafe { ffi::MPI_Request_free(request) };
+}
+
 /// Polls until the operation has ended, and lets other processes run between two polls.
 pub(super) fn complete(mut request: ffi::MPI_Request) -> Result<()> {
     let mut wait = Wait::new();

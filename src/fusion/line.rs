@@ -126,6 +126,11 @@ impl Line {
         self.finished < self.complete.len()
     }
 
+    /// Whether `progress` has something to do: something is under way, or has yet to be acknowledged.
+    pub fn needs_progress(&self) -> bool {
+        self.is_flying() || self.collective.lingers()
+    }
+
     /// The transfers that have been complete in this step.
     pub fn complete_so_far(&self) -> &[usize] {
         &self.complete
@@ -181,7 +186,7 @@ impl Line {
             self.started += 1;
         }
         let mut moved = self.started > started;
-        if self.finished < self.started {
+        if self.finished < self.started || self.collective.lingers() {
             moved |= self.collective.poll()?;
         }
         while let Some(&index) = self.complete[..self.started].get(self.finished)

@@ -555,7 +555,7 @@ impl Fusion {
     /// To be called between steps of the plan: makes progress on what is under way.
     pub fn advance(&mut self, device: &dyn Device) -> Result<()> {
         let edges = self.edges.as_ref().is_some_and(Edges::is_flying);
-        if self.overlap && (edges || self.lines.iter().any(Line::is_flying)) {
+        if self.overlap && (edges || self.lines.iter().any(Line::needs_progress)) {
             for _ in 0..POLLS {
                 if !self.progress(device)? {
                     break;
@@ -568,7 +568,7 @@ impl Fusion {
     /// Starts what can start and moves along what is under way, without waiting. Returns whether anything moved.
     fn progress(&mut self, device: &dyn Device) -> Result<bool> {
         let mut moved = false;
-        for line in self.lines.iter_mut().filter(|line| line.is_flying()) {
+        for line in self.lines.iter_mut().filter(|line| line.needs_progress()) {
             moved |= line.progress(device, self.begun)?;
         }
         if let Some(edges) = &mut self.edges {

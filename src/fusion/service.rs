@@ -88,7 +88,7 @@ impl Service {
     /// Moves along what is under way, without waiting. Returns whether anything moved.
     pub fn progress(&mut self, device: &dyn Device) -> Result<bool> {
         let mut moved = false;
-        for line in self.sums.iter_mut().chain(&mut self.parameters).filter(|line| line.is_flying()) {
+        for line in self.sums.iter_mut().chain(&mut self.parameters).filter(|line| line.needs_progress()) {
             moved |= line.progress(device, self.begun)?;
         }
         Ok(moved)

@@ -303,6 +303,10 @@ impl Collective for Compressed {
         self.flying.iter().all(|flight| flight.bucket != slot)
     }
 
+    fn lingers(&self) -> bool {
+        self.carriers.summed.1.lingers() || self.carriers.second.1.lingers()
+    }
+
     fn waiting_for(&self, slot: Slot) -> Vec<usize> {
         let [first, second] = self.slots[slot];
         let (summed, gathered) = (&self.carriers.summed.1, &self.carriers.second.1);

@@ -3,13 +3,13 @@
 # steps that one host's ranks ran without communication, and from what `dltrain bench autotune` measured between two
 # hosts. The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root; Open MPI only.
 #
-# Every rank computes SLOW times as long as it does and sleeps the rest (slow.c), so that there is a core for what each
-# does with its messages, however many ranks there are. Predictions and autotune run the same way. A step of the
-# network is then SLOW times as long, and Open MPI moves no message while one runs, unless by its progress thread, which
-# is on here (PROGRESS=0: off).
+# Every rank computes SLOW times as long as it does, for each rank of its host, and sleeps the rest (slow.c), so that
+# there is a core for what each does with its messages, however many ranks there are. Predictions and autotune run the
+# same way. A step of the network is then that much longer, and Open MPI moves no message while one runs, unless by its
+# progress thread, which is on here (PROGRESS=0: off).
 #
 # Usage: measured.sh DLTRAIN    (make bench-measured); needs DLTRAIN_MPIRUN
-#        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=4 SLOW=10 PROGRESS=0 \
+#        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=4 SLOW=3 PROGRESS=0 \
 #            measured.sh …
 #
 # All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts
@@ -26,21 +26,22 @@ counts=${HOSTS-2 3 4}
 locals=${LOCAL-1 2}
 models=${MODELS-mnist_large resnet50 vgg11 alexnet}
 steps=${STEPS:-4}
-slow=${SLOW:-10}
+slow=${SLOW:-3}
 progress=${PROGRESS:-1}
 parts=${PARTS:-pairs choices}
 result=
 trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
 
-# What starts dltrain slowly.
-slow() {
+# What starts dltrain slowly, for hosts of so many ranks.
+slow() { # ranks of a host
     local dnnl=${DLTRAIN_DNNL:-$(ldconfig -p | sed -n 's/.*libdnnl.so.3.* => //p;T;q')}
     mkdir -p "$scratch/dnnl/lib"
     cc -O2 -shared -fPIC -o "$scratch/dnnl/lib/libdnnl.so.3" benchmarks/predict/slow.c \
         -Wl,--no-as-needed "$dnnl" -Wl,-rpath,"$(dirname "$dnnl")"
     cat >"$scratch/slow" <<SH
 #!/bin/sh
-export SLOW=$slow DNNL_ROOT=$scratch/dnnl LD_PRELOAD=$scratch/dnnl/lib/libdnnl.so.3
+export SLOW=$((slow * $1)) DNNL_ROOT=$scratch/dnnl LD_PRELOAD=$scratch/dnnl/lib/libdnnl.so.3 SLOW_TABLE=$scratch/kernels
+case " \$* " in *" --dry-run "*) export SLOW_SAVE=1 ;; esac
 exec $dltrain "\$@"
 SH
     chmod +x "$scratch/slow"
@@ -65,7 +66,8 @@ job() { # hosts, ranks on each, what slow is given
 # Seconds of a step on so many hosts. Each host measures its own ranks, all at the same time, since here they share what
 # hosts of their own would have: caches and memory.
 predicted() { # hosts, ranks on each, flags
-    local flags=(--dry-run --threads 1 --optimizer sgd --measure 5 --tuning "$scratch/tuning.json" --predict-nodes "$1")
+    rm -f "$scratch/kernels"
+    local flags=(--dry-run --threads 1 --optimizer sgd --measure 8 --tuning "$scratch/tuning.json" --predict-nodes "$1")
     local host
     for ((host = 1; host < $1; host++)); do
         $hosts run h$host "${mpirun[@]}" -n "$2" "$scratch/slow" "${flags[@]}" "${@:3}" >/dev/null 2>&1 </dev/null &
@@ -77,6 +79,9 @@ predicted() { # hosts, ranks on each, flags
 }
 
 measured() { # hosts, ranks on each, flags
+    local steps=$steps
+    # Their steps take up to two minutes.
+    [[ "$*" != *vgg11* && "$*" != *alexnet* ]] || steps=$(((steps + 1) / 2))
     job "$1" "$2" --threads 1 --optimizer sgd --lr 1e-4 --warmup 1 --steps "$steps" \
         --tuning "$scratch/tuning.json" --results "$scratch/r.h5" "${@:3}" >"$scratch/said" ||
         { cat "$scratch/said" >&2; return 1; }
@@ -111,6 +116,7 @@ ways_of() { # hosts, ranks on each
 # Every way that --parallel auto rehearses, as it predicted it and as it is.
 choice() { # hosts, ranks on each, model
     local given way took
+    rm -f "$scratch/kernels"
     read -ra given <<<"$(flags_of "$3")"
     job "$1" "$2" --threads 1 --optimizer sgd --warmup 0 --steps 1 --parallel auto --measure 5 --memory-limit 6GiB \
         --tuning "$scratch/tuning.json" --results "$scratch/r.h5" "${given[@]}" >"$scratch/said" ||
@@ -143,6 +149,7 @@ choices() {
     $hosts up 4 1gbit
     for setting in "1 2" "1 4" "2 1" "4 1"; do
         read -r count each <<<"$setting"
+        slow "$each"
         job 2 "$each" bench autotune --output "$scratch/tuning.json" >"$scratch/said" ||
             { cat "$scratch/said" >&2; return 1; }
         for model in $models; do choice "$count" "$each" "$model"; done
@@ -151,12 +158,13 @@ choices() {
 
 pairs() {
     local rate each count
-    echo "ranks compute $slow times as long, progress threads: $progress; a step's seconds, of $steps steps"
+    echo "ranks compute $slow times as long for each of a host, progress threads: $progress; a step's seconds, of $steps steps (large models: half)"
     printf '%-8s %-6s %-12s %-10s %10s %10s %10s\n' links hosts model way predicted measured error
     for rate in $rates; do
         $hosts down 2>/dev/null || true
         $hosts up 4 "$rate"
         for each in $locals; do
+            slow "$each"
             job 2 "$each" bench autotune --output "$scratch/tuning.json" >"$scratch/said" ||
                 { cat "$scratch/said" >&2; return 1; }
             for count in $counts; do ways_of "$count" "$each"; done
@@ -166,7 +174,6 @@ pairs() {
 
 measure() {
     local part
-    slow
     for part in $parts; do "$part"; done
 }
 

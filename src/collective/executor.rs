@@ -66,12 +66,10 @@ pub struct Executor<L: Link> {
     channel: usize,
 }
 
-/// A message on its way that ends when it is received: which of its slot, to whom, and since when.
+/// A message on its way that ends when it is received: whose, and to whom.
 struct Matching<R> {
     slot: Slot,
-    number: usize,
     peer: usize,
-    begun: u64,
     request: R,
 }
 
@@ -197,7 +195,7 @@ impl<L: Link> Executor<L> {
                 let copy = free_copy(&mut self.copies, self.chunk)?;
                 self.region.pack(message.range.clone(), Wire::F32, &copy, 0);
                 let request = self.link.send(&copy, &(0..words), peer, tag, true)?;
-                self.matching.push(Matching { slot, number: at.sending, peer, begun, request });
+                self.matching.push(Matching { slot, peer, request });
             } else if self.wire == Wire::F32 {
                 at.sends[place] = Some(self.link.send(&self.region, &message.range, peer, tag, false)?);
             } else {
@@ -224,13 +222,11 @@ impl<L: Link> Executor<L> {
                 break;
             }
             // What is to be matched left when it was copied.
-            if at.sends[place].is_some() {
-                if !ended(&self.link, &mut at.sends[place])? {
-                    break;
-                }
-                let begun = at.sends_begun[place];
-                self.traced(slot, EventKind::Send, sent, begun);
+            if at.sends[place].is_some() && !ended(&self.link, &mut at.sends[place])? {
+                break;
             }
+            let begun = at.sends_begun[place];
+            self.traced(slot, EventKind::Send, sent, begun);
             self.slots[slot].sent += 1;
             moved = true;
         }
@@ -238,8 +234,7 @@ impl<L: Link> Executor<L> {
             if !self.link.ended(&mut self.matching[index].request)? {
                 break;
             }
-            let Matching { number, begun, .. } = self.matching.remove(index);
-            self.traced(slot, EventKind::Send, number, begun);
+            self.matching.remove(index);
             self.freed = true;
             moved = true;
         }

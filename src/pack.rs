@@ -75,7 +75,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
 }
 
 /// One file to write.
-struct Job {
+struct PackFile {
     set: Arc<dyn Dataset>,
     path: PathBuf,
     images: Vec<u32>,
@@ -87,7 +87,7 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let place = record::RankInfo::from(world);
     let same = jobs.iter().map(|job| (job.path.display().to_string(), job.header.source.clone()));
     world.check_same(&same.collect::<Vec<_>>())?;
-    let mine: Vec<&Job> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
+    let mine: Vec<&PackFile> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
     let progress = Progress::start(place, mine.iter().map(|job| job.images.len() as u64).sum());
     let written = mine.iter().map(|job| write(job, args, pool, &progress)).collect::<Result<Vec<usize>>>();
     progress.end();
@@ -110,7 +110,7 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
 }
 
 /// What goes into which file.
-fn plan(args: &Args) -> Result<Vec<Job>> {
+fn plan(args: &Args) -> Result<Vec<PackFile>> {
     let Some(output) = &args.output else {
         return Err(Error::usage("dltrain pack SOURCE OUTPUT.h5: the output is missing"));
     };
@@ -155,7 +155,7 @@ fn plan(args: &Args) -> Result<Vec<Job>> {
                 classes: set.class_names().to_vec(),
                 ..Header::default()
             };
-            jobs.push(Job { set: set.clone(), path: output.clone(), images: images.to_vec(), header });
+            jobs.push(PackFile { set: set.clone(), path: output.clone(), images: images.to_vec(), header });
         }
     }
     if jobs.len() > 1 {
@@ -183,7 +183,7 @@ fn encoded_size(set: &dyn Dataset) -> Result<usize> {
 }
 
 /// Writes one file, or finds it whole; returns how many images were left out.
-fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
+fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
     let cannot = |what: String| Error::output(&job.path, what);
     if job.path.exists() {
         let file = files::open(&job.path).map_err(|error| cannot(error.to_string()))?;
@@ -200,7 +200,7 @@ fn write(job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Resu
 }
 
 /// Writes one file to a place of its own; returns how many images were left out.
-fn fill(path: &Path, job: &Job, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
+fn fill(path: &Path, job: &PackFile, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
     let cannot = |what: String| Error::output(&job.path, what);
     let mut tables = Tables::default();
     let text = |error: hdf5::Error| cannot(format!("cannot be written: {error}"));
@@ -329,7 +329,7 @@ impl Chunks {
 }
 
 /// Writes the tables and closes the HDF5 file; returns the header, its places counted from behind the user block.
-fn finish(file: hdf5::File, bytes: Chunks, tables: &Tables, job: &Job) -> hdf5::Result<Header> {
+fn finish(file: hdf5::File, bytes: Chunks, tables: &Tables, job: &PackFile) -> hdf5::Result<Header> {
     let mut offsets = tables.offsets.clone();
     offsets.push(tables.bytes);
     let put = |name: &str, dataset: hdf5::Dataset| -> hdf5::Result<u64> {

@@ -75,14 +75,14 @@ struct Step {
 
 /// α + β·n of an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Line {
+pub(super) struct AlphaBeta {
     /// Seconds.
     pub fixed: f64,
     /// Seconds a byte of the range.
     pub per_byte: f64,
 }
 
-impl Line {
+impl AlphaBeta {
     fn at(self, bytes: usize) -> f64 {
         self.fixed + self.per_byte * bytes as f64
     }
@@ -92,7 +92,7 @@ impl Line {
 #[derive(Debug, Clone)]
 pub struct Cost {
     /// For each algorithm that can run there: as numbers travel, and as f32.
-    lines: Vec<(AllreduceKind, Line, Line)>,
+    lines: Vec<(AllreduceKind, AlphaBeta, AlphaBeta)>,
     nodes: usize,
     tuning: Tuning,
 }
@@ -140,7 +140,7 @@ impl Cost {
 const CLEARLY: f64 = 0.95;
 
 /// Beyond the sizes that were measured times grow as the model says.
-fn beyond(line: Line, bytes: usize, measured_at: usize) -> f64 {
+fn beyond(line: AlphaBeta, bytes: usize, measured_at: usize) -> f64 {
     line.at(bytes) / line.at(measured_at).max(1e-12)
 }
 
@@ -156,7 +156,7 @@ pub const CANDIDATES: [AllreduceKind; 7] = [
 ];
 
 /// The line of an algorithm; `None` where it cannot run.
-fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters) -> Option<Line> {
+fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters) -> Option<AlphaBeta> {
     let local = nodes.0[0].len();
     match kind {
         // GPUs do without the host.
@@ -170,7 +170,7 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
             let between = priced(&walk_alike(nodes), wire, parameters);
             // Each element is read on its way to its sum, and the rank's own share of the sums once more.
             let within = in_memory(local, 1.0 + 0.5 / local as f64, parameters);
-            Some(Line {
+            Some(AlphaBeta {
                 fixed: between.fixed + within.fixed,
                 per_byte: between.per_byte + if local > 1 { within.per_byte } else { 0.0 },
             })
@@ -180,7 +180,7 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
             let line = |kind| line(kind, nodes, Wire::F32, parameters);
             let (tree, halving) =
                 (line(AllreduceKind::RECURSIVE_DOUBLING)?, line(AllreduceKind::HALVING_DOUBLING)?);
-            Some(Line { fixed: tree.fixed, per_byte: halving.per_byte })
+            Some(AlphaBeta { fixed: tree.fixed, per_byte: halving.per_byte })
         }
         AllreduceKind::Messages(pattern) => {
             Some(priced(&walk(nodes, schedule_of(pattern)), wire, parameters))
@@ -189,22 +189,22 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
 }
 
 /// A sum in memory that a node shares: two waits for all of its ranks, and `copies` times the range copied by each.
-fn in_memory(ranks: usize, copies: f64, parameters: &Parameters) -> Line {
+fn in_memory(ranks: usize, copies: f64, parameters: &Parameters) -> AlphaBeta {
     if ranks == 1 {
-        return Line { fixed: 0.0, per_byte: 0.0 };
+        return AlphaBeta { fixed: 0.0, per_byte: 0.0 };
     }
     let shared = parameters.shared;
-    Line { fixed: 2.0 * shared.latency(), per_byte: copies * shared.per_byte() }
+    AlphaBeta { fixed: 2.0 * shared.latency(), per_byte: copies * shared.per_byte() }
 }
 
 /// Seconds of all rounds.
-fn priced(steps: &[Step], wire: Wire, parameters: &Parameters) -> Line {
+fn priced(steps: &[Step], wire: Wire, parameters: &Parameters) -> AlphaBeta {
     let Parameters { within, between, .. } = parameters;
     let on_wire = match wire {
         Wire::F32 => 4.0,
         Wire::Bf16 | Wire::F16 => 2.0,
     };
-    let mut line = Line { fixed: 0.0, per_byte: 0.0 };
+    let mut line = AlphaBeta { fixed: 0.0, per_byte: 0.0 };
     let share = |elements: usize| elements as f64 / WALKED as f64 / 4.0;
     for step in steps {
         let inside = share(step.within) * on_wire * within.per_byte();

@@ -52,7 +52,7 @@ enum Kind {
 
 /// What is to be done with a chunk.
 #[derive(Debug, Clone, Copy)]
-enum Work {
+enum Task {
     SumToAll,
     SumTo(usize),
     CopyFrom(usize),
@@ -60,7 +60,7 @@ enum Work {
 
 /// A prepared range and where this rank is with it.
 struct Round {
-    chunks: Vec<(Range<usize>, Work)>,
+    chunks: Vec<(Range<usize>, Task)>,
     /// How often it was started.
     started: u64,
     flying: bool,
@@ -93,7 +93,7 @@ impl Shm {
     }
 
     /// A range as chunks: at least as many as ranks, unless it is small.
-    fn cut(&self, cuts: &Cuts) -> Vec<(Range<usize>, Work)> {
+    fn cut(&self, cuts: &Cuts) -> Vec<(Range<usize>, Task)> {
         let (range, ranks) = (cuts.range(), self.world.size());
         // A rank alone has its result.
         if ranks == 1 {
@@ -104,15 +104,15 @@ impl Shm {
             let count = range.len().div_ceil(longest);
             (0..count).map(move |index| (segment(&range, count, index), work))
         };
-        let of_each = |work: fn(usize) -> Work| {
+        let of_each = |work: fn(usize) -> Task| {
             let of = |rank| chunks(cuts.part(rank).clone(), work(rank));
             (0..ranks).flat_map(of).collect()
         };
         match self.kind {
-            Kind::Allreduce => chunks(range.clone(), Work::SumToAll).collect(),
-            Kind::ReduceScatter => of_each(Work::SumTo),
-            Kind::Allgather => of_each(Work::CopyFrom),
-            Kind::Broadcast(root) => chunks(range.clone(), Work::CopyFrom(root)).collect(),
+            Kind::Allreduce => chunks(range.clone(), Task::SumToAll).collect(),
+            Kind::ReduceScatter => of_each(Task::SumTo),
+            Kind::Allgather => of_each(Task::CopyFrom),
+            Kind::Broadcast(root) => chunks(range.clone(), Task::CopyFrom(root)).collect(),
         }
     }
 
@@ -129,7 +129,7 @@ impl Shm {
     }
 
     /// Takes the next chunk of a slot, if all ranks have arrived and one is left.
-    fn claim(&self, slot: Slot) -> Option<(Range<usize>, Work)> {
+    fn claim(&self, slot: Slot) -> Option<(Range<usize>, Task)> {
         let Round { ref chunks, started, .. } = self.slots[slot];
         // Acquire: what the others wrote before they arrived is seen.
         if self.arrivals(slot).load(Ordering::Acquire) < started * self.world.local_size() as u64 {
@@ -141,11 +141,11 @@ impl Shm {
         Some(chunks[(claimed - (started - 1) * count) as usize].clone())
     }
 
-    fn work(&self, chunk: Range<usize>, work: Work) {
+    fn work(&self, chunk: Range<usize>, work: Task) {
         match work {
-            Work::SumToAll => self.region.sum_over_node(chunk),
-            Work::SumTo(rank) => self.region.sum_to(chunk, rank),
-            Work::CopyFrom(rank) => self.region.copy_over_node(chunk, rank),
+            Task::SumToAll => self.region.sum_over_node(chunk),
+            Task::SumTo(rank) => self.region.sum_to(chunk, rank),
+            Task::CopyFrom(rank) => self.region.copy_over_node(chunk, rank),
         }
     }
 }

@@ -84,11 +84,11 @@ pub(super) fn part(window: ffi::MPI_Win, local_rank: usize) -> Result<*mut u8> {
 
 /// A counter with a cache line of its own, so that ranks that poll one do not slow writers of another.
 #[repr(C, align(64))]
-struct Line(AtomicU64);
+struct PaddedCounter(AtomicU64);
 
 /// Counters that the ranks of a node share; all start at zero.
 pub struct Counters {
-    lines: *const Line,
+    lines: *const PaddedCounter,
     count: usize,
     _window: Window,
 }
@@ -99,9 +99,9 @@ impl Counters {
     /// # Errors
     /// `Foreign` when the window cannot be made.
     pub fn allocate(world: &World, count: usize) -> Result<Counters> {
-        let bytes = if world.is_leader() { count * size_of::<Line>() } else { 0 };
+        let bytes = if world.is_leader() { count * size_of::<PaddedCounter>() } else { 0 };
         let window = Window::allocate(world, bytes, true)?;
-        let lines = window.part(0)?.cast_const().cast::<Line>();
+        let lines = window.part(0)?.cast_const().cast::<PaddedCounter>();
         Ok(Counters { lines, count, _window: window })
     }
 

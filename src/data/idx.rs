@@ -29,8 +29,8 @@ const USUAL_COMPRESSION: u64 = 16;
 /// # Errors
 /// A data error that names the file: missing, unreadable, truncated, corrupt, or at odds with the others.
 pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
-    let training = Part::read(directory, "train", wanted.classes)?;
-    let test = Part::read(directory, "t10k", wanted.classes)?;
+    let training = Half::read(directory, "train", wanted.classes)?;
+    let test = Half::read(directory, "t10k", wanted.classes)?;
     if training.size != test.size {
         let ([height, width], [th, tw]) = (training.size, test.size);
         let what = format!("images of {th}×{tw}, while the training images are {height}×{width}");
@@ -44,7 +44,7 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
 }
 
 /// One half of a data set: images with their labels.
-struct Part {
+struct Half {
     images: PathBuf,
     pixels: Vec<u8>,
     labels: Vec<u8>,
@@ -52,8 +52,8 @@ struct Part {
     size: [usize; 2],
 }
 
-impl Part {
-    fn read(directory: &Path, name: &str, classes: usize) -> Result<Part> {
+impl Half {
+    fn read(directory: &Path, name: &str, classes: usize) -> Result<Half> {
         let images = find(directory, &format!("{name}-images"), "idx3-ubyte")?;
         let labels = find(directory, &format!("{name}-labels"), "idx1-ubyte")?;
         let Idx { extents: [count, height, width], values: pixels } = read(&images)?;
@@ -71,11 +71,11 @@ impl Part {
             );
             return Err(Error::data(&labels, what));
         }
-        Ok(Part { images, pixels, labels: values, size: [height, width] })
+        Ok(Half { images, pixels, labels: values, size: [height, width] })
     }
 
     fn into_images(self, wanted: &Wanted, colours: Colours) -> Images {
-        let Part { images, pixels, labels, size: [height, width] } = self;
+        let Half { images, pixels, labels, size: [height, width] } = self;
         let count = labels.len();
         let labels: Vec<i32> = labels.into_iter().map(i32::from).collect();
         let fingerprint = format!(

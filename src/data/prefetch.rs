@@ -261,8 +261,8 @@ impl<O: Order> Reader<O> {
         Ok(Ahead { ready, found: None, empty: Some(empty), thread: Some(thread) })
     }
 
-    fn job(&self) -> Job {
-        Job { samples: self.samples.clone(), bad: self.bad.clone() }
+    fn job(&self) -> Preparer {
+        Preparer { samples: self.samples.clone(), bad: self.bad.clone() }
     }
 }
 
@@ -278,12 +278,12 @@ impl Drop for Ahead {
     }
 }
 
-struct Job {
+struct Preparer {
     samples: Samples,
     bad: Arc<Bad>,
 }
 
-impl Job {
+impl Preparer {
     fn size(&self) -> usize {
         self.samples.sample().iter().product()
     }

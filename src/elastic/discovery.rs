@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::hosts::{self, Host, Seen};
-use super::launcher::Job;
+use super::launcher::CommandLine;
 use crate::error::{Error, Result};
 use crate::{files, host};
 
@@ -41,7 +41,7 @@ pub type Look = JoinHandle<Result<Seen>>;
 impl Discovery {
     /// # Errors
     /// `Usage` where a list of hosts cannot be read, or nobody says how many ranks there are to be.
-    pub fn new(job: &Job, command: Option<&str>, max_ranks: Option<usize>) -> Result<Discovery> {
+    pub fn new(job: &CommandLine, command: Option<&str>, max_ranks: Option<usize>) -> Result<Discovery> {
         let given = job.ranks();
         let probe = probe(job, |name| std::env::var(name).ok());
         let nodes = if command.is_none() && job.launcher.is_srun() { slurm_nodes(job)? } else { None };
@@ -126,7 +126,7 @@ impl Discovery {
 }
 
 /// How a host is asked: the arguments of timeout, with {} for the host. As the launcher would start its ranks.
-fn probe(job: &Job, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+fn probe(job: &CommandLine, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let agent = job.agent(&variable);
     // In a job of Slurm mpirun and mpiexec go by srun too, and nodes may know no ssh.
     let words = match agent {
@@ -153,7 +153,7 @@ fn from_list<'a>(
 }
 
 /// The nodes of the Slurm job with an equal share of the ranks, and how many ranks there are; none outside of a job.
-fn slurm_nodes(job: &Job) -> Result<Option<(Vec<Host>, usize)>> {
+fn slurm_nodes(job: &CommandLine) -> Result<Option<(Vec<Host>, usize)>> {
     let number = |name: &str| std::env::var(name).ok()?.trim().parse::<usize>().ok();
     let Ok(list) = std::env::var("SLURM_JOB_NODELIST") else { return Ok(None) };
     let list = job.hosts().0.map_or(list, String::from);
@@ -197,10 +197,10 @@ fn is_name_of(name: &str, own: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn job(words: &str, version: &'static str) -> Job {
+    fn job(words: &str, version: &'static str) -> CommandLine {
         let words = format!("{words} dltrain --checkpoint c");
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-        Job::read(&words, || version.to_string()).unwrap()
+        CommandLine::read(&words, || version.to_string()).unwrap()
     }
 
     #[test]

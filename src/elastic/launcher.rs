@@ -144,7 +144,7 @@ impl Launcher {
 
 /// A job as it was typed: a launcher, its flags, dltrain and its flags.
 #[derive(Debug)]
-pub struct Job {
+pub struct CommandLine {
     /// Who starts it.
     pub launcher: &'static Launcher,
     words: Vec<String>,
@@ -152,11 +152,11 @@ pub struct Job {
     program: usize,
 }
 
-impl Job {
+impl CommandLine {
     /// # Errors
     /// `Usage` where it cannot be started again and go on: no launcher that is known, no dltrain, several programs, no
     /// --checkpoint, another --resume than auto.
-    pub fn read(words: &[String], version: impl FnOnce() -> String) -> Result<Job> {
+    pub fn read(words: &[String], version: impl FnOnce() -> String) -> Result<CommandLine> {
         let example = "dltrain elastic --min-ranks 2 -- mpirun -n 4 dltrain --checkpoint DIR …";
         let program = words.iter().position(|word| file_name(word) == "dltrain");
         let program = program.filter(|&at| at > 0).ok_or_else(|| {
@@ -168,7 +168,7 @@ impl Job {
                 words[0]
             ))
         })?;
-        let mut job = Job { launcher, words: words.to_vec(), program };
+        let mut job = CommandLine { launcher, words: words.to_vec(), program };
         let own = &job.words[program + 1..];
         if own.iter().any(|word| word == ":") {
             return Err(Error::usage("a job of several programs (\":\") cannot be started on other ranks"));
@@ -272,9 +272,9 @@ mod tests {
     const OPEN_MPI: &str = "mpirun.openmpi (OpenRTE) 4.1.4";
     const HYDRA: &str = "HYDRA build details:\n    Version: 4.0.2";
 
-    fn job(words: &str, version: &str) -> Result<Job> {
+    fn job(words: &str, version: &str) -> Result<CommandLine> {
         let words: Vec<String> = words.split_whitespace().map(String::from).collect();
-        Job::read(&words, || version.to_string())
+        CommandLine::read(&words, || version.to_string())
     }
 
     fn again(words: &str, version: &str, places: &str) -> String {

@@ -21,7 +21,7 @@ use signal_hook::{flag, low_level};
 use self::discovery::{Discovery, Look};
 use self::end::{Asked, End, Judge, Next, STOPPED};
 use self::hosts::{Host, Roster, allot, listed, ranks};
-use self::launcher::{Ear, Job};
+use self::launcher::{CommandLine, Ear};
 use self::process::Running;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{record, train};
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<u8> {
 }
 
 struct Elastic {
-    job: Job,
+    job: CommandLine,
     discovery: Arc<Discovery>,
     roster: Roster,
     min_ranks: usize,
@@ -99,7 +99,7 @@ impl Elastic {
         let poll = Duration::try_from_secs_f64(args.poll).ok().filter(|poll| !poll.is_zero());
         let poll =
             poll.ok_or_else(|| Error::usage(format!("--poll {}: must be greater than 0", args.poll)))?;
-        let job = Job::read(&args.job, || version(&args.job[0]))?;
+        let job = CommandLine::read(&args.job, || version(&args.job[0]))?;
         let discovery = Arc::new(Discovery::new(&job, args.hosts.as_deref(), max_ranks)?);
         if let Some(ranks) = discovery.ranks.filter(|ranks| *ranks < min_ranks) {
             return Err(Error::usage(format!(

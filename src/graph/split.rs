@@ -86,7 +86,7 @@ impl SplitLayers {
 
 /// What a node is in a network with split layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum Place {
     /// A layer split by its outputs.
     First,
     /// Elementwise between it and the other.
@@ -228,10 +228,10 @@ impl Graph {
         for (index, node) in std::mem::take(&mut self.nodes).into_iter().enumerate() {
             match parts[index] {
                 None => self.nodes.push(node),
-                Some(Part::First) => self.by_outputs(node, group),
-                Some(Part::Between) => self.elementwise(node, group),
-                Some(Part::Second) => self.by_inputs(node, group),
-                Some(Part::Alone) => self.alone_by_inputs(node, group),
+                Some(Place::First) => self.by_outputs(node, group),
+                Some(Place::Between) => self.elementwise(node, group),
+                Some(Place::Second) => self.by_inputs(node, group),
+                Some(Place::Alone) => self.alone_by_inputs(node, group),
             }
         }
         self.forward_nodes = self.nodes.len();
@@ -239,7 +239,7 @@ impl Graph {
     }
 
     /// What each node is.
-    fn parts(&self, layers: &[SplitLayers]) -> Vec<Option<Part>> {
+    fn parts(&self, layers: &[SplitLayers]) -> Vec<Option<Place>> {
         let mut parts = vec![None; self.nodes.len()];
         let layer = |weight: &String| {
             let reads = |node: &Node| {
@@ -249,11 +249,11 @@ impl Graph {
         };
         for piece in layers {
             match &piece.weights.iter().filter_map(layer).collect::<Vec<_>>()[..] {
-                [alone] => parts[*alone] = Some(Part::Alone),
+                [alone] => parts[*alone] = Some(Place::Alone),
                 [first, second] => {
                     let between = self.between(*first, *second).unwrap_or_default();
-                    (parts[*first], parts[*second]) = (Some(Part::First), Some(Part::Second));
-                    between.into_iter().for_each(|node| parts[node] = Some(Part::Between));
+                    (parts[*first], parts[*second]) = (Some(Place::First), Some(Place::Second));
+                    between.into_iter().for_each(|node| parts[node] = Some(Place::Between));
                 }
                 _ => {}
             }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::handle::allocate;
-use super::kernel::{Operands, Work};
+use super::kernel::{Enqueued, Operands};
 use super::update::put;
 use super::{is_reached, mark};
 use crate::device::{CodecBucket, CodecKind, CodecSetup, DeviceCodec, Event, Memory as Bytes, Piece};
@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 
 /// What is enqueued for one bucket, and the parts of memory on the GPU and on the host that are copied between them.
 struct Bucket {
-    encode: Vec<Work>,
-    decode: Vec<Work>,
+    encode: Vec<Enqueued>,
+    decode: Vec<Enqueued>,
     own: [Bytes; 2],
     messages: [Bytes; 2],
     summed: [Bytes; 2],

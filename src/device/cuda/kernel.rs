@@ -9,7 +9,7 @@ use crate::device::{Kernel, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 
 /// Something to enqueue, as often as wanted.
-pub type Work = Box<dyn Fn() -> Result<()>>;
+pub type Enqueued = Box<dyn Fn() -> Result<()>>;
 
 /// What makes the work of a kernel from its memory, in the order of the op's inputs and outputs.
 type Bind = dyn Fn(&mut Operands) -> Result<()>;
@@ -32,7 +32,7 @@ pub struct Operands<'a> {
     pub outputs: &'a [Memory],
     workspace: &'a Memory,
     used: usize,
-    work: Vec<Work>,
+    work: Vec<Enqueued>,
 }
 
 impl CudaKernel {
@@ -237,7 +237,7 @@ impl Operands<'_> {
         gpu: &Rc<Gpu>,
         workspace: &Memory,
         add: impl FnOnce(&mut Operands) -> Result<()>,
-    ) -> Result<Vec<Work>> {
+    ) -> Result<Vec<Enqueued>> {
         let mut operands = Operands { gpu, inputs: &[], outputs: &[], workspace, used: 0, work: Vec::new() };
         add(&mut operands)?;
         Ok(operands.work)
@@ -247,7 +247,7 @@ impl Operands<'_> {
 /// A kernel bound to memory.
 struct CudaStep {
     gpu: Rc<Gpu>,
-    work: Vec<Work>,
+    work: Vec<Enqueued>,
 }
 
 impl Step for CudaStep {

@@ -108,7 +108,7 @@ impl<'a, T: Number> Numbers<'a, T> {
 }
 
 /// What a loop does with the memories of its inputs and outputs.
-type Work = dyn Fn(&[Memory], &[Memory], &Scalars) -> Result<()>;
+type LoopBody = dyn Fn(&[Memory], &[Memory], &Scalars) -> Result<()>;
 
 /// A kernel made of a loop.
 pub struct HostKernel {
@@ -117,7 +117,7 @@ pub struct HostKernel {
     outputs: Vec<Layout>,
     in_place: Option<usize>,
     workspace: usize,
-    work: Rc<Work>,
+    work: Rc<LoopBody>,
 }
 
 impl HostKernel {
@@ -179,7 +179,7 @@ impl Kernel for HostKernel {
 struct HostStep {
     inputs: Vec<Memory>,
     outputs: Vec<Memory>,
-    work: Rc<Work>,
+    work: Rc<LoopBody>,
 }
 
 impl Step for HostStep {

@@ -336,6 +336,14 @@ impl Steps {
         }
     }
 
+    /// Whether ranks send what came before.
+    fn pass_on(self) -> bool {
+        match self {
+            Steps::Sum(_) | Steps::Scatter | Steps::Halve | Steps::Collect => true,
+            Steps::ToOwners | Steps::FromOwners | Steps::Shift(_) | Steps::Gather => false,
+        }
+    }
+
     /// The rounds of all.
     fn phases(self, cuts: &Cuts) -> Vec<Phase> {
         match self {
@@ -508,6 +516,21 @@ impl Course {
             }
         }
         rounds
+    }
+
+    /// The rounds, and seconds of each, in which ranks pass on what came in the round before. What goes straight from
+    /// one rank to another has none.
+    pub fn relayed(&self, machine: &Machine) -> Vec<(usize, f64)> {
+        let passes_on = |leg: &&Leg| match leg {
+            Leg::Meet | Leg::Work(_) | Leg::Together(_) => false,
+            Leg::Messages { steps, among, .. } => steps.pass_on() && !matches!(among, Among::Groups(_)),
+        };
+        let rounds = |leg: &Leg| match leg {
+            Leg::Messages { steps, cuts, among } => self.of_phases(*steps, cuts, *among, machine, &[]),
+            _ => Vec::new(),
+        };
+        let all = self.legs.iter().filter(passes_on).flat_map(rounds);
+        all.map(|of| (of.count, machine.seconds(&of))).collect()
     }
 
     fn of_phases(

@@ -43,6 +43,9 @@ pub struct Prices<'a> {
     pub rounds: &'a dyn Fn(&Transfer, &Line) -> Vec<Rounds>,
     /// Bytes a second of each of the loads that these carry, of those that are under way at a time.
     pub rates: &'a dyn Fn(&[Load]) -> Vec<f64>,
+    /// Rounds of a transfer that ranks pass on which compute meanwhile, between two steps of the plan: how many, and
+    /// the seconds of each. None where others pass it on, or nobody does.
+    pub relayed: &'a dyn Fn(&Transfer) -> Vec<(usize, f64)>,
     /// Seconds of an update of so many bytes.
     pub update: &'a dyn Fn(usize) -> f64,
     /// Seconds until so many bytes of gradients are added to their sums.
@@ -57,6 +60,7 @@ impl Prices<'_> {
         transfer: &|_| 0.0,
         rounds: &|_, _| Vec::new(),
         rates: &|_| Vec::new(),
+        relayed: &|_| Vec::new(),
         update: &|_| 0.0,
         add: &|_| 0.0,
         pace: &|_| 1.0,
@@ -137,6 +141,8 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
 struct Meeting {
     /// Who started it, with which action and when.
     started: Vec<(usize, usize, f64)>,
+    /// When it begins, where it has its links for itself.
+    begun: f64,
     /// When it is over; where it shares its links that is found later.
     over: Option<f64>,
 }
@@ -160,6 +166,8 @@ struct Player<'a> {
     /// When each action of this step began and ended.
     schedule: Vec<[f64; 2]>,
     flights: Vec<Flight>,
+    /// From when to when it computed without a look at messages, since it has some on their way.
+    busy: Vec<[f64; 2]>,
     /// Transfers started on each line.
     counts: HashMap<Line, usize>,
     arrivals: Vec<f64>,
@@ -189,6 +197,7 @@ impl<'a> Player<'a> {
             exposed: 0.0,
             schedule: Vec::new(),
             flights: Vec::new(),
+            busy: Vec::new(),
             counts: HashMap::new(),
             arrivals: Vec::new(),
             pushed: Vec::new(),
@@ -198,6 +207,35 @@ impl<'a> Player<'a> {
 
     fn is_done(&self) -> bool {
         self.at == self.script.actions.len()
+    }
+
+    /// When it next looks at messages that come at a time: when it is through with what it computes then.
+    fn looks(&self, time: f64) -> f64 {
+        let next = self.busy.partition_point(|[_, end]| *end <= time);
+        self.busy.get(next).filter(|[begun, _]| *begun <= time).map_or(time, |[_, end]| *end)
+    }
+
+    /// It computes in these times.
+    fn computes(&mut self, times: &[[f64; 2]]) {
+        match self.flights.is_empty() {
+            true => self.busy.clear(),
+            false => self.busy.extend(times),
+        }
+    }
+
+    /// When a transfer has come that begins at a time, of which ranks pass on what comes in one round with the next.
+    /// They do what this one does. A message that comes while they compute leaves when the step is over, and the links
+    /// are somebody else's meanwhile.
+    fn comes(&self, begun: f64, rounds: &[(usize, f64)]) -> f64 {
+        let (mut started, mut over) = (begun, begun);
+        for (round, seconds) in
+            rounds.iter().flat_map(|&(count, seconds)| std::iter::repeat_n(seconds, count)).enumerate()
+        {
+            let (from, last) =
+                if round == 0 { (over, over) } else { (over.max(self.looks(started)), self.looks(over)) };
+            (started, over) = (from, last.max(from + seconds));
+        }
+        over
     }
 
     fn line(&self, transfer: &Transfer) -> Line {
@@ -326,6 +364,7 @@ impl Stage<'_> {
         let action = &script.actions[player.at];
         player.touches(action).iter().try_for_each(|touch| player.check(touch))?;
         let mut until = now;
+        let mut busy = Vec::new();
         match action {
             Action::Run { steps, micro } => {
                 let context = micro % script.contexts.count;
@@ -334,6 +373,7 @@ impl Stage<'_> {
                         .touches
                         .iter()
                         .try_for_each(|touch| player.check(&player.in_context(touch, context)))?;
+                    busy.push([until, until + pace * facts.seconds]);
                     until += pace * facts.seconds;
                 }
             }
@@ -369,6 +409,7 @@ impl Stage<'_> {
             }
             _ => {}
         }
+        self.ranks[rank].computes(&busy);
         self.ranks[rank].clock = until;
         self.ranks[rank].schedule.push([now, until]);
         Ok(true)
@@ -569,7 +610,8 @@ impl Stage<'_> {
         }
         let over = begun + (self.prices.transfer)(transfer);
         self.unknown |= !over.is_finite();
-        self.meetings.get_mut(line).expect("the line was looked up")[index].over = Some(over);
+        let meeting = &mut self.meetings.get_mut(line).expect("the line was looked up")[index];
+        (meeting.begun, meeting.over) = (begun, Some(over));
     }
 
     /// When a transfer is over; `None` while some have yet to start it.
@@ -580,7 +622,11 @@ impl Stage<'_> {
                 let answered = |server: &Player| Some(*server.served.get(*number)?.get(*pusher)?);
                 Ok(self.servers().map(answered).try_fold(0.0, |latest, at| Some(f64::max(latest, at?))))
             }
-            Some(flight) => Ok(self.meetings[&flight.line][flight.number].over),
+            Some(flight) => {
+                let meeting = &self.meetings[&flight.line][flight.number];
+                let rounds = (self.prices.relayed)(&player.script.transfers[id]);
+                Ok(meeting.over.map(|over| over.max(player.comes(meeting.begun, &rounds))))
+            }
             None if player.first && player.carries(id) => Ok(Some(player.clock)),
             None => Err(wrong(format!("{}, which nobody started", player.says(player.at)))),
         }
@@ -855,6 +901,25 @@ mod tests {
         let (even, uneven) = (of(1.0), of(2.0));
         assert_eq!(uneven.seconds, even.seconds + 4.0);
         assert_eq!([uneven.exposed[0], uneven.exposed[2]], [even.exposed[0] + 4.0, even.exposed[2]]);
+    }
+
+    /// What ranks pass on which compute leaves when their step is over; what waits for them leaves at once.
+    #[test]
+    fn messages_are_passed_on_between_steps() {
+        let example = Example::new(&[8, 1]);
+        let scripts = example.scripts(&plain(4));
+        let transfer = |transfer: &Transfer| 1e-3 * transfer.cuts.range().len() as f64;
+        let seconds = |rounds: usize| {
+            let relayed = |of: &Transfer| vec![(rounds, transfer(of) / rounds as f64)];
+            let prices = Prices { transfer: &transfer, relayed: &relayed, ..Prices::FREE };
+            rehearse(&scripts, &[&example.steps], &prices).unwrap().seconds
+        };
+        let at_once = Prices { transfer: &transfer, ..Prices::FREE };
+        let at_once = rehearse(&scripts, &[&example.steps], &at_once).unwrap().seconds;
+        assert_eq!(seconds(1), at_once);
+        // The first bucket, of 512 bytes, is complete when the last step begins, and would be there before its end; but
+        // three of its four rounds wait for that. The second one, of 128 bytes, is over meanwhile.
+        assert!((seconds(4) - at_once - (3.0 * 0.128 - 0.128)).abs() < 1e-9, "{} and {at_once}", seconds(4));
     }
 
     /// What neighbours tell each other the others do not wait for; what all add up they do.

@@ -52,6 +52,8 @@ pub struct StepTimes {
     /// Seconds for each operation, or byte (`work`): what a step takes is thought to grow with these.
     seconds: HashMap<String, f64>,
     per_byte: f64,
+    /// Whether who computes them looks at messages only in between.
+    on_host: bool,
 }
 
 /// Operations of a step of a plan; bytes of one that only moves them.
@@ -62,9 +64,11 @@ fn work(plan: &Plan, step: &PlannedStep) -> f64 {
 
 impl StepTimes {
     /// Of steps of plans, and of each byte that an update reads or writes. Of steps with one label the mean is taken.
+    /// Steps of the host's own device are computed by the thread that moves messages.
     pub fn new<'a>(
         steps: impl Iterator<Item = ((&'a Plan, &'a PlannedStep), f64)>,
         per_byte: f64,
+        on_host: bool,
     ) -> StepTimes {
         let mut sums: HashMap<String, [f64; 2]> = HashMap::new();
         for ((plan, step), seconds) in steps {
@@ -74,7 +78,7 @@ impl StepTimes {
         }
         let each = sums.into_iter().filter(|(_, [_, works])| *works > 0.0);
         let seconds = each.map(|(label, [all, works])| (label, all / works)).collect();
-        StepTimes { seconds, per_byte }
+        StepTimes { seconds, per_byte, on_host }
     }
 
     /// What a step of a plan is thought to take, if steps of its label were measured.
@@ -363,6 +367,14 @@ impl Averaging {
         }
     }
 
+    /// The rounds of a transfer that are passed on by ranks that compute: how many, and seconds of each. None where
+    /// nothing is known of what they compute at a time, since their steps were not measured.
+    pub fn relayed(&self, transfer: &Transfer, setting: Setting) -> Vec<(usize, f64)> {
+        let machine = self.machine().filter(|_| self.measured.as_ref().is_some_and(|steps| steps.on_host));
+        let course = machine.and_then(|machine| Some((self.course(transfer, setting, machine)?, machine)));
+        course.map_or(Vec::new(), |(course, machine)| course.relayed(machine))
+    }
+
     /// The rounds of what shares links with other transfers, in place of its seconds; none of anything else. A line
     /// stands for some others, or for itself alone: which ones, by the lowest rank of each.
     pub fn rounds(
@@ -573,7 +585,7 @@ mod tests {
         };
         let here = planned(2, 1);
         let steps = here.steps.iter().map(|step| ((&here, step), 0.5));
-        let measured = StepTimes::new(steps, 1.0);
+        let measured = StepTimes::new(steps, 1.0, true);
         let conv = here.steps.iter().find(|step| step.label.starts_with("conv ")).unwrap().label.clone();
         let linear = here.steps.iter().find(|step| step.label.starts_with("fc ")).unwrap().label.clone();
         assert_eq!(of(&here, &measured, &conv), Some(0.5));

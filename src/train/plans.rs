@@ -263,7 +263,15 @@ impl Plans {
         plan::rehearse(
             scripts,
             &facts,
-            &Prices { transfer: &seconds, rounds: &rounds, rates: &rates, update: &update, add: &add, pace },
+            &Prices {
+                transfer: &seconds,
+                rounds: &rounds,
+                rates: &rates,
+                relayed: &|transfer| averaging.relayed(transfer, setting),
+                update: &update,
+                add: &add,
+                pace,
+            },
         )
     }
 
@@ -636,7 +644,7 @@ pub fn measured(
     let moved: usize = all.iter().map(|plan| rule.bytes_moved(plan.sizes.parameters)).sum();
     let steps = all.iter().flat_map(|plan| plan.steps.iter().map(move |step| (*plan, step))).zip(seconds);
     let per_byte = updates[0] / ranks / moved.max(1) as f64;
-    Ok(averaging.with_steps(StepTimes::new(steps, per_byte)))
+    Ok(averaging.with_steps(StepTimes::new(steps, per_byte, device.is_host())))
 }
 
 /// How a step of this run is done.

@@ -158,7 +158,8 @@ choices() {
 
 pairs() {
     local rate each count
-    echo "ranks compute $slow times as long for each of a host, progress threads: $progress; a step's seconds, of $steps steps (large models: half)"
+    echo "ranks compute $slow times as long for each of a host, progress threads: $progress; a step's seconds," \
+        "of $steps steps (large models: half)"
     printf '%-8s %-6s %-12s %-10s %10s %10s %10s\n' links hosts model way predicted measured error
     for rate in $rates; do
         $hosts down 2>/dev/null || true

@@ -142,7 +142,7 @@ struct Meeting {
     /// Who started it, with which action and when.
     started: Vec<(usize, usize, f64)>,
     /// When it begins, where it has its links for itself.
-    begun: f64,
+    begun: Option<f64>,
     /// When it is over; where it shares its links that is found later.
     over: Option<f64>,
 }
@@ -223,17 +223,15 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// When a transfer has come that begins at a time, of which ranks pass on what comes in one round with the next.
-    /// They do what this one does. A message that comes while they compute leaves when the step is over, and the links
-    /// are somebody else's meanwhile.
-    fn comes(&self, begun: f64, rounds: &[(usize, f64)]) -> f64 {
-        let (mut started, mut over) = (begun, begun);
-        for (round, seconds) in
-            rounds.iter().flat_map(|&(count, seconds)| std::iter::repeat_n(seconds, count)).enumerate()
-        {
-            let (from, last) =
-                if round == 0 { (over, over) } else { (over.max(self.looks(started)), self.looks(over)) };
-            (started, over) = (from, last.max(from + seconds));
+    /// When a transfer is over that begins at a time, of which ranks pass on what came in one round with the next. They
+    /// do what this one does. A message that comes while they compute leaves when the step is over, and other transfers
+    /// have the links meanwhile.
+    fn passed_on(&self, begun: f64, rounds: &[(usize, f64)]) -> f64 {
+        let mut rounds = rounds.iter().flat_map(|&(count, seconds)| std::iter::repeat_n(seconds, count));
+        let (mut from, mut over) = (begun, begun + rounds.next().unwrap_or(0.0));
+        for seconds in rounds {
+            from = over.max(self.looks(from));
+            over = self.looks(over).max(from + seconds);
         }
         over
     }
@@ -611,7 +609,7 @@ impl Stage<'_> {
         let over = begun + (self.prices.transfer)(transfer);
         self.unknown |= !over.is_finite();
         let meeting = &mut self.meetings.get_mut(line).expect("the line was looked up")[index];
-        (meeting.begun, meeting.over) = (begun, Some(over));
+        (meeting.begun, meeting.over) = (Some(begun), Some(over));
     }
 
     /// When a transfer is over; `None` while some have yet to start it.
@@ -624,8 +622,11 @@ impl Stage<'_> {
             }
             Some(flight) => {
                 let meeting = &self.meetings[&flight.line][flight.number];
+                let (Some(begun), Some(over)) = (meeting.begun, meeting.over) else {
+                    return Ok(meeting.over);
+                };
                 let rounds = (self.prices.relayed)(&player.script.transfers[id]);
-                Ok(meeting.over.map(|over| over.max(player.comes(meeting.begun, &rounds))))
+                Ok(Some(over.max(player.passed_on(begun, &rounds))))
             }
             None if player.first && player.carries(id) => Ok(Some(player.clock)),
             None => Err(wrong(format!("{}, which nobody started", player.says(player.at)))),

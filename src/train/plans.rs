@@ -245,6 +245,11 @@ impl Plans {
             let mut known = known.borrow_mut();
             *known.entry(transfer).or_insert_with(|| averaging.transfer(transfer, setting))
         };
+        let relayed_known: RefCell<HashMap<*const Transfer, Vec<(usize, f64)>>> = RefCell::default();
+        let relayed = |transfer: &Transfer| {
+            let mut known = relayed_known.borrow_mut();
+            known.entry(transfer).or_insert_with(|| averaging.relayed(transfer, setting)).clone()
+        };
         let represented = Represented::of(scripts, layout.mesh, averaging);
         let rounds_known: RefCell<HashMap<(*const Transfer, Line), Vec<Rounds>>> = RefCell::default();
         let rounds = |transfer: &Transfer, line: &Line| {
@@ -267,7 +272,7 @@ impl Plans {
                 transfer: &seconds,
                 rounds: &rounds,
                 rates: &rates,
-                relayed: &|transfer| averaging.relayed(transfer, setting),
+                relayed: &relayed,
                 update: &update,
                 add: &add,
                 pace,

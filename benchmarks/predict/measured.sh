@@ -9,8 +9,13 @@
 # progress thread, which is on here (PROGRESS=0: off).
 #
 # Usage: measured.sh DLTRAIN    (make bench-measured); needs DLTRAIN_MPIRUN
-#        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=4 SLOW=3 PROGRESS=0 \
-#            measured.sh …
+#        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=3 ROUNDS=3 SLOW=5 \
+#            PROGRESS=0 measured.sh …
+#
+# Predictions and runs take turns: ROUNDS of each for a pair, of which the medians are printed, since a machine has slow
+# seconds. Where a step takes longer than those (3 s) one of each does, and where it takes more than 15 s its first step
+# is the one that is measured. With HOSTS_NAME=NAME several can run side by side; links have to be so slow that cores
+# rest.
 #
 # All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts
 # of their own with 1 Gbit/s, is measured beside all that it rehearsed. It fails where the mean error is above 5 %, one
@@ -25,11 +30,13 @@ rates=${RATES-1gbit 300mbit 100mbit}
 counts=${HOSTS-2 3 4}
 locals=${LOCAL-1 2}
 models=${MODELS-mnist_large resnet50 vgg11 alexnet}
-steps=${STEPS:-4}
-slow=${SLOW:-3}
+steps=${STEPS:-3}
+rounds=${ROUNDS:-3}
+slow=${SLOW:-5}
 progress=${PROGRESS:-1}
 parts=${PARTS:-pairs choices}
 result=
+export HOSTS_NAME=${HOSTS_NAME:-measured}
 trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
 
 # What starts dltrain slowly, for hosts of so many ranks.
@@ -67,7 +74,7 @@ job() { # hosts, ranks on each, what slow is given
 # hosts of their own would have: caches and memory.
 predicted() { # hosts, ranks on each, flags
     rm -f "$scratch/kernels"
-    local flags=(--dry-run --threads 1 --optimizer sgd --measure 8 --tuning "$scratch/tuning.json" --predict-nodes "$1")
+    local flags=(--dry-run --threads 1 --optimizer sgd --measure 4 --tuning "$scratch/tuning.json" --predict-nodes "$1")
     local host
     for ((host = 1; host < $1; host++)); do
         $hosts run h$host "${mpirun[@]}" -n "$2" "$scratch/slow" "${flags[@]}" "${@:3}" >/dev/null 2>&1 </dev/null &
@@ -78,16 +85,33 @@ predicted() { # hosts, ranks on each, flags
         awk '$4 == "ms" { print $3 / 1000 } $4 == "s" { print $3 }'
 }
 
-measured() { # hosts, ranks on each, flags
-    local steps=$steps
-    # Their steps take up to two minutes.
-    [[ "$*" != *vgg11* && "$*" != *alexnet* ]] || steps=$(((steps + 1) / 2))
-    job "$1" "$2" --threads 1 --optimizer sgd --lr 1e-4 --warmup 1 --steps "$steps" \
+measured() { # hosts, ranks on each, flags; seconds that a step takes, roughly, are in $about
+    local warmup=1 steps=$steps
+    ! longer 3 || steps=$(((steps + 1) / 2))
+    ! longer 15 || { warmup=0 steps=1; }
+    job "$1" "$2" --threads 1 --optimizer sgd --lr 1e-4 --warmup "$warmup" --steps "$steps" \
         --tuning "$scratch/tuning.json" --results "$scratch/r.h5" "${@:3}" >"$scratch/said" ||
         { cat "$scratch/said" >&2; return 1; }
     rm -f "$scratch/r.h5"
     awk '/^total images\/sec:/ { rate = $3 } /^batch/ { images = $(NF - 2) } END { print images / rate }' \
         "$scratch/said"
+}
+
+longer() { # seconds; whether a step is
+    awk -v about="$about" -v than="$1" 'BEGIN { exit about <= than }'
+}
+
+# A step's seconds as predicted and as measured.
+pair() { # hosts, ranks on each, flags
+    local round about
+    : >"$scratch/predictions" && : >"$scratch/steps"
+    for ((round = 0; round < rounds; round++)); do
+        about=$(predicted "$@")
+        echo "$about" >>"$scratch/predictions"
+        measured "$@" >>"$scratch/steps"
+        ! longer 3 || break
+    done
+    echo "$(median <"$scratch/predictions") $(median <"$scratch/steps")"
 }
 
 ways() { # hosts, ranks on each
@@ -103,22 +127,21 @@ ways_of() { # hosts, ranks on each
         read -ra given <<<"$(flags_of "$model")"
         while read -r name flags; do
             # shellcheck disable=SC2086
-            awk -v predicted="$(predicted "$1" "$2" "${given[@]}" $flags)" \
-                -v measured="$(measured "$1" "$2" "${given[@]}" $flags)" \
-                -v rate="$rate" -v count="$1" -v each="$2" -v model="$model" -v name="$name" 'BEGIN {
-                printf "%-8s %d x %d  %-12s %-10s %10.3f %10.3f %+8.1f %%\n", rate, count, each, model, name, predicted,
-                    measured, 100 * (predicted / measured - 1)
-            }'
+            pair "$1" "$2" "${given[@]}" $flags |
+                awk -v rate="$rate" -v count="$1" -v each="$2" -v model="$model" -v name="$name" '{
+                    printf "%-8s %d x %d  %-12s %-10s %10.3f %10.3f %+8.1f %%\n", rate, count, each, model, name, $1, $2,
+                        100 * ($1 / $2 - 1)
+                }'
         done < <(ways "$1" "$2")
     done
 }
 
 # Every way that --parallel auto rehearses, as it predicted it and as it is.
 choice() { # hosts, ranks on each, model
-    local given way took
+    local given about taken way round number
     rm -f "$scratch/kernels"
     read -ra given <<<"$(flags_of "$3")"
-    job "$1" "$2" --threads 1 --optimizer sgd --warmup 0 --steps 1 --parallel auto --measure 5 --memory-limit 6GiB \
+    job "$1" "$2" --threads 1 --optimizer sgd --warmup 0 --steps 1 --parallel auto --measure 4 --memory-limit 6GiB \
         --tuning "$scratch/tuning.json" --results "$scratch/r.h5" "${given[@]}" >"$scratch/said" ||
         { cat "$scratch/said" >&2; return 1; }
     rm -f "$scratch/r.h5"
@@ -127,14 +150,22 @@ choice() { # hosts, ranks on each, model
         taken = sub(/^\*/, "") ? "*" : "-"; seconds = $1 / 1000
         way = $0; sub(/^.*B  /, "", way); print seconds, taken, way
     }' "$scratch/said" >"$scratch/ways"
-    while read -r predicted taken way; do
-        [ "$way" != "data parallelism" ] || way=
-        # shellcheck disable=SC2086
-        took=$(measured "$1" "$2" "${given[@]}" $way)
-        awk -v predicted="$predicted" -v took="$took" -v taken="$taken" -v way="${way:-data parallelism}" -v count="$1" -v each="$2" \
-            -v model="$3" 'BEGIN {
-            printf "%d x %d  %-12s %10.3f %10.3f %s %s\n", count, each, model, predicted, took, taken, way
-        }'
+    rm -f "$scratch"/took*
+    for ((round = 0; round < rounds; round++)); do
+        number=0
+        while read -r about _ way; do
+            [ "$way" != "data parallelism" ] || way=
+            number=$((number + 1))
+            [ "$round" -eq 0 ] || ! longer 3 || continue
+            # shellcheck disable=SC2086
+            measured "$1" "$2" "${given[@]}" $way >>"$scratch/took$number"
+        done <"$scratch/ways"
+    done
+    number=0
+    while read -r about taken way; do
+        number=$((number + 1))
+        printf '%d x %d  %-12s %10.3f %10.3f %s %s\n' "$1" "$2" "$3" "$about" "$(median <"$scratch/took$number")" "$taken" \
+            "$way"
     done <"$scratch/ways" | tee "$scratch/row"
     awk '$7 == "*" { taken = $6 } { if (!best || $6 < best) best = $6 }
         END { printf "choice: %.3f of the best\n", taken / best }' "$scratch/row"
@@ -159,7 +190,7 @@ choices() {
 pairs() {
     local rate each count
     echo "ranks compute $slow times as long for each of a host, progress threads: $progress; a step's seconds," \
-        "of $steps steps (large models: half)"
+        "medians of $rounds runs of $steps steps (of one run, if longer than 3 s)"
     printf '%-8s %-6s %-12s %-10s %10s %10s %10s\n' links hosts model way predicted measured error
     for rate in $rates; do
         $hosts down 2>/dev/null || true

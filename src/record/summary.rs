@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use super::table::{Speed, batch, duration, percent, plural, shown, thousands};
+use super::table::{Speed, batch, decimals, duration, percent, plural, shown, thousands};
 use super::{Compression, Description, EpochRecord, Memory, RankInfo, StepRecord};
 use crate::device::Metered;
 
@@ -28,7 +28,8 @@ pub(super) fn closing(
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:<17}{value}");
     }
-    let _ = write!(text, "\ntotal images/sec: {:.2}", c.images_per_second());
+    let rate = c.images_per_second();
+    let _ = write!(text, "\ntotal images/sec: {rate:.*}", decimals(rate, 2));
     text
 }
 
@@ -64,10 +65,12 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
     let [total, setup, training] = [c.seconds, c.setup_seconds, c.training_seconds].map(duration);
     rows.push(("time", format!("{total}, set-up {setup}, training steps {training}")));
     let rate = c.images_per_second();
-    let deviation = speed
-        .deviation()
-        .map_or(String::new(), |sd| format!("; single steps {:.1} ± {sd:.1} (sd)", speed.mean));
-    rows.push(("images/sec", format!("{rate:.2}, a rank {:.2}{deviation}", rate / about.computing as f64)));
+    let each = rate / about.computing as f64;
+    let [digits, digits_each, digits_step] = [decimals(rate, 2), decimals(each, 2), decimals(speed.mean, 1)];
+    let deviation = speed.deviation().map_or(String::new(), |sd| {
+        format!("; single steps {:.digits_step$} ± {sd:.digits_step$} (sd)", speed.mean)
+    });
+    rows.push(("images/sec", format!("{rate:.digits$}, a rank {each:.digits_each$}{deviation}")));
     let parts = [c.compute, c.communication, c.input].map(|seconds| c.share(seconds));
     let other = (1.0 - parts.iter().sum::<f64>()).max(0.0);
     let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));

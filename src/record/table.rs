@@ -69,7 +69,9 @@ pub(super) fn progress(about: &Description, closing: &Closing, r: &StepRecord) -
         0 => String::new(),
         epochs => format!("epoch {}/{epochs} ", r.epoch),
     };
-    (prefix, format!("loss {} {:.0} images/s", loss(r.loss), closing.images_per_second()))
+    let rate = closing.images_per_second();
+    let digits = decimals(rate, 0);
+    (prefix, format!("loss {} {rate:.digits$} images/s", loss(r.loss)))
 }
 
 /// The speed of a synthetic run: mean and standard error of the mean (Welford's recurrence), as
@@ -108,7 +110,8 @@ impl Speed {
         let n = self.steps as f64;
         let rate = self.images as f64 / self.seconds;
         let error = self.deviation().map_or(0.0, |deviation| deviation / n.sqrt());
-        format!("{:>6}  {:>11.1} +/- {:>6.1}  {:>9}", self.steps, rate, error, loss(r.loss))
+        let digits = decimals(rate, 1);
+        format!("{:>6}  {:>11.digits$} +/- {:>6.digits$}  {:>9}", self.steps, rate, error, loss(r.loss))
     }
 }
 
@@ -117,6 +120,15 @@ pub(super) fn batch(about: &Description) -> String {
     match about.accumulation {
         1 => format!("{} a rank, {global} in all", about.batch),
         n => format!("{} a rank, accumulated over {n}, {global} in all", about.batch),
+    }
+}
+
+/// Decimals of an image rate, at least so many: of slow steps those that four digits take, since 0.03 images/s could be
+/// 0.025.
+pub(super) fn decimals(rate: f64, least: usize) -> usize {
+    match rate > 0.0 && rate < 10.0 {
+        true => ((3.0 - rate.log10().floor()) as usize).clamp(least, 9),
+        false => least,
     }
 }
 
@@ -155,4 +167,19 @@ pub(super) fn thousands(n: u64) -> String {
         text.push(digit);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decimals;
+
+    #[test]
+    fn slow_rates_have_four_digits() {
+        let shown = |rate: f64, least| format!("{rate:.*}", decimals(rate, least));
+        assert_eq!(shown(258.342, 2), "258.34");
+        assert_eq!(shown(9.87654, 2), "9.877");
+        assert_eq!(shown(0.033333, 2), "0.03333");
+        assert_eq!(shown(1e-30, 2), "0.000000000");
+        assert_eq!([shown(0.0, 2), shown(f64::NAN, 2), shown(1234.2, 0)], ["0.00", "NaN", "1234"]);
+    }
 }

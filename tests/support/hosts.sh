@@ -7,9 +7,12 @@
 #        hosts.sh agent              what an MPI launcher starts ranks on other hosts with, in place of ssh
 #        hosts.sh crash HOST         ends everything on it, as a loss of power would; hosts.sh back HOST
 #        hosts.sh down
+# HOSTS_NAME names them, so that one machine can have several sets at a time; without it they are `dlt`.
 set -euo pipefail
 
-state=/run/dltrain-hosts
+name=${HOSTS_NAME:-dlt}
+state=/run/$name-hosts
+switch=$name-switch
 self=$(readlink -f "$0")
 
 shape() { # network, device, rate
@@ -18,19 +21,19 @@ shape() { # network, device, rate
 }
 
 start_host() { # name, address, rate
-    local name=$1 network=dlt-$1
+    local host=$1 network=$name-$1
     mkdir -p "/etc/netns/$network"
     cp "$state/hosts" "/etc/netns/$network/hosts"
     ip netns add "$network"
-    ip link add eth0 netns "$network" type veth peer name "$name" netns dlt-switch
-    ip -n dlt-switch link set "$name" master bridge up
+    ip link add eth0 netns "$network" type veth peer name "$host" netns "$switch"
+    ip -n "$switch" link set "$host" master bridge up
     ip -n "$network" addr add "$2/24" dev eth0
     ip -n "$network" link set eth0 up
     ip -n "$network" link set lo up
     # Linux's own choice, whatever this machine has: between hosts of one machine others take up to 7 % longer.
     ip netns exec "$network" sh -c "echo cubic >/proc/sys/net/ipv4/tcp_congestion_control" 2>/dev/null || true
     shape "$network" eth0 "$3"
-    shape dlt-switch "$name" "$3"
+    shape "$switch" "$host" "$3"
     # A process that holds the rest of the host; it says its number once all is there. It outlives who starts it, whose
     # files it must not keep open: pipes would never end, and locks never be free.
     (
@@ -39,14 +42,14 @@ start_host() { # name, address, rate
             [ "$open" -le 2 ] || exec {open}>&-
         done
         exec setsid ip netns exec "$network" unshare --uts --ipc --mount --propagation private sh -c "
-            hostname $name && mount -t tmpfs -o size=2g tmpfs /dev/shm && echo \$\$ >$state/$name.new &&
-            mv $state/$name.new $state/$name && exec sleep infinity"
+            hostname $host && mount -t tmpfs -o size=2g tmpfs /dev/shm && echo \$\$ >$state/$host.new &&
+            mv $state/$host.new $state/$host && exec sleep infinity"
     ) </dev/null >/dev/null 2>&1 &
     for _ in $(seq 100); do
-        [ ! -e "$state/$name" ] || return 0
+        [ ! -e "$state/$host" ] || return 0
         sleep 0.05
     done
-    echo "hosts: $name did not start" >&2
+    echo "hosts: $host did not start" >&2
     return 1
 }
 
@@ -59,11 +62,11 @@ up() {
     } >"$state/hosts"
     # A launcher calls it with options of ssh, a host, and a command line.
     printf '#!/bin/sh\nwhile case "$1" in -*) true ;; *) false ;; esac; do shift; done\n%s\n' \
-        "host=\$1; shift; exec $self run \"\$host\" sh -c \"\$*\"" >"$state/agent"
+        "host=\$1; shift; HOSTS_NAME=$name exec $self run \"\$host\" sh -c \"\$*\"" >"$state/agent"
     chmod +x "$state/agent"
-    ip netns add dlt-switch
-    ip -n dlt-switch link add bridge type bridge
-    ip -n dlt-switch link set bridge up
+    ip netns add "$switch"
+    ip -n "$switch" link add bridge type bridge
+    ip -n "$switch" link set bridge up
     for ((host = 0; host < count; host++)); do start_host "h$host" "10.78.0.$((10 + host))" "$rate"; done
 }
 
@@ -72,7 +75,7 @@ down() {
     for holder in "$state"/h[0-9]*; do
         [ ! -e "$holder" ] || kill -9 "$(cat "$holder")" 2>/dev/null || true
     done
-    for network in $(ip netns list | sed -n 's/^\(dlt-[^ ]*\).*/\1/p'); do
+    for network in $(ip netns list | sed -n "s/^\($name-[^ ]*\).*/\1/p"); do
         ip netns del "$network"
         rm -rf "/etc/netns/$network"
     done
@@ -99,7 +102,7 @@ case ${1:-} in
     crash) crash "$2" ;;
     back) mv "$state/$2.lost" "$state/$2" ;;
     *)
-        sed -n '2,9s/^# \{0,1\}//p' "$0"
+        sed -n '2,10s/^# \{0,1\}//p' "$0"
         exit 2
         ;;
 esac

@@ -13,8 +13,7 @@
 #            PROGRESS=0 measured.sh …
 #
 # Predictions and runs take turns: ROUNDS of each for a pair, of which the medians are printed, since a machine has slow
-# seconds. Where a step takes longer than those (3 s) one of each does, and where it takes more than 15 s its first step
-# is the one that is measured. With HOSTS_NAME=NAME several can run side by side; links have to be so slow that cores
+# seconds. Where a step takes longer than those (3 s) one of each does, and one step where it takes more than 15 s. With HOSTS_NAME=NAME several can run side by side; links have to be so slow that cores
 # rest.
 #
 # All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts
@@ -86,10 +85,10 @@ predicted() { # hosts, ranks on each, flags
 }
 
 measured() { # hosts, ranks on each, flags; seconds that a step takes, roughly, are in $about
-    local warmup=1 steps=$steps
+    local steps=$steps
     ! longer 3 || steps=$(((steps + 1) / 2))
-    ! longer 15 || { warmup=0 steps=1; }
-    job "$1" "$2" --threads 1 --optimizer sgd --lr 1e-4 --warmup "$warmup" --steps "$steps" \
+    ! longer 15 || steps=1
+    job "$1" "$2" --threads 1 --optimizer sgd --lr 1e-4 --warmup 1 --steps "$steps" \
         --tuning "$scratch/tuning.json" --results "$scratch/r.h5" "${@:3}" >"$scratch/said" ||
         { cat "$scratch/said" >&2; return 1; }
     rm -f "$scratch/r.h5"

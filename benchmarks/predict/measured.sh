@@ -13,8 +13,8 @@
 #            PROGRESS=0 measured.sh …
 #
 # Predictions and runs take turns: ROUNDS of each for a pair, of which the medians are printed, since a machine has slow
-# seconds. Where a step takes longer than those (3 s) one of each does, and one step where it takes more than 15 s. With HOSTS_NAME=NAME several can run side by side; links have to be so slow that cores
-# rest.
+# seconds. Where a step takes longer than those (3 s) one of each does, and one step where it takes more than 15 s. With
+# HOSTS_NAME=NAME several can run side by side, if links are so slow that cores rest.
 #
 # All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts
 # of their own with 1 Gbit/s, is measured beside all that it rehearsed. It fails where the mean error is above 5 %, one

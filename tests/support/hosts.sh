@@ -70,10 +70,23 @@ up() {
     for ((host = 0; host < count; host++)); do start_host "h$host" "10.78.0.$((10 + host))" "$rate"; done
 }
 
+# Ends all processes of a host but the one that holds it.
+end_processes() { # the holder
+    local host process
+    host=$(readlink "/proc/$1/ns/uts")
+    for process in /proc/[0-9]*; do
+        [ "${process#/proc/}" != "$1" ] && [ "$(readlink "$process/ns/uts")" = "$host" ] || continue
+        kill -9 "${process#/proc/}" 2>/dev/null || true
+    done
+}
+
 down() {
-    local network holder
-    for holder in "$state"/h[0-9]*; do
-        [ ! -e "$holder" ] || kill -9 "$(cat "$holder")" 2>/dev/null || true
+    local network file holder
+    for file in "$state"/h[0-9]*; do
+        [ -e "$file" ] || continue
+        holder=$(cat "$file")
+        [ ! -e "/proc/$holder" ] || end_processes "$holder"
+        kill -9 "$holder" 2>/dev/null || true
     done
     for network in $(ip netns list | sed -n "s/^\($name-[^ ]*\).*/\1/p"); do
         ip netns del "$network"
@@ -84,14 +97,10 @@ down() {
 
 # Everything but the process that holds it; commands on it fail until it is back.
 crash() {
-    local holder host process
+    local holder
     holder=$(cat "$state/$1")
     mv "$state/$1" "$state/$1.lost"
-    host=$(readlink "/proc/$holder/ns/uts")
-    for process in /proc/[0-9]*; do
-        [ "${process#/proc/}" != "$holder" ] && [ "$(readlink "$process/ns/uts")" = "$host" ] || continue
-        kill -9 "${process#/proc/}" 2>/dev/null || true
-    done
+    end_processes "$holder"
 }
 
 case ${1:-} in

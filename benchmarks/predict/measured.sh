@@ -40,13 +40,17 @@ trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
 
 # What starts dltrain slowly, for hosts of so many ranks.
 slow() { # ranks of a host
+    # A message of 60 KB takes half a millisecond with 1 Gbit/s.
+    local rest=50
+    [ "${rate:-1gbit}" = 1gbit ] || rest=500
     local dnnl=${DLTRAIN_DNNL:-$(ldconfig -p | sed -n 's/.*libdnnl.so.3.* => //p;T;q')}
     mkdir -p "$scratch/dnnl/lib"
     cc -O2 -shared -fPIC -o "$scratch/dnnl/lib/libdnnl.so.3" benchmarks/predict/slow.c \
         -Wl,--no-as-needed "$dnnl" -Wl,-rpath,"$(dirname "$dnnl")"
     cat >"$scratch/slow" <<SH
 #!/bin/sh
-export SLOW=$((slow * $1)) DNNL_ROOT=$scratch/dnnl LD_PRELOAD=$scratch/dnnl/lib/libdnnl.so.3 SLOW_TABLE=$scratch/kernels
+export SLOW=$((slow * $1)) SLOW_REST=$rest SLOW_TABLE=$scratch/kernels
+export DNNL_ROOT=$scratch/dnnl LD_PRELOAD=$scratch/dnnl/lib/libdnnl.so.3
 case " \$* " in *" --dry-run "*) export SLOW_SAVE=1 ;; esac
 exec $dltrain "\$@"
 SH

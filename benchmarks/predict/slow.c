@@ -1,7 +1,8 @@
 /* A rank that computes SLOW times as long as it does, and sleeps the rest, so that many fit on few cores and have the
  * whole of one for their messages: measured.sh puts it in oneDNN's place, which it stands on. In its sleep it moves
- * Open MPI's messages along, as a network card would that does so by itself. A rank that waits sleeps a third of the
- * time, where it would poll all the time: on a node with a core a rank nobody else would have that core. */
+ * Open MPI's messages along, as a network card would that does so by itself. A rank that waits sleeps SLOW_REST
+ * microseconds after each 100, where it would poll all the time: on a node with a core a rank nobody else would have
+ * that core. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -134,9 +135,11 @@ int dnnl_primitive_execute(const void *primitive, void *stream, int count, const
 /* Open MPI yields in every test of a message that has not come, and a rank may ask for many. */
 int sched_yield(void)
 {
-    static double slept;
+    static double slept, rest;
+    if (!rest)
+        rest = 1e-6 * atof(getenv("SLOW_REST"));
     if (seconds(CLOCK_MONOTONIC) - slept > 1e-4) {
-        sleep_for(5e-5);
+        sleep_for(rest);
         slept = seconds(CLOCK_MONOTONIC);
     }
     return 0;

@@ -10,7 +10,7 @@
 #
 # Usage: measured.sh DLTRAIN    (make bench-measured); needs DLTRAIN_MPIRUN
 #        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=3 ROUNDS=3 SLOW=5 \
-#            PROGRESS=0 measured.sh …
+#            PROGRESS=0 SETTINGS="1x2 1x4 2x1 4x1" measured.sh …
 #
 # Predictions and runs take turns: ROUNDS of each for a pair, of which the medians are printed, since a machine has slow
 # seconds. Where a step takes longer than those (3 s) one of each does, and one step where it takes more than 15 s. With
@@ -28,6 +28,7 @@ hosts=tests/support/hosts.sh
 rates=${RATES-1gbit 300mbit 100mbit}
 counts=${HOSTS-2 3 4}
 locals=${LOCAL-1 2}
+settings=${SETTINGS-1x2 1x4 2x1 4x1}
 models=${MODELS-mnist_large resnet50 vgg11 alexnet}
 steps=${STEPS:-3}
 rounds=${ROUNDS:-3}
@@ -177,12 +178,13 @@ choice() { # hosts, ranks on each, model
 choices() {
     local model setting
     echo
-    echo "ways as --parallel auto predicts them, and as they are; * is taken. Links of 1 Gbit/s"
+    echo "ways as --parallel auto predicts them, and as they are; * is taken. Links of 1 Gbit/s, ranks compute $slow" \
+        "times as long for each of a host, medians of $rounds runs of $steps steps (of one, if longer than 3 s)"
     printf '%-6s %-12s %10s %10s %s\n' hosts model predicted measured way
     $hosts down 2>/dev/null || true
     $hosts up 4 1gbit
-    for setting in "1 2" "1 4" "2 1" "4 1"; do
-        read -r count each <<<"$setting"
+    for setting in $settings; do
+        read -r count each <<<"${setting/x/ }"
         slow "$each"
         job 2 "$each" bench autotune --output "$scratch/tuning.json" >"$scratch/said" ||
             { cat "$scratch/said" >&2; return 1; }

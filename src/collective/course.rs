@@ -11,11 +11,11 @@ use std::rc::Rc;
 
 use super::schedule::{Apply, Group, Phase, Round};
 use super::tuning::Parameters;
-use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, torus};
+use super::{gather, gossip, halving_doubling, own_pace, recursive_doubling, ring, star, torus};
 use crate::comm::Topology;
 use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
-use crate::interconnect::{Contention, Interconnect, Loads, Rounds, Routes};
+use crate::interconnect::{self, Contention, Interconnect, Loads, Rounds, Routes};
 
 /// Where ranks are, and what is known of it.
 pub struct Machine {
@@ -36,6 +36,10 @@ pub struct Machine {
     /// What may be on the links beside other things, and the number of it that rounds of an algorithm have.
     loads: RefCell<Vec<Load>>,
     numbered: RefCell<HashMap<Shared, Option<usize>>>,
+    /// Seconds of rounds of so many elements through which each rank goes at its own pace.
+    paced: RefCell<HashMap<(Steps, Wire, usize), f64>>,
+    /// In how many pieces such rounds are thought to go.
+    pieces: usize,
     /// Groups that have the same part of all links.
     classes: RefCell<HashMap<[usize; 3], Vec<usize>>>,
 }
@@ -81,8 +85,16 @@ impl Machine {
             contention,
             loads: RefCell::default(),
             numbered: RefCell::default(),
+            paced: RefCell::default(),
+            pieces: 1,
             classes: RefCell::default(),
         }
+    }
+
+    /// The same where one chunk of what ranks send passes a link while another one of an earlier round passes another
+    /// link, as in the executor. The traces for SimGrid know nothing of that.
+    pub fn in_chunks(self) -> Machine {
+        Machine { pieces: PIECES, ..self }
     }
 
     /// Bytes a second of the slowest message of each of some loads that are under way at a time.
@@ -155,6 +167,39 @@ impl Machine {
             self.contention.borrow_mut().alike(&members, shape[2])
         };
         self.classes.borrow_mut().entry(shape).or_insert_with(find).clone()
+    }
+
+    /// Whether some ranks are through with rounds earlier than others, so that messages of unlike rounds meet on links:
+    /// of ranks that are no power of two, which add up in pairs first, and of several servers. To simulate all messages
+    /// of more ranks than `MOST_PACED` would take too long; those of a round are then counted at one time.
+    fn is_paced(&self, steps: Steps, among: Among, cuts: &Cuts) -> bool {
+        let shares = self.local > 1 || self.network.topology != interconnect::Topology::Flat;
+        let folds = shares && !self.ranks().is_power_of_two();
+        let owners = || (0..cuts.ranks()).filter(|&rank| !cuts.part(rank).is_empty()).count();
+        let unlike = match steps {
+            Steps::Sum(Pattern::RecursiveDoubling | Pattern::HalvingDoubling) | Steps::Halve => folds,
+            Steps::ToOwners | Steps::FromOwners => owners() > 1,
+            _ => false,
+        };
+        unlike && among == Among::All && self.ranks() <= MOST_PACED
+    }
+
+    /// Seconds of such rounds.
+    fn paced(&self, known: (Steps, Wire, usize), cuts: &Cuts) -> f64 {
+        if let Some(seconds) = self.paced.borrow().get(&known) {
+            return *seconds;
+        }
+        let (steps, wire, elements) = known;
+        // Servers' messages are pieces.
+        let pieces = if steps.pass_on() { self.pieces.min(elements) } else { 1 };
+        let cuts = if pieces > 1 { &Cuts::even(&(0..elements / pieces), self.ranks()) } else { cuts };
+        let course = Course::of(steps, cuts, wire);
+        let deeds = (0..self.ranks()).map(|rank| course.of_rank(rank, self)).collect();
+        let within = [self.parameters.within.latency(), self.parameters.within.per_byte()];
+        let seconds =
+            own_pace::seconds(deeds, pieces, &self.node_of, within, &mut self.contention.borrow_mut());
+        self.paced.borrow_mut().insert(known, seconds);
+        seconds
     }
 
     /// How many ranks it has.
@@ -231,6 +276,13 @@ impl Machine {
         copied.into_values().max().map_or(0.0, |most| within.latency() + most as f64 * within.per_byte())
     }
 }
+
+/// Pieces in which such ranks' messages go. More of them come closer to chunks of 60 KB, and take longer to simulate:
+/// where all of one round's links rest in the next, the rest that 16 leave is a sixteenth of a round.
+const PIECES: usize = 16;
+
+/// Ranks of which every message is simulated.
+const MOST_PACED: usize = 512;
 
 /// Which ranks of a machine do something with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -489,8 +541,26 @@ impl Course {
             Leg::Messages { steps, cuts, among: Among::Alike } => {
                 self.phases(*steps, &busiest_share(cuts, machine), Among::Alike, machine)
             }
+            Leg::Messages { steps, cuts, among } if machine.is_paced(*steps, *among, cuts) => {
+                self.paced(*steps, cuts, machine)
+            }
             Leg::Messages { steps, cuts, among } => self.phases(*steps, cuts, *among, machine),
         }
+    }
+
+    /// Seconds of rounds through which each rank goes at its own pace. Where all parts are alike they grow evenly between
+    /// powers of four of elements, so that buckets of many sizes take few simulations.
+    fn paced(&self, steps: Steps, cuts: &Cuts, machine: &Machine) -> f64 {
+        let elements = cuts.range().len();
+        if matches!(steps, Steps::ToOwners | Steps::FromOwners) || elements == 0 {
+            return machine.paced((steps, self.wire, elements), cuts);
+        }
+        let below = 1 << (elements.ilog2() / 2 * 2);
+        let of = |elements| {
+            machine.paced((steps, self.wire, elements), &Cuts::even(&(0..elements), machine.ranks()))
+        };
+        let [least, most] = [below, 4 * below].map(of);
+        least + (most - least) * (elements - below) as f64 / (3 * below) as f64
     }
 
     /// The rounds that these seconds are made of, where all take part in a round for as long as its slowest message
@@ -502,20 +572,22 @@ impl Course {
                 Leg::Meet => {}
                 Leg::Work(seconds) => rounds.push(Rounds::off_links(*seconds)),
                 Leg::Together(together) => rounds.push(together.at_a_time(machine, firsts)),
-                Leg::Messages { steps, cuts, among } => {
-                    let of_leg = self.of_phases(*steps, cuts, *among, machine, firsts);
-                    // Some are through earlier than the slowest.
-                    let seconds = |of: &Rounds| of.count as f64 * machine.seconds(of);
-                    let sum: f64 = of_leg.iter().map(seconds).sum();
-                    let share = match among {
-                        Among::All if sum > 0.0 => self.of_leg(leg, machine) / sum,
-                        _ => 1.0,
-                    };
-                    rounds.extend(of_leg.into_iter().map(|of| of.shortened(share)));
-                }
+                Leg::Messages { .. } => rounds.extend(self.of_messages(leg, machine, firsts)),
             }
         }
         rounds
+    }
+
+    fn of_messages(&self, leg: &Leg, machine: &Machine, firsts: &[usize]) -> Vec<Rounds> {
+        let Leg::Messages { steps, cuts, among } = leg else { return Vec::new() };
+        let rounds = self.of_phases(*steps, cuts, *among, machine, firsts);
+        // Some are through earlier than the slowest.
+        let sum: f64 = rounds.iter().map(|of| of.count as f64 * machine.seconds(of)).sum();
+        let share = match among {
+            Among::All if sum > 0.0 => self.of_leg(leg, machine) / sum,
+            _ => 1.0,
+        };
+        rounds.into_iter().map(|of| of.shortened(share)).collect()
     }
 
     /// The rounds, and seconds of each, in which ranks pass on what came in the round before. What goes straight from
@@ -525,11 +597,7 @@ impl Course {
             Leg::Meet | Leg::Work(_) | Leg::Together(_) => false,
             Leg::Messages { steps, among, .. } => steps.pass_on() && !matches!(among, Among::Groups(_)),
         };
-        let rounds = |leg: &Leg| match leg {
-            Leg::Messages { steps, cuts, among } => self.of_phases(*steps, cuts, *among, machine, &[]),
-            _ => Vec::new(),
-        };
-        let all = self.legs.iter().filter(passes_on).flat_map(rounds);
+        let all = self.legs.iter().filter(passes_on).flat_map(|leg| self.of_messages(leg, machine, &[]));
         all.map(|of| (of.count, machine.seconds(&of))).collect()
     }
 
@@ -793,6 +861,36 @@ mod tests {
                 let close = (seconds / expected - 1.0).abs() < 1e-4 || (both && seconds <= expected * 1.0001);
                 assert!(close, "{kind:?} on {count} × {local}: {seconds}, not {expected}");
             }
+        }
+    }
+
+    /// By recursive doubling, of six ranks on three nodes, three ranges pass the busiest links of their rounds, and two
+    /// the busiest link of all: in chunks that takes two. On nodes of one rank, and for a power of two of ranks, every
+    /// link has as much to carry in each round.
+    #[test]
+    fn chunks_of_unlike_rounds_pass_unlike_links() {
+        let of = |nodes, local, in_chunks| {
+            let free = Level { latency_us: 0.0, gb_per_s: f64::INFINITY };
+            let parameters =
+                Parameters { within: free, add_gb_per_s: f64::INFINITY, ..Tuning::built_in().parameters };
+            let machine = Machine::new(Interconnect::flat(0.0, 1.0), nodes, local, parameters);
+            let machine = if in_chunks { machine.in_chunks() } else { machine };
+            let cuts = Cuts::even(&(0..1 << 18), nodes * local);
+            let course =
+                Course::sum(AllreduceKind::RECURSIVE_DOUBLING, Share::All, &cuts, Wire::F32, &machine);
+            let course = course.unwrap();
+            let seconds = course.seconds(&machine);
+            // What passes messages on between two steps counts as many seconds.
+            let relayed: f64 =
+                course.relayed(&machine).iter().map(|(count, each)| *count as f64 * each).sum();
+            assert!((relayed / seconds - 1.0).abs() < 1e-9, "{relayed}, not {seconds}");
+            seconds / f64::from(4 << 18)
+        };
+        assert!((of(3, 2, false) - 3.0).abs() < 1e-6);
+        let piece = 1.0 / PIECES as f64;
+        assert!((2.0..=2.0 + 2.0 * piece).contains(&of(3, 2, true)), "{}", of(3, 2, true));
+        for (nodes, local) in [(4, 2), (3, 1), (4, 1)] {
+            assert_eq!(of(nodes, local, true), of(nodes, local, false));
         }
     }
 

@@ -46,6 +46,7 @@ mod hierarchical;
 mod link;
 mod mpi_allreduce;
 mod operation;
+mod own_pace;
 mod recursive_doubling;
 mod ring;
 mod schedule;

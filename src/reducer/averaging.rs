@@ -268,10 +268,16 @@ impl Averaging {
             Level { latency_us: 1e6 * network.latency, gb_per_s: 1e-9 * network.of_node() };
         let selection = Selection::new(self.selection.kind(), config.wire, &Nodes::of(world), &tuning)?;
         let ranks = Machine::of(network, world, tuning.parameters);
+        let ranks = if self.is_measured_on_host() { ranks.in_chunks() } else { ranks };
         let (threads, on_device, is_elsewhere) = (self.threads, self.on_device, true);
         let averages = Averages { selection, tuning, threads, on_device, ranks, is_elsewhere };
         let moved = Averaging::of(world, config, averages);
         Ok(Averaging { measured: self.measured.clone(), ..moved })
+    }
+
+    /// Whether it is known what the ranks, which move messages along, compute at a time.
+    fn is_measured_on_host(&self) -> bool {
+        self.measured.as_ref().is_some_and(|steps| steps.on_host)
     }
 
     /// Where the job is thought to be.
@@ -370,7 +376,7 @@ impl Averaging {
     /// The rounds of a transfer that are passed on by ranks that compute: how many, and seconds of each. None where
     /// nothing is known of what they compute at a time, since their steps were not measured.
     pub fn relayed(&self, transfer: &Transfer, setting: Setting) -> Vec<(usize, f64)> {
-        let machine = self.machine().filter(|_| self.measured.as_ref().is_some_and(|steps| steps.on_host));
+        let machine = self.machine().filter(|_| self.is_measured_on_host());
         let course = machine.and_then(|machine| Some((self.course(transfer, setting, machine)?, machine)));
         course.map_or(Vec::new(), |(course, machine)| course.relayed(machine))
     }

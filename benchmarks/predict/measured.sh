@@ -44,7 +44,7 @@ trap '$hosts down 2>/dev/null; rm -rf "$scratch"' EXIT
 slow() { # ranks of a host
     # A message of 60 KB takes half a millisecond with 1 Gbit/s.
     local rest=50
-    [ "${rate:-1gbit}" = 1gbit ] || rest=500
+    [ "${rate:-1gbit}" = 1gbit ] || rest=1000
     local dnnl=${DLTRAIN_DNNL:-$(ldconfig -p | sed -n 's/.*libdnnl.so.3.* => //p;T;q')}
     mkdir -p "$scratch/dnnl/lib"
     cc -O2 -shared -fPIC -o "$scratch/dnnl/lib/libdnnl.so.3" benchmarks/predict/slow.c \

@@ -58,7 +58,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     if args.iterations == 0 || args.batch == 0 {
         return world.agree(Err(Error::usage("--iterations and --batch must be at least 1")));
     }
-    let tuning = Tuning::load(world, args.tuning.as_deref(), false)?;
+    let tuning = Tuning::load(world, args.tuning.as_deref())?;
     let selection = Selection::new(args.allreduce, args.wire, &Nodes::of(world), &tuning);
     let selection = world.agree(selection)?;
     let mut plan = world.agree(planned(args))?;

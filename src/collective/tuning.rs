@@ -244,14 +244,20 @@ impl Tuning {
             Err(_) => here.ranks.clone(),
         };
         let tuning = Tuning::from_text(text, &Machine { ranks: ranks.clone(), ..here.clone() })?;
-        let measured = if ranks == here.ranks { tuning.measured } else { Vec::new() };
-        Ok(Tuning { measured, ..tuning })
+        if ranks == here.ranks {
+            return Ok(tuning);
+        }
+        log::info!(
+            "what was measured with other ranks a node ({ranks}, {} here) counts by its latencies and rates",
+            here.ranks
+        );
+        Ok(Tuning { measured: Vec::new(), ..tuning })
     }
 
     /// Reads the file of `--tuning`, or that at the usual place if there is one. One that cannot be used is ignored
-    /// with one warning; with `any_ranks` one of other ranks of this machine can be. The same on all ranks: what rank 0
-    /// reads. Collective.
-    pub fn load(world: &World, flag: Option<&Path>, any_ranks: bool) -> Result<Tuning> {
+    /// with one warning; of one of other ranks of this machine latencies and rates count. The same on all ranks: what
+    /// rank 0 reads. Collective.
+    pub fn load(world: &World, flag: Option<&Path>) -> Result<Tuning> {
         let path = flag.map(Path::to_path_buf).or_else(usual_place);
         let mut found = Ok(String::new());
         if let (0, Some(path)) = (world.rank(), &path) {
@@ -268,8 +274,7 @@ impl Tuning {
         let tuning = match found {
             Err(why) => Err(why),
             Ok(_) if text.is_empty() => Ok(Tuning::built_in()),
-            Ok(_) if any_ranks => Tuning::of_any_ranks(&text, &Machine::of(world)?),
-            Ok(_) => Tuning::from_text(&text, &Machine::of(world)?),
+            Ok(_) => Tuning::of_any_ranks(&text, &Machine::of(world)?),
         };
         Ok(tuning.unwrap_or_else(|why| {
             if let (0, Some(path)) = (world.rank(), &path) {

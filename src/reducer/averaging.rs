@@ -159,7 +159,7 @@ impl Averaging {
     /// # Errors
     /// `Usage` or `Environment`, the same on every rank, where what is asked for cannot run.
     pub fn new(world: &World, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
-        let tuning = Tuning::load(world, config.tuning.as_deref(), config.prediction.is_some())?;
+        let tuning = Tuning::load(world, config.tuning.as_deref())?;
         let nodes = Nodes::of(world);
         let given_to_mpi = gpu_direct::mpi_serves(world, config, device)?;
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));

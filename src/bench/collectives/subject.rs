@@ -166,7 +166,7 @@ fn sums(args: &Args, world: &World, region: &Rc<Region>) -> Result<Vec<Box<dyn C
         |kind| if kind == AllreduceKind::MPI && args.algorithm.is_empty() { Wire::F32 } else { args.wire };
     // What a run would choose.
     let measured = kinds.contains(&AllreduceKind::Auto);
-    let tuning = if measured { Tuning::load(world, None, false)? } else { Tuning::built_in() };
+    let tuning = if measured { Tuning::load(world, None)? } else { Tuning::built_in() };
     kinds.into_iter().map(|kind| select(kind, wire(kind), &tuning, world, region)).collect()
 }
 

@@ -49,41 +49,32 @@ pub struct Averaging {
 
 /// What steps took that were measured, by their labels.
 pub struct StepTimes {
-    /// Seconds for each operation, or byte (`work`): what a step takes is thought to grow with these.
-    seconds: HashMap<String, f64>,
+    /// How many times as long as by rates (`threshold::step_seconds`): what a step takes is thought to grow as that does.
+    /// A layer whose weights are most of what it reads takes no less for fewer images.
+    factors: HashMap<String, f64>,
     per_byte: f64,
     /// Whether who computes them looks at messages only in between.
     on_host: bool,
 }
 
-/// Operations of a step of a plan; bytes of one that only moves them.
-fn work(plan: &Plan, step: &PlannedStep) -> f64 {
-    let moved = || step.inputs.iter().chain(&step.outputs).map(|place| place.bytes as f64).sum();
-    step.node.map(|id| plan.graph.cost(id).flops as f64).filter(|&flops| flops > 0.0).unwrap_or_else(moved)
-}
-
 impl StepTimes {
-    /// Of steps of plans, and of each byte that an update reads or writes. Of steps with one label the mean is taken.
-    /// Steps of the host's own device are computed by the thread that moves messages.
+    /// Of steps, with what they take by rates and what was measured, and of each byte that an update reads or writes. Of
+    /// steps with one label the mean is taken. Steps of the host's own device are computed by the thread that moves
+    /// messages.
     pub fn new<'a>(
-        steps: impl Iterator<Item = ((&'a Plan, &'a PlannedStep), f64)>,
+        steps: impl Iterator<Item = (&'a PlannedStep, [f64; 2])>,
         per_byte: f64,
         on_host: bool,
     ) -> StepTimes {
         let mut sums: HashMap<String, [f64; 2]> = HashMap::new();
-        for ((plan, step), seconds) in steps {
-            let [all, works] = sums.entry(step.label.clone()).or_default();
-            *all += seconds;
-            *works += work(plan, step);
+        for (step, [by_rates, measured]) in steps {
+            let [expected, all] = sums.entry(step.label.clone()).or_default();
+            *expected += by_rates;
+            *all += measured;
         }
-        let each = sums.into_iter().filter(|(_, [_, works])| *works > 0.0);
-        let seconds = each.map(|(label, [all, works])| (label, all / works)).collect();
-        StepTimes { seconds, per_byte, on_host }
-    }
-
-    /// What a step of a plan is thought to take, if steps of its label were measured.
-    fn of(&self, plan: &Plan, step: &PlannedStep) -> Option<f64> {
-        self.seconds.get(&step.label).map(|each| each * work(plan, step))
+        let each = sums.into_iter().filter(|(_, [expected, _])| *expected > 0.0);
+        let factors = each.map(|(label, [expected, all])| (label, all / expected)).collect();
+        StepTimes { factors, per_byte, on_host }
     }
 }
 
@@ -314,13 +305,18 @@ impl Averaging {
 
     /// What each step of a plan is expected to take: by rates, unless it was measured.
     pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
-        let mut expected = threshold::step_seconds(plan, &self.tuning.parameters, self.threads);
+        let mut expected = self.step_seconds_by_rates(plan);
         if let Some(measured) = &self.measured {
             for (seconds, step) in expected.iter_mut().zip(&plan.steps) {
-                *seconds = measured.of(plan, step).unwrap_or(*seconds);
+                *seconds *= measured.factors.get(&step.label).unwrap_or(&1.0);
             }
         }
         expected
+    }
+
+    /// The same by rates alone.
+    pub fn step_seconds_by_rates(&self, plan: &Plan) -> Vec<f64> {
+        threshold::step_seconds(plan, &self.tuning.parameters, self.threads)
     }
 
     /// The same where steps are known to take what was measured.
@@ -573,8 +569,8 @@ mod tests {
     use crate::graph::{Builder, Conv2d};
     use crate::plan::{Options, plan};
 
-    /// Of more images, or fewer rows of them, what was measured takes longer or shorter; labels nobody measured are
-    /// told by rates.
+    /// Of more images, or fewer rows of them, what was measured takes longer or shorter, as it does by rates; labels
+    /// nobody measured are told by these alone.
     #[test]
     fn measured_steps_grow_with_their_work() {
         let planned = |batch: usize, parts: usize| {
@@ -585,19 +581,31 @@ mod tests {
             let options = Options { fusion_threshold: 0, training: None, stage: None };
             plan(graph, &Reference, &options).unwrap()
         };
-        let of = |plan: &Plan, measured: &StepTimes, label: &str| {
-            let step = plan.steps.iter().find(|step| step.label == label).expect("the step");
-            measured.of(plan, step)
-        };
         let here = planned(2, 1);
-        let steps = here.steps.iter().map(|step| ((&here, step), 0.5));
-        let measured = StepTimes::new(steps, 1.0, true);
-        let conv = here.steps.iter().find(|step| step.label.starts_with("conv ")).unwrap().label.clone();
-        let linear = here.steps.iter().find(|step| step.label.starts_with("fc ")).unwrap().label.clone();
-        assert_eq!(of(&here, &measured, &conv), Some(0.5));
-        assert_eq!(of(&planned(6, 1), &measured, &conv), Some(1.5));
+        let label =
+            |layer: &str| here.steps.iter().find(|step| step.label.starts_with(layer)).unwrap().label.clone();
+        let [conv, linear] = ["conv ", "fc "].map(label);
+        // Seconds of steps that took half a second with two images, with figures of a machine.
+        let of = |plan: &Plan, [gflops, bytes]: [f64; 2], label: &str| {
+            let built_in = Tuning::built_in().parameters;
+            let shared = Level { gb_per_s: bytes, ..built_in.shared };
+            let parameters = Parameters { gflops_per_thread: gflops, shared, ..built_in };
+            let by_rates = |plan: &Plan| threshold::step_seconds(plan, &parameters, 1);
+            let steps = here.steps.iter().zip(by_rates(&here).into_iter().map(|seconds| [seconds, 0.5]));
+            let measured = StepTimes::new(steps, 1.0, true);
+            let index = plan.steps.iter().position(|step| step.label == label).expect("the step");
+            by_rates(plan)[index] * measured.factors[label]
+        };
+        let (products, bytes) = ([1e-3, 1e3], [1e6, 1.0]);
+        let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one}, not {other}");
+        close(of(&here, products, &conv), 0.5);
+        close(of(&planned(6, 1), products, &conv), 1.5);
         let cut = planned(2, 2);
-        assert_eq!([&conv, &linear].map(|label| of(&cut, &measured, label)), [Some(0.25), Some(0.5)]);
-        assert!(cut.steps.iter().any(|step| measured.of(&cut, step).is_none()));
+        close(of(&cut, products, &conv), 0.25);
+        close(of(&cut, products, &linear), 0.5);
+        // Where memory is slow weights count: the linear layer reads 192 numbers and writes 5 for each image, beside
+        // 965 of its own.
+        close(of(&planned(6, 1), bytes, &linear), 0.5 * (6.0 * 197.0 + 965.0) / (2.0 * 197.0 + 965.0));
+        assert!(cut.steps.iter().any(|step| !here.steps.iter().any(|known| known.label == step.label)));
     }
 }

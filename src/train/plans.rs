@@ -647,9 +647,11 @@ pub fn measured(
     let ranks = groups.data.size() as f64;
     seconds.iter_mut().for_each(|seconds| *seconds /= ranks);
     let moved: usize = all.iter().map(|plan| rule.bytes_moved(plan.sizes.parameters)).sum();
-    let steps = all.iter().flat_map(|plan| plan.steps.iter().map(move |step| (*plan, step))).zip(seconds);
+    let by_rates = all.iter().flat_map(|plan| averaging.step_seconds_by_rates(plan));
+    let steps = all.iter().flat_map(|plan| &plan.steps).zip(by_rates.zip(seconds).map(<[f64; 2]>::from));
     let per_byte = updates[0] / ranks / moved.max(1) as f64;
-    Ok(averaging.with_steps(StepTimes::new(steps, per_byte, device.is_host())))
+    let times = StepTimes::new(steps, per_byte, device.is_host());
+    Ok(averaging.with_steps(times))
 }
 
 /// How a step of this run is done.

@@ -190,8 +190,9 @@ impl Machine {
             return *seconds;
         }
         let (steps, wire, elements) = known;
-        // Servers' messages are pieces.
-        let pieces = if steps.pass_on() { self.pieces.min(elements) } else { 1 };
+        // Servers' messages are pieces, and of many ranks few pieces are simulated as long as many of a few.
+        let pieces = if steps.pass_on() { self.pieces.min(MOST_PACED / self.ranks()) } else { 1 };
+        let pieces = pieces.clamp(1, elements.max(1));
         let cuts = if pieces > 1 { &Cuts::even(&(0..elements / pieces), self.ranks()) } else { cuts };
         let course = Course::of(steps, cuts, wire);
         let deeds = (0..self.ranks()).map(|rank| course.of_rank(rank, self)).collect();

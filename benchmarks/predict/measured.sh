@@ -134,8 +134,8 @@ ways_of() { # hosts, ranks on each
             # shellcheck disable=SC2086
             pair "$1" "$2" "${given[@]}" $flags |
                 awk -v rate="$rate" -v count="$1" -v each="$2" -v model="$model" -v name="$name" '{
-                    printf "%-8s %d x %d  %-12s %-10s %10.3f %10.3f %+8.1f %%\n", rate, count, each, model, name, $1, $2,
-                        100 * ($1 / $2 - 1)
+                    printf "%-8s %d x %d  %-12s %-10s %10.3f %10.3f %+8.1f %%\n", rate, count, each, model, name,
+                        $1, $2, 100 * ($1 / $2 - 1)
                 }'
         done < <(ways "$1" "$2")
     done
@@ -169,8 +169,8 @@ choice() { # hosts, ranks on each, model
     number=0
     while read -r about taken way; do
         number=$((number + 1))
-        printf '%d x %d  %-12s %10.3f %10.3f %s %s\n' "$1" "$2" "$3" "$about" "$(median <"$scratch/took$number")" "$taken" \
-            "$way"
+        printf '%d x %d  %-12s %10.3f %10.3f %s %s\n' "$1" "$2" "$3" "$about" "$(median <"$scratch/took$number")" \
+            "$taken" "$way"
     done <"$scratch/ways" | tee "$scratch/row"
     awk '$7 == "*" { taken = $6 } { if (!best || $6 < best) best = $6 }
         END { printf "choice: %.3f of the best\n", taken / best }' "$scratch/row"

@@ -549,8 +549,8 @@ impl Course {
         }
     }
 
-    /// Seconds of rounds through which each rank goes at its own pace. Where all parts are alike they grow evenly between
-    /// powers of four of elements, so that buckets of many sizes take few simulations.
+    /// Seconds of rounds through which each rank goes at its own pace. Where all parts are alike seconds grow linearly
+    /// between powers of four of elements, so that buckets of many sizes take few simulations.
     fn paced(&self, steps: Steps, cuts: &Cuts, machine: &Machine) -> f64 {
         let elements = cuts.range().len();
         if matches!(steps, Steps::ToOwners | Steps::FromOwners) || elements == 0 {

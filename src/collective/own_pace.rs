@@ -71,8 +71,8 @@ struct Simulation<'a> {
 /// ends have come to it, and links are divided fairly among all messages on them (`Contention::rates`). `node_of` says
 /// where ranks are; a message within a node takes `within`: seconds, and seconds a byte.
 ///
-/// All is done in so many pieces, each of them `deeds`, as the executor does it in chunks: one piece passes a link while
-/// another one of an earlier round passes another link.
+/// A rank does its `deeds` once for each of so many pieces, as the executor does for each chunk: one piece passes a
+/// link while another one of an earlier round passes another link.
 pub fn seconds(
     deeds: Vec<Vec<Deed>>,
     pieces: usize,

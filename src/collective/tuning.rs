@@ -244,19 +244,13 @@ impl Tuning {
             Err(_) => here.ranks.clone(),
         };
         let tuning = Tuning::from_text(text, &Machine { ranks: ranks.clone(), ..here.clone() })?;
-        if ranks == here.ranks {
-            return Ok(tuning);
-        }
-        log::info!(
-            "what was measured with other ranks a node ({ranks}, {} here) counts by its latencies and rates",
-            here.ranks
-        );
-        Ok(Tuning { measured: Vec::new(), ..tuning })
+        let measured = if ranks == here.ranks { tuning.measured } else { Vec::new() };
+        Ok(Tuning { measured, ..tuning })
     }
 
     /// Reads the file of `--tuning`, or that at the usual place if there is one. One that cannot be used is ignored
-    /// with one warning; of one of other ranks of this machine latencies and rates count. The same on all ranks: what
-    /// rank 0 reads. Collective.
+    /// with one warning. Of one that other ranks of this machine wrote the parameters are used, not the measured times.
+    /// The same on all ranks: what rank 0 reads. Collective.
     pub fn load(world: &World, flag: Option<&Path>) -> Result<Tuning> {
         let path = flag.map(Path::to_path_buf).or_else(usual_place);
         let mut found = Ok(String::new());
@@ -274,7 +268,22 @@ impl Tuning {
         let tuning = match found {
             Err(why) => Err(why),
             Ok(_) if text.is_empty() => Ok(Tuning::built_in()),
-            Ok(_) => Tuning::of_any_ranks(&text, &Machine::of(world)?),
+            Ok(_) => {
+                let here = Machine::of(world)?;
+                let tuning = Tuning::of_any_ranks(&text, &here);
+                if let (0, Some(path), Ok(Tuning { machine: Machine { ranks, .. }, .. })) =
+                    (world.rank(), &path, &tuning)
+                    && *ranks != here.ranks
+                {
+                    log::info!(
+                        "{} was measured with other ranks a node ({ranks}, {} here): its latencies and bandwidths are \
+                         used, not its times of allreduces",
+                        path.display(),
+                        here.ranks
+                    );
+                }
+                tuning
+            }
         };
         Ok(tuning.unwrap_or_else(|why| {
             if let (0, Some(path)) = (world.rank(), &path) {

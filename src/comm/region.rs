@@ -285,8 +285,8 @@ pub(super) fn room(bytes: usize) -> Result<()> {
     Err(Error::environment(why))
 }
 
-/// What must be free for windows of so many bytes in all. Open MPI refuses one that would leave less than a twentieth of
-/// its own size, on the first rank of a node alone: the others would wait for it for ever.
+/// What must be free for windows of so many bytes in all. Open MPI refuses a window that would leave less than a
+/// twentieth of its own size. Only the first rank of a node is told; the others would wait for it for ever.
 fn with_reserve(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 20).saturating_add(HEADROOM)
 }

@@ -49,8 +49,8 @@ pub struct Averaging {
 
 /// What steps took that were measured, by their labels.
 pub struct StepTimes {
-    /// How many times as long as by rates (`threshold::step_seconds`): what a step takes is thought to grow as that does.
-    /// A layer whose weights are most of what it reads takes no less for fewer images.
+    /// Measured seconds of a step over those by rates (`threshold::step_seconds`). With other images both are thought
+    /// to grow alike. A layer whose weights are most of what it reads takes no less for fewer images.
     factors: HashMap<String, f64>,
     per_byte: f64,
     /// Whether who computes them looks at messages only in between.
@@ -58,8 +58,8 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Of steps, with what they take by rates and what was measured, and of each byte that an update reads or writes. Of
-    /// steps with one label the mean is taken. Steps of the host's own device are computed by the thread that moves
+    /// Of steps, each with its seconds by rates and its measured ones, and of each byte that an update reads or writes.
+    /// Of steps with one label the mean is taken. Steps of the host's own device are computed by the thread that moves
     /// messages.
     pub fn new<'a>(
         steps: impl Iterator<Item = (&'a PlannedStep, [f64; 2])>,

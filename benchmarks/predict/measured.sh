@@ -8,13 +8,17 @@
 # same way. A step of the network is then that much longer, and Open MPI moves no message while one runs, unless by its
 # progress thread, which is on here (PROGRESS=0: off).
 #
+# A socket buffers BUFFERS bytes: what the kernel makes of that by itself fills the queues of slow links, so that
+# acknowledgements take as long as those, and links that could carry both ways at a time do not (docs/numbers.md).
+#
 # Usage: measured.sh DLTRAIN    (make bench-measured); needs DLTRAIN_MPIRUN
 #        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=3 ROUNDS=3 SLOW=5 \
-#            PROGRESS=0 SETTINGS="1x2 1x4 2x1 4x1" measured.sh …
+#            PROGRESS=0 BUFFERS=131072 WAYS="plain server" SETTINGS="1x2 1x4 2x1 4x1" measured.sh …
 #
 # Predictions and runs take turns: ROUNDS of each for a pair, of which the medians are printed, since a machine has slow
-# seconds. Where a step takes longer than those (3 s) one of each does, and one step where it takes more than 15 s. With
-# HOSTS_NAME=NAME several can run side by side, if links are so slow that cores rest.
+# seconds. Where a step takes longer than those (3 s) one prediction does, and two runs, if these agree within 5 %; one
+# run of one step where that takes more than 15 s. With HOSTS_NAME=NAME several can run side by side, if links are so
+# slow that cores rest.
 #
 # All pairs that are measured are printed. Then what --parallel auto takes for 2 and 4 ranks, on one host and on hosts
 # of their own with 1 Gbit/s, is measured beside all that it rehearsed. It fails where the mean error is above 5 %, one
@@ -35,6 +39,8 @@ steps=${STEPS:-3}
 rounds=${ROUNDS:-3}
 slow=${SLOW:-5}
 progress=${PROGRESS:-1}
+buffers=${BUFFERS:-131072}
+wanted=${WAYS-plain zero-1 server doubling}
 parts=${PARTS:-pairs choices}
 result=
 export HOSTS_NAME=${HOSTS_NAME:-measured}
@@ -72,7 +78,7 @@ job() { # hosts, ranks on each, what slow is given
     local list=h0:$2 host
     for ((host = 1; host < $1; host++)); do list+=,h$host:$2; done
     $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" --mca mpi_yield_when_idle 1 \
-        --mca btl_tcp_progress_thread "$progress" -H "$list" -n $(($1 * $2)) "$scratch/slow" "${@:3}" 2>&1 </dev/null
+        --mca btl_tcp_progress_thread "$progress" --mca btl_tcp_sndbuf "$buffers" --mca btl_tcp_rcvbuf "$buffers" -H "$list" -n $(($1 * $2)) "$scratch/slow" "${@:3}" 2>&1 </dev/null
 }
 
 # Seconds of a step on so many hosts. Each host measures its own ranks, all at the same time, since here they share what
@@ -106,15 +112,22 @@ longer() { # seconds; whether a step is
     awk -v about="$about" -v than="$1" 'BEGIN { exit about <= than }'
 }
 
+agree() { # whether all runs do
+    awk 'NR == 1 || $1 < least { least = $1 } $1 > most { most = $1 } END { exit most > 1.05 * least }' "$scratch/steps"
+}
+
 # A step's seconds as predicted and as measured.
 pair() { # hosts, ranks on each, flags
     local round about
     : >"$scratch/predictions" && : >"$scratch/steps"
     for ((round = 0; round < rounds; round++)); do
-        about=$(predicted "$@")
-        echo "$about" >>"$scratch/predictions"
+        if [ "$round" -eq 0 ] || ! longer 3; then
+            about=$(predicted "$@")
+            echo "$about" >>"$scratch/predictions"
+        fi
         measured "$@" >>"$scratch/steps"
-        ! longer 3 || break
+        ! longer 15 || break
+        ! longer 3 || [ "$round" -eq 0 ] || ! agree || break
     done
     echo "$(median <"$scratch/predictions") $(median <"$scratch/steps")"
 }
@@ -131,6 +144,7 @@ ways_of() { # hosts, ranks on each
     for model in $models; do
         read -ra given <<<"$(flags_of "$model")"
         while read -r name flags; do
+            [[ " $wanted " == *" $name "* ]] || continue
             # shellcheck disable=SC2086
             pair "$1" "$2" "${given[@]}" $flags |
                 awk -v rate="$rate" -v count="$1" -v each="$2" -v model="$model" -v name="$name" '{
@@ -196,7 +210,8 @@ choices() {
 pairs() {
     local rate each count
     echo "ranks compute $slow times as long for each of a host, progress threads: $progress; a step's seconds," \
-        "medians of $rounds runs of $steps steps (of one run, if longer than 3 s)"
+        "medians of $rounds runs of $steps steps (of two that agree, if longer than 3 s; of one, if longer than 15)," \
+        "buffers of $buffers bytes"
     printf '%-8s %-6s %-12s %-10s %10s %10s %10s\n' links hosts model way predicted measured error
     for rate in $rates; do
         $hosts down 2>/dev/null || true

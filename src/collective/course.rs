@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use super::schedule::{Apply, Group, Phase, Round};
 use super::tuning::Parameters;
-use super::{gather, gossip, halving_doubling, own_pace, recursive_doubling, ring, star, torus};
+use super::{executor, gather, gossip, halving_doubling, own_pace, recursive_doubling, ring, star, torus};
 use crate::comm::Topology;
 use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
@@ -197,8 +197,9 @@ impl Machine {
         let course = Course::of(steps, cuts, wire);
         let deeds = (0..self.ranks()).map(|rank| course.of_rank(rank, self)).collect();
         let within = [self.parameters.within.latency(), self.parameters.within.per_byte()];
-        let seconds =
-            own_pace::seconds(deeds, pieces, &self.node_of, within, &mut self.contention.borrow_mut());
+        let ahead = (self.pieces > 1 && steps.pass_on()).then_some(executor::AHEAD as f64);
+        let mut contention = self.contention.borrow_mut();
+        let seconds = own_pace::seconds(deeds, pieces, ahead, &self.node_of, within, &mut contention);
         self.paced.borrow_mut().insert(known, seconds);
         seconds
     }

@@ -32,6 +32,9 @@ pub const WINDOW: usize = 16;
 const MATCHED_EVERY: usize = 32;
 const MATCHING: usize = 4;
 
+/// Bytes by which a rank can be ahead of another.
+pub const AHEAD: usize = (MATCHING + 1) * MATCHED_EVERY * CHUNK * size_of::<f32>();
+
 /// How an algorithm goes about a range, of which each place of the group owns a part: the rounds of one rank.
 pub type Algorithm = fn(&Group, &Cuts) -> Vec<Round>;
 /// The same with numbers of its own.

@@ -12,6 +12,7 @@ use crate::interconnect::{Contention, Routes};
 /// A message between two ranks, or a piece of one.
 struct Message {
     ends: [usize; 2],
+    /// Of its sender.
     piece: usize,
     /// What it passes; none if it stays in a node.
     routes: Option<Routes>,
@@ -20,14 +21,64 @@ struct Message {
     left: f64,
 }
 
-/// What a rank has before it, of one piece of everything.
-struct Rank {
-    /// The next deed last.
-    deeds: Vec<Deed>,
-    /// How many messages of what it does now have not come.
-    open: usize,
-    /// When it came to what it does now, or was through with it.
+/// How far one piece of everything is on a rank.
+#[derive(Clone, Copy)]
+struct Piece {
+    /// Which deed is next, or under way.
+    deed: usize,
+    /// How many messages of that are to come or to leave, once it has begun.
+    open: Option<usize>,
+    /// When it came to that, or was through with it.
     at: f64,
+}
+
+/// A rank, its pieces, and its messages in the order in which they start and end: deed by deed, and of each its pieces.
+struct Rank {
+    deeds: Vec<Deed>,
+    pieces: Vec<Piece>,
+    sends: VecDeque<[usize; 2]>,
+    receives: VecDeque<[usize; 2]>,
+    /// When the last message started.
+    sent_at: f64,
+}
+
+impl Rank {
+    fn new(deeds: Vec<Deed>, pieces: usize) -> Rank {
+        let ordered = |is_one: &dyn Fn(&Deed) -> bool| {
+            let of = |(index, deed): (usize, &Deed)| is_one(deed).then_some(index);
+            let indices = deeds.iter().enumerate().filter_map(of);
+            indices.flat_map(|deed| (0..pieces).map(move |piece| [deed, piece])).collect()
+        };
+        Rank {
+            sends: ordered(&|deed| matches!(deed, Deed::Exchange { send: Some(_), .. })),
+            receives: ordered(&|deed| matches!(deed, Deed::Exchange { receive: Some(_), .. })),
+            pieces: vec![Piece { deed: 0, open: None, at: 0.0 }; pieces],
+            deeds,
+            sent_at: 0.0,
+        }
+    }
+
+    /// A message of a piece has come or left.
+    fn ended(&mut self, piece: usize, now: f64) {
+        let piece = &mut self.pieces[piece];
+        piece.at = piece.at.max(now);
+        piece.open = piece.open.map(|open| open - 1);
+    }
+}
+
+/// Messages from one rank to another, which pass one after the other.
+#[derive(Default)]
+struct Lane {
+    /// Those that are sent and not yet on their way, and when: the other end has not come to them.
+    sent: VecDeque<(usize, f64)>,
+    /// When the other end came to messages that are not sent.
+    wanted: VecDeque<f64>,
+    /// Those on their links, or next.
+    passing: VecDeque<usize>,
+    /// How many have come and are not taken.
+    arrived: usize,
+    /// Bytes that are sent and not taken.
+    ahead: f64,
 }
 
 /// A time in an order, which floating point has none of.
@@ -55,68 +106,83 @@ struct Simulation<'a> {
     node_of: &'a [usize],
     within: [f64; 2],
     contention: &'a mut Contention,
-    /// The pieces of a rank are neighbours.
+    ahead: Option<f64>,
     ranks: Vec<Rank>,
-    pieces: usize,
     messages: Vec<Message>,
-    /// Messages, by their ends and piece, that one end has come to, and when.
-    awaited: HashMap<([usize; 2], usize), f64>,
-    /// Between two ranks one piece is on its way at a time: those that wait for their turn, by the ends.
-    queues: HashMap<[usize; 2], VecDeque<usize>>,
-    /// Messages that both have come to, by when they are on their links, or within a node over.
+    lanes: HashMap<[usize; 2], Lane>,
+    /// Messages that start, by when they are on their links, or within a node over.
     starting: BinaryHeap<Reverse<(Time, usize)>>,
+    /// Ranks that may go on.
+    awake: Vec<usize>,
 }
 
-/// Seconds until the last of some ranks is through, which work and exchange messages. A message starts when both of its
-/// ends have come to it, and links are divided fairly among all messages on them (`Contention::rates`). `node_of` says
-/// where ranks are; a message within a node takes `within`: seconds, and seconds a byte.
+/// Seconds until the last of some ranks is through, which work and exchange messages. Links are divided fairly among all
+/// messages on them (`Contention::rates`). `node_of` says where ranks are; a message within a node takes `within`:
+/// seconds, and seconds a byte.
 ///
 /// A rank does its `deeds` once for each of so many pieces, as the executor does for each chunk: one piece passes a
-/// link while another one of an earlier round passes another link.
+/// link while another one of an earlier round passes another link. All pieces of a message start before those of the
+/// rank's next one, and are taken before those.
+///
+/// A message starts when both of its ends have come to it; or, if a rank may be so many bytes `ahead` of another, when
+/// its sender has.
 pub fn seconds(
     deeds: Vec<Vec<Deed>>,
     pieces: usize,
+    ahead: Option<f64>,
     node_of: &[usize],
     within: [f64; 2],
     contention: &mut Contention,
 ) -> f64 {
-    let of_rank = |mut deeds: Vec<Deed>| {
-        deeds.reverse();
-        (0..pieces).map(move |_| Rank { deeds: deeds.clone(), open: 0, at: 0.0 })
-    };
-    let mut simulation = Simulation {
+    let simulation = Simulation {
         node_of,
         within,
         contention,
-        ranks: deeds.into_iter().flat_map(of_rank).collect(),
-        pieces,
+        ahead,
+        awake: (0..deeds.len()).rev().collect(),
+        ranks: deeds.into_iter().map(|deeds| Rank::new(deeds, pieces)).collect(),
         messages: Vec::new(),
-        awaited: HashMap::new(),
-        queues: HashMap::new(),
+        lanes: HashMap::new(),
         starting: BinaryHeap::new(),
     };
-    for piece in 0..pieces {
-        (0..node_of.len()).for_each(|rank| simulation.go_on(rank, piece));
-    }
     simulation.run()
 }
 
 impl Simulation<'_> {
-    /// A rank does what is next, up to its next messages.
+    /// Ranks that may go on do, up to their next messages.
+    fn wake(&mut self, now: f64) {
+        while let Some(rank) = self.awake.pop() {
+            for piece in 0..self.ranks[rank].pieces.len() {
+                self.go_on(rank, piece);
+            }
+            if self.send(rank, now) | self.take(rank, now) {
+                self.awake.push(rank);
+            }
+        }
+    }
+
+    /// A piece of what a rank does comes to its next messages, if it is through with those before.
     fn go_on(&mut self, rank: usize, piece: usize) {
-        let state = &mut self.ranks[rank * self.pieces + piece];
-        while state.open == 0 {
-            match state.deeds.pop() {
+        let Rank { deeds, pieces, .. } = &mut self.ranks[rank];
+        let state = &mut pieces[piece];
+        if state.open == Some(0) {
+            (state.open, state.deed) = (None, state.deed + 1);
+        }
+        while state.open.is_none() {
+            match &deeds.get(state.deed) {
                 None => return,
-                Some(Deed::Work(seconds)) => state.at += seconds,
-                Some(Deed::Meet | Deed::Together { .. }) => debug_assert!(false, "not by messages in rounds"),
+                Some(Deed::Work(seconds)) => (state.at, state.deed) = (state.at + seconds, state.deed + 1),
+                Some(Deed::Meet | Deed::Together { .. }) => {
+                    debug_assert!(false, "not by messages in rounds");
+                    return;
+                }
                 Some(Deed::Exchange { send, receive }) => {
-                    state.open = usize::from(send.is_some()) + usize::from(receive.is_some());
-                    let now = state.at;
-                    let sent = send.map(|(to, bytes)| ([rank, to], bytes));
-                    let received = receive.map(|(from, bytes)| ([from, rank], bytes));
-                    for (ends, bytes) in sent.into_iter().chain(received) {
-                        self.come_to((ends, piece), bytes as f64, now);
+                    state.open = Some(usize::from(send.is_some()) + usize::from(receive.is_some()));
+                    let at = state.at;
+                    if let (Some((from, _)), None) = (receive, self.ahead) {
+                        let ends = [*from, rank];
+                        self.lanes.entry(ends).or_default().wanted.push_back(at);
+                        self.start(ends);
                     }
                     return;
                 }
@@ -124,55 +190,108 @@ impl Simulation<'_> {
         }
     }
 
-    /// One end of a message has come to it.
-    fn come_to(&mut self, (ends, piece): ([usize; 2], usize), bytes: f64, now: f64) {
-        let Some(earlier) = self.awaited.remove(&(ends, piece)) else {
-            self.awaited.insert((ends, piece), now);
-            return;
-        };
+    /// A rank sends what it has come to, in order. Whether it did.
+    fn send(&mut self, rank: usize, now: f64) -> bool {
+        let mut sent = false;
+        while let Some(&[deed, piece]) = self.ranks[rank].sends.front() {
+            let Rank { deeds, pieces, sends, sent_at, .. } = &mut self.ranks[rank];
+            let Deed::Exchange { send: Some((to, bytes)), .. } = deeds[deed] else { break };
+            let (Piece { deed: next, open, at }, bytes, ends) = (pieces[piece], bytes as f64, [rank, to]);
+            let lane = self.lanes.entry(ends).or_default();
+            let room = self.ahead.is_none_or(|most| lane.ahead == 0.0 || lane.ahead + bytes <= most);
+            if next != deed || open.is_none() || !room {
+                break;
+            }
+            sends.pop_front();
+            *sent_at = sent_at.max(at).max(now);
+            lane.ahead += bytes;
+            lane.sent.push_back((self.messages.len(), *sent_at));
+            let sent_at = *sent_at;
+            if self.ahead.is_some() {
+                // The MPI library has it.
+                self.ranks[rank].ended(piece, sent_at);
+            }
+            sent = true;
+            let nodes = ends.map(|rank| self.node_of[rank]);
+            let (routes, _) = self.contention.routes(std::iter::once((nodes, bytes)));
+            let routes = (nodes[0] != nodes[1]).then_some(routes);
+            self.messages.push(Message { ends, piece, routes, bytes, left: bytes });
+            self.start(ends);
+        }
+        sent
+    }
+
+    /// The next message from one rank to another starts, if those who must have come to it.
+    fn start(&mut self, ends: [usize; 2]) {
+        let Some(lane) = self.lanes.get_mut(&ends) else { return };
+        let Some(&(index, sent)) = lane.sent.front() else { return };
+        let wanted = if self.ahead.is_some() { Some(sent) } else { lane.wanted.pop_front() };
+        let Some(wanted) = wanted else { return };
+        lane.sent.pop_front();
+        let Message { bytes, routes, .. } = &self.messages[index];
         let nodes = ends.map(|rank| self.node_of[rank]);
-        let is_near = nodes[0] == nodes[1];
-        let (routes, latency) = self.contention.routes(std::iter::once((nodes, bytes)));
-        let before = if is_near { self.within[0] + bytes * self.within[1] } else { latency };
-        self.starting.push(Reverse((Time(earlier.max(now) + before), self.messages.len())));
-        let routes = (!is_near).then_some(routes);
-        self.messages.push(Message { ends, piece, routes, bytes, left: bytes });
+        let before = match routes {
+            None => self.within[0] + bytes * self.within[1],
+            Some(_) => self.contention.routes(std::iter::once((nodes, *bytes))).1,
+        };
+        self.starting.push(Reverse((Time(sent.max(wanted) + before), index)));
+    }
+
+    /// A rank takes what has come, in order. Whether it did.
+    fn take(&mut self, rank: usize, now: f64) -> bool {
+        let mut taken = false;
+        while let Some(&[deed, piece]) = self.ranks[rank].receives.front() {
+            let Rank { deeds, pieces, receives, .. } = &mut self.ranks[rank];
+            let Deed::Exchange { receive: Some((from, bytes)), .. } = deeds[deed] else { break };
+            let Some(lane) = self.lanes.get_mut(&[from, rank]).filter(|lane| lane.arrived > 0) else { break };
+            if pieces[piece].deed != deed || pieces[piece].open.is_none() {
+                break;
+            }
+            receives.pop_front();
+            lane.arrived -= 1;
+            lane.ahead -= bytes as f64;
+            self.ranks[rank].ended(piece, now);
+            self.awake.push(from);
+            taken = true;
+        }
+        taken
     }
 
     /// A message has come.
     fn end(&mut self, index: usize, now: f64) {
         let Message { ends, piece, .. } = self.messages[index];
-        for rank in ends {
-            let state = &mut self.ranks[rank * self.pieces + piece];
-            state.open -= 1;
-            state.at = now;
-            self.go_on(rank, piece);
+        self.lanes.entry(ends).or_default().arrived += 1;
+        if self.ahead.is_none() {
+            self.ranks[ends[0]].ended(piece, now);
         }
+        self.awake.extend(ends);
     }
 
     /// A message may pass its links now. Whether it does: none is before it.
     fn is_next(&mut self, index: usize) -> bool {
-        let queue = self.queues.entry(self.messages[index].ends).or_default();
-        queue.push_back(index);
-        queue.len() == 1
+        let passing = &mut self.lanes.entry(self.messages[index].ends).or_default().passing;
+        passing.push_back(index);
+        passing.len() == 1
     }
 
     /// A message has left its links to the next between the same ranks.
     fn next_after(&mut self, index: usize) -> Option<usize> {
-        let queue = self.queues.get_mut(&self.messages[index].ends)?;
-        queue.pop_front();
-        queue.front().copied()
+        let passing = &mut self.lanes.get_mut(&self.messages[index].ends)?.passing;
+        passing.pop_front();
+        passing.front().copied()
     }
 
     fn run(mut self) -> f64 {
         let (mut now, mut on_links, mut rates): (f64, Vec<usize>, Vec<f64>) = (0.0, Vec::new(), Vec::new());
         loop {
+            self.wake(now);
             let over = |(&index, rate): (&usize, &f64)| now + self.messages[index].left / rate;
             let next_end = on_links.iter().zip(&rates).map(over).fold(f64::INFINITY, f64::min);
             let next_start = self.starting.peek().map_or(f64::INFINITY, |Reverse((time, _))| time.0);
             let next = next_end.min(next_start);
             if next.is_infinite() {
-                return self.ranks.iter().map(|rank| rank.at).fold(0.0, f64::max);
+                let pieces = self.ranks.iter().flat_map(|rank| &rank.pieces);
+                return pieces.map(|piece| piece.at).fold(0.0, f64::max);
             }
             for (&index, rate) in on_links.iter().zip(&rates) {
                 self.messages[index].left -= (next - now) * rate;
@@ -221,7 +340,7 @@ mod tests {
                 // Who got something deals with it.
                 deeds[to].push(Deed::Work(3.0));
             }
-            seconds(deeds, 1, node_of, [0.5, 0.1], &mut Contention::new(&tree, 4))
+            seconds(deeds, 1, None, node_of, [0.5, 0.1], &mut Contention::new(&tree, 4))
         };
         let apart = |messages: &[(usize, usize, usize)]| of(&[0, 1, 2, 3], messages);
         let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one}, not {other}");
@@ -253,12 +372,31 @@ mod tests {
                 ],
                 vec![Deed::Exchange { send: None, receive: to }],
             ];
-            seconds(deeds, pieces, &[0, 1, 2], [0.0; 2], &mut Contention::new(&flat, 3))
+            seconds(deeds, pieces, None, &[0, 1, 2], [0.0; 2], &mut Contention::new(&flat, 3))
         };
         let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one}, not {other}");
         close(of(1), 2.0 * 13.0);
         // Both pieces leave one after the other; the second one is on its second link when it has come.
         close(of(2), 13.0 + 7.0);
         close(of(4), 13.0 + 4.0);
+    }
+
+    /// Rank 1 gets twelve bytes from rank 0, which works before, and then twelve from rank 2. That is through with what
+    /// it may be ahead by when rank 0 begins.
+    #[test]
+    fn what_is_taken_in_order_is_sent_ahead() {
+        let flat = Interconnect::flat(1.0, 1.0);
+        let of = |ahead: Option<f64>| {
+            let to = Deed::Exchange { send: Some((1, 3)), receive: None };
+            let from = |rank| Deed::Exchange { send: None, receive: Some((rank, 3)) };
+            let deeds = vec![vec![Deed::Work(20.0), to.clone()], vec![from(0), from(2)], vec![to]];
+            seconds(deeds, 4, ahead, &[0, 1, 2], [0.0; 2], &mut Contention::new(&flat, 3))
+        };
+        let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one}, not {other}");
+        // Both begin when rank 1 has come to them, and share its link.
+        close(of(None), 20.0 + 1.0 + 24.0);
+        close(of(Some(12.0)), 20.0 + 1.0 + 12.0);
+        // Six are there before; the others start when all of rank 0 were taken.
+        close(of(Some(6.0)), 20.0 + 1.0 + 12.0 + 1.0 + 6.0);
     }
 }

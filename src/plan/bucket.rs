@@ -48,6 +48,20 @@ pub fn cut_alike(gradients: &[Ready], buckets: &[Bucket], steps: usize) -> Vec<B
     of_groups(gradients, &buckets.iter().map(group).collect::<Vec<_>>(), steps)
 }
 
+/// The same buckets in slices of at most so many bytes, wherever that is in a gradient.
+pub fn slice(buckets: &[Bucket], most: usize) -> Vec<Bucket> {
+    let of = |bucket: &Bucket| {
+        let (after, start, len) = (bucket.after, bucket.bytes.start, bucket.bytes.len());
+        let slices = len.div_ceil(most).max(1);
+        let at = move |slice: usize| match slice == slices {
+            true => start + len,
+            false => start + (len * slice / slices).next_multiple_of(TAIL),
+        };
+        (0..slices).map(move |slice| Bucket { bytes: at(slice)..at(slice + 1), after })
+    };
+    buckets.iter().flat_map(of).collect()
+}
+
 /// A bucket for each run of gradients. The runs follow each other and are all gradients. The tail joins the last
 /// bucket, which waits for the last step.
 fn of_groups(gradients: &[Ready], groups: &[Range<usize>], steps: usize) -> Vec<Bucket> {
@@ -97,6 +111,17 @@ mod tests {
                 prop_assert_eq!(pair[0].bytes.end, pair[1].bytes.start);
                 prop_assert!(pair[0].bytes.len() >= threshold);
                 prop_assert!(pair[0].after < pair[1].after);
+            }
+            // Slices are of even lengths, cover every bucket and leave with it.
+            let most = threshold.next_multiple_of(TAIL) + TAIL;
+            let slices = slice(&buckets, most);
+            prop_assert!(slices.iter().all(|s| s.bytes.len() <= most && (s.bytes.start % TAIL) == 0));
+            prop_assert_eq!(slices.first().unwrap().bytes.start, 0);
+            prop_assert!(slices.windows(2).all(|pair| pair[0].bytes.end == pair[1].bytes.start));
+            for bucket in &buckets {
+                let of = slices.iter().filter(|s| bucket.bytes.contains(&s.bytes.start));
+                prop_assert!(of.clone().all(|s| s.after == bucket.after && s.bytes.end <= bucket.bytes.end));
+                prop_assert_eq!(of.map(|s| s.bytes.len()).sum::<usize>(), bucket.bytes.len());
             }
             for (bytes, ready) in &gradients {
                 let bucket = buckets.iter().find(|b| b.bytes.contains(&bytes.start)).unwrap();

@@ -312,6 +312,11 @@ impl Plan {
         self.buckets = bucket::cut(&self.gradients, self.split, threshold, self.steps.len());
     }
 
+    /// Cuts buckets that are longer than so many bytes into slices, wherever that is in a parameter.
+    pub fn slice_buckets(&mut self, most: usize) {
+        self.buckets = bucket::slice(&self.buckets, most);
+    }
+
     /// What enters the hash: every step with its operands' layouts and places, and the buckets.
     fn canonical(&self) -> String {
         let mut text = String::new();

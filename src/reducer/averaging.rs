@@ -10,7 +10,9 @@ use crate::collective::cost::Nodes;
 use crate::collective::course::{Course, Groups, Machine, Share, Steps};
 use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::{Topology, World};
-use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Strategy, Wire};
+use crate::config::{
+    AllreduceKind, Compression, Config, MeshShape, Pattern, Precision, Strategy, Wire,
+};
 use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;
@@ -114,6 +116,10 @@ impl Star {
         }
     }
 }
+
+/// Bytes of a bucket at most where few ranks update for all: what an owner waits for before its link is used both ways.
+/// BytePS cuts tensors at as many.
+const SLICE: usize = 4 << 20;
 
 /// What is decided before strategies are looked at.
 struct Averages {
@@ -276,14 +282,32 @@ impl Averaging {
         self.is_elsewhere.then_some(&*self.ranks)
     }
 
-    /// Cuts the gradients of a training plan into buckets, unless a threshold was given.
+    /// Cuts the gradients of a training plan into buckets, at the threshold that was given or the best one. Where few
+    /// ranks update for all they are cut into slices.
     ///
     /// # Errors
     /// `Internal` where a script cannot be rehearsed.
     pub fn cut(&self, plan: &mut Plan, config: &Config) -> Result<()> {
-        if config.fusion_threshold.is_some() {
-            return Ok(());
+        if config.fusion_threshold.is_none() {
+            self.choose_threshold(plan, config)?;
         }
+        if self.is_sliced(config) {
+            plan.slice_buckets(SLICE);
+        }
+        Ok(())
+    }
+
+    /// Whether new parameters can leave their owners while the rest of a large layer is still coming: not where updates
+    /// wait for all gradients, or for all of their layer's, or where a layer is compressed as a whole. An owner that
+    /// answers one rank after the other has its link busy both ways with those of several.
+    fn is_sliced(&self, config: &Config) -> bool {
+        let optimizer = &config.optimizer;
+        let waits = optimizer.clip_norm.is_some() || config.precision == Precision::F16;
+        let is_whole = waits || optimizer.rule.has_trust() || config.compress.is_some();
+        self.star.is_some() && !config.strategy.is_asynchronous() && !is_whole
+    }
+
+    fn choose_threshold(&self, plan: &mut Plan, config: &Config) -> Result<()> {
         // Places of a group have unlike steps, and the same buckets.
         if config.spatial > 1 {
             plan.cut_at(threshold::ALIKE);

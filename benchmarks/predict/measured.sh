@@ -78,7 +78,8 @@ job() { # hosts, ranks on each, what slow is given
     local list=h0:$2 host
     for ((host = 1; host < $1; host++)); do list+=,h$host:$2; done
     $hosts run h0 "${mpirun[@]}" --mca plm rsh --mca plm_rsh_agent "$($hosts agent)" --mca mpi_yield_when_idle 1 \
-        --mca btl_tcp_progress_thread "$progress" --mca btl_tcp_sndbuf "$buffers" --mca btl_tcp_rcvbuf "$buffers" -H "$list" -n $(($1 * $2)) "$scratch/slow" "${@:3}" 2>&1 </dev/null
+        --mca btl_tcp_progress_thread "$progress" --mca btl_tcp_sndbuf "$buffers" --mca btl_tcp_rcvbuf "$buffers" \
+        -H "$list" -n $(($1 * $2)) "$scratch/slow" "${@:3}" 2>&1 </dev/null
 }
 
 # Seconds of a step on so many hosts. Each host measures its own ranks, all at the same time, since here they share what

@@ -116,8 +116,8 @@ struct Simulation<'a> {
     awake: Vec<usize>,
 }
 
-/// Seconds until the last of some ranks is through, which work and exchange messages. Links are divided fairly among all
-/// messages on them (`Contention::rates`). `node_of` says where ranks are; a message within a node takes `within`:
+/// Seconds until the last of some ranks is through, which work and exchange messages. Links are divided fairly among
+/// all messages on them (`Contention::rates`). `node_of` says where ranks are; a message within a node takes `within`:
 /// seconds, and seconds a byte.
 ///
 /// A rank does its `deeds` once for each of so many pieces, as the executor does for each chunk: one piece passes a

@@ -664,11 +664,13 @@ mod tests {
         let share = |bucket: usize, _: usize, _: usize| buckets[bucket].bytes.clone();
         let sums = buckets.last().map_or(0, |bucket| bucket.bytes.end);
         let (readers, exchanges) = (vec![0; buckets.len()], Vec::new());
+        let last_readers = buckets.iter().map(|bucket| bucket.after).collect();
         let outline = Outline {
             steps,
             forward: 1,
             buckets: &buckets,
             readers,
+            last_readers,
             copies: false,
             exchanges,
             split: 0,

@@ -824,6 +824,7 @@ mod tests {
                     forward: self.buckets.len(),
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
+                    last_readers: self.buckets.iter().map(|bucket| bucket.after).collect(),
                     copies: self.copies,
                     exchanges: vec![(0, 0..64, Kind::Gather, self.neighbours.unwrap_or(computing))],
                     split: self.split,
@@ -1210,6 +1211,30 @@ mod tests {
         // The first reader waits for the last bucket, and so for all.
         assert_eq!(order("zero1", true), [(0, 0), (1, 1), (2, 2)]);
         assert_eq!(order("root", false), [(0, 0), (1, 1), (2, 2)]);
+    }
+
+    /// The first bucket's new parameters come while the second one's gradients are computed and sent, unless updates
+    /// wait for all gradients.
+    #[test]
+    fn ranks_that_own_nothing_ask_for_new_parameters_while_they_compute() {
+        let example = Example::new(&[4, 4]);
+        for strategy in ["server", "root"] {
+            let strategy: Strategy = strategy.parse().expect("a strategy");
+            let seconds = |clip: bool| {
+                let scripts = example.scripts(&Manner { clip, ..manner(3, strategy, false) });
+                let script = &scripts[1];
+                let asks = |action: &Action| {
+                    let Action::Start(id) = action else { return false };
+                    script.transfers[*id].kind == Kind::FromOwners
+                };
+                let first = script.actions.iter().position(asks).expect("it asks");
+                let computed = script.actions.iter().rposition(|action| matches!(action, Action::Run { .. }));
+                assert_eq!(first < computed.expect("it computes"), !clip, "{strategy}");
+                assert_eq!(script.actions.iter().filter(|action| asks(action)).count(), 2);
+                example.rehearse(&scripts).unwrap().both
+            };
+            assert!(seconds(false) < seconds(true));
+        }
     }
 
     #[test]

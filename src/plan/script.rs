@@ -288,6 +288,8 @@ pub struct Outline<'a> {
     pub buckets: &'a [Bucket],
     /// For each bucket the first step that reads one of its parameters.
     pub readers: Vec<usize>,
+    /// The same of the last one.
+    pub last_readers: Vec<usize>,
     /// Whether a device copies all parameters in halves before one of them is read.
     pub copies: bool,
     /// What ranks tell each other in between (statistics, rows of images, parts of split layers): after which step,
@@ -459,14 +461,16 @@ impl Plan {
     ) -> Vec<Script> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
-        let reads = |bytes: &Range<usize>| {
+        let readers = |bucket: &Bucket| {
             let meets = |place: &Location| {
                 let (start, end) = (place.offset, place.offset + place.bytes);
-                place.region == Region::Parameters && start < bytes.end && bytes.start < end
+                place.region == Region::Parameters && start < bucket.bytes.end && bucket.bytes.start < end
             };
             let reads = |step: &PlannedStep| step.inputs.iter().any(meets);
-            self.steps.iter().position(reads).unwrap_or(self.steps.len())
+            let none = self.steps.len();
+            [self.steps.iter().position(reads), self.steps.iter().rposition(reads)].map(|at| at.unwrap_or(none))
         };
+        let readers: Vec<[usize; 2]> = self.buckets.iter().map(readers).collect();
         // Those of micro-steps are added up where each has a place of its own.
         let sums = match &self.windows {
             Some(windows) if manner.micro_steps > 1 => windows.whole,
@@ -492,7 +496,8 @@ impl Plan {
                 steps: self.steps.len(),
                 forward: self.forward_steps,
                 buckets: &self.buckets,
-                readers: self.buckets.iter().map(|bucket| reads(&bucket.bytes)).collect(),
+                readers: readers.iter().map(|[first, _]| *first).collect(),
+                last_readers: readers.iter().map(|[_, last]| *last).collect(),
                 copies: self.steps.iter().any(|step| step.kernel.halved().is_some()),
                 exchanges,
                 split: self.split,
@@ -781,12 +786,18 @@ impl Script {
                 after.push((end - 1, vec![Action::Tail]));
                 // What ranks with parameters of their own add up comes when these are updated.
                 let sums = if manner.relaxed.is_some() { &[][..] } else { &flow.sums };
+                let (asks_early, mut unread) = (self.asks_early(manner, outline), 0);
                 for (index, (bucket, &id)) in outline.buckets.iter().zip(sums).enumerate() {
                     let early = manner.micro_steps == 1 && manner.overlap;
                     let ready = if early { bucket.after } else { end - 1 };
                     let ready = windows.map_or(ready, |windows| windows.gradients[index].ready);
                     let pad = windows.into_iter().flat_map(|windows| windows.padding(index));
                     after.push((ready, pad.chain([Action::Start(id)]).collect()));
+                    if asks_early {
+                        // In the order of buckets, which is that in which owners send.
+                        unread = unread.max(ready).max(outline.last_readers[index]);
+                        after.push((unread, vec![Action::Start(flow.parameters[index])]));
+                    }
                 }
                 flow.tail.iter().for_each(|&id| after.push((end - 1, vec![Action::Start(id)])));
             }
@@ -807,6 +818,18 @@ impl Script {
             before.sort_by_key(|(step, _)| *step);
             self.run(micro, 0..end, before, after);
         }
+    }
+
+    /// Whether this rank lets new parameters come as soon as no step reads the old ones, while it still computes: it
+    /// owns none itself, and its owners answer buckets as they come. They would be held up by ranks that ask late. Ranks
+    /// that have parameters in common ask when all of their node are through.
+    fn asks_early(&self, manner: &Manner, outline: &Outline) -> bool {
+        let owns = self.parts.iter().any(|part| !part.bytes.is_empty());
+        let waits = manner.clip || manner.unscale || manner.in_common;
+        let at_once = manner.micro_steps == 1 && manner.overlap && outline.windows.is_none();
+        let all_are_read = outline.readers.iter().all(|&reader| reader < outline.steps);
+        let answers = self.owners.are_apart() && !self.owners.are_all_apart(manner.mesh.data);
+        answers && !owns && !waits && at_once && all_are_read
     }
 
     /// A stage's passes in the order of its schedule, what comes and goes with them, and the sums that leave behind the
@@ -953,9 +976,11 @@ impl Script {
         if manner.owners.are_all_apart(manner.mesh.data) && !outline.copies {
             order.reverse();
         }
+        let is_start = |id: TransferId| self.actions.contains(&Action::Start(id));
+        let asked = flow.parameters.first().is_some_and(|&id| is_start(id));
         for &index in &order {
             self.actions.push(Action::Wait(flow.sums[index]));
-            if !late {
+            if !late && !asked {
                 // The others of the node still read what is written now.
                 self.actions.extend(std::mem::take(&mut read).then_some(Action::Await { updated: false }));
                 self.new_parameters(index, manner, flow);

@@ -103,6 +103,30 @@ fn several_servers_come_to_the_same() {
     }
 }
 
+/// Owners answer slices of a large layer, unless an update waits for all gradients.
+#[test]
+fn large_layers_come_to_the_same_in_slices() {
+    let scratch = Scratch::new();
+    let words = "--model mnist_large --batch 2 --steps 2 --warmup 0 --threads 1 --optimizer adam";
+    // With the bytes of the longest bucket.
+    let longest = |ranks: usize, flags: &str| {
+        let number = fs::read_dir(scratch.0.path()).unwrap().count();
+        let trained = scratch.train(ranks, &format!("{words} {flags}"));
+        let file = hdf5::File::open(scratch.path(&format!("run{number}.h5"))).unwrap();
+        let bytes = file.dataset("config/bucket_bytes").unwrap().read_raw::<u64>().unwrap();
+        (trained, bytes.into_iter().max().unwrap())
+    };
+    let (plain, whole) = longest(2, "--allreduce shm");
+    let most = 4 << 20;
+    assert!(whole > 2 * most, "{whole} bytes");
+    for (ranks, flags) in [(3, "--sync server"), (4, "--sync server:2"), (2, "--sync root")] {
+        let (trained, bytes) = longest(ranks, flags);
+        assert!(bytes <= most, "{flags}: {bytes} bytes");
+        assert!(trained == plain, "{flags}: other losses or weights");
+    }
+    assert!(longest(3, "--sync server --clip-norm 1").1 > 2 * most);
+}
+
 /// Evaluations between epochs, with averaged weights; statistics of normalisations, shared by pairs; halves on the way.
 #[test]
 fn tests_averages_statistics_and_short_messages_come_to_the_same() {

@@ -4,7 +4,8 @@
 # hosts. The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root; Open MPI only.
 #
 # Every rank computes SLOW times as long as it does, for each rank of its host, and sleeps the rest (slow.c), so that
-# there is a core for what each does with its messages, however many ranks there are. Predictions and autotune run the
+# there is a core for what each does with its messages, however many ranks there are. What kernels take is found once
+# for each model: this machine has slow minutes. Predictions and autotune run the
 # same way. A step of the network is then that much longer, and Open MPI moves no message while one runs, unless by its
 # progress thread, which is on here (PROGRESS=0: off).
 #
@@ -59,7 +60,7 @@ slow() { # ranks of a host
 #!/bin/sh
 export SLOW=$((slow * $1)) SLOW_REST=$rest SLOW_TABLE=$scratch/kernels
 export DNNL_ROOT=$scratch/dnnl LD_PRELOAD=$scratch/dnnl/lib/libdnnl.so.3
-case " \$* " in *" --dry-run "*) export SLOW_SAVE=1 ;; esac
+[ -z "\$SAVE" ] || export SLOW_SAVE=1
 exec $dltrain "\$@"
 SH
     chmod +x "$scratch/slow"
@@ -85,7 +86,6 @@ job() { # hosts, ranks on each, what slow is given
 # Seconds of a step on so many hosts. Each host measures its own ranks, all at the same time, since here they share what
 # hosts of their own would have: caches and memory.
 predicted() { # hosts, ranks on each, flags
-    rm -f "$scratch/kernels"
     local flags=(--dry-run --threads 1 --optimizer sgd --measure 4 --tuning "$scratch/tuning.json" --predict-nodes "$1")
     local host
     for ((host = 1; host < $1; host++)); do
@@ -144,6 +144,12 @@ ways_of() { # hosts, ranks on each
     local model name flags given
     for model in $models; do
         read -ra given <<<"$(flags_of "$model")"
+        # Kernels take from now on what they take in this run, which has no messages.
+        if [ ! -s "$scratch/kernels.$2.$model" ]; then
+            SAVE=1 predicted 1 "$2" "${given[@]}" >/dev/null
+            mv "$scratch/kernels" "$scratch/kernels.$2.$model"
+        fi
+        cp "$scratch/kernels.$2.$model" "$scratch/kernels"
         while read -r name flags; do
             [[ " $wanted " == *" $name "* ]] || continue
             # shellcheck disable=SC2086

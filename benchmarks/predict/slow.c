@@ -32,7 +32,7 @@ static void sleep_for(double time)
 
 enum { PLACES = 1 << 14 };
 /* What is known of a primitive, by its address and by what oneDNN calls it, which another process does too. */
-static struct known { const void *primitive; unsigned long name; double worked; } known[PLACES], told[PLACES];
+static struct known { const void *primitive; unsigned long name; double worked; int told; } known[PLACES], told[PLACES];
 static int tellable;
 
 static unsigned long hashed(unsigned long hash, const void *bytes, size_t count)
@@ -87,21 +87,21 @@ __attribute__((destructor)) static void write_table(void)
         rename(path, getenv("SLOW_TABLE"));
 }
 
-/* Seconds of a core that a primitive takes: the least of all its calls, also in the run that wrote the table. Linux
- * charges a call for packets that come in while it runs, whoever they are for, and some kernels meet packets each time;
- * a slower kernel would not take longer for these. */
+/* Seconds of a core that a primitive takes: what the table says, so that predictions and runs have the same kernels
+ * however fast this machine is at the moment. Of what it does not say it is the least of all calls: Linux charges a call
+ * for packets that come in while it runs, whoever they are for; a slower kernel would not take longer for these. */
 static double least(const void *primitive, double worked)
 {
     for (size_t at = (size_t)primitive / 64 % PLACES;; at = (at + 1) % PLACES) {
         if (known[at].primitive != primitive && known[at].primitive)
             continue;
         if (!known[at].primitive) {
-            known[at] = (struct known){primitive, name_of(primitive), worked};
-            for (int other = 0; other < tellable; other++)
-                if (told[other].name == known[at].name && told[other].worked < known[at].worked)
-                    known[at].worked = told[other].worked;
+            known[at] = (struct known){primitive, name_of(primitive), worked, 0};
+            for (int other = 0; other < tellable && !known[at].told; other++)
+                if (told[other].name == known[at].name)
+                    known[at].worked = told[other].worked, known[at].told = 1;
         }
-        if (worked < known[at].worked)
+        if (!known[at].told && worked < known[at].worked)
             known[at].worked = worked;
         return known[at].worked;
     }

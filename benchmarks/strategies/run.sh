@@ -55,12 +55,15 @@ seconds() { # ranks that compute
 slots() { seq -s, -f 'h%.0f:1' 0 $(($1 - 1)); }
 
 # Seconds in which so many times every bucket comes to an owner, is updated and goes back; "along" where both take the
-# same links, so that one keeps the other waiting.
+# same links, so that one keeps the other waiting, and else in slices of at most 4 MB.
 formula() { # times, along | apart
     awk -v r="$megabits" -v times="$1" -v way="$2" '{
-        takes = times * $1 * 8 / r
-        come += takes
-        gone = (gone > come ? gone : come) + takes
+        slices = way == "along" ? 1 : int($1 / 4.194304) + 1
+        takes = times * $1 / slices * 8 / r
+        for (slice = 0; slice < slices; slice++) {
+            come += takes
+            gone = (gone > come ? gone : come) + takes
+        }
     }
     END { print way == "along" ? 2 * come : gone }' <<<"$buckets"
 }

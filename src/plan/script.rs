@@ -468,7 +468,8 @@ impl Plan {
             };
             let reads = |step: &PlannedStep| step.inputs.iter().any(meets);
             let none = self.steps.len();
-            [self.steps.iter().position(reads), self.steps.iter().rposition(reads)].map(|at| at.unwrap_or(none))
+            [self.steps.iter().position(reads), self.steps.iter().rposition(reads)]
+                .map(|at| at.unwrap_or(none))
         };
         let readers: Vec<[usize; 2]> = self.buckets.iter().map(readers).collect();
         // Those of micro-steps are added up where each has a place of its own.

@@ -10,9 +10,7 @@ use crate::collective::cost::Nodes;
 use crate::collective::course::{Course, Groups, Machine, Share, Steps};
 use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::{Topology, World};
-use crate::config::{
-    AllreduceKind, Compression, Config, MeshShape, Pattern, Precision, Strategy, Wire,
-};
+use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Precision, Strategy, Wire};
 use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;

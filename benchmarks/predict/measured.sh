@@ -5,12 +5,12 @@
 #
 # Every rank computes SLOW times as long as it does, for each rank of its host, and sleeps the rest (slow.c), so that
 # there is a core for what each does with its messages, however many ranks there are. What kernels take is found once
-# for each model: this machine has slow minutes. Predictions and autotune run the
-# same way. A step of the network is then that much longer, and Open MPI moves no message while one runs, unless by its
-# progress thread, which is on here (PROGRESS=0: off).
+# for each model: machines have slow minutes. Predictions and autotune run the same way. A step of the network is then
+# that much longer, and Open MPI moves no message while one runs, unless by its progress thread, which is on here
+# (PROGRESS=0: off).
 #
-# A socket buffers BUFFERS bytes: what the kernel makes of that by itself fills the queues of slow links, so that
-# acknowledgements take as long as those, and links that could carry both ways at a time do not (docs/numbers.md).
+# A socket has buffers of BUFFERS bytes. The buffers that Linux chooses fill the queues of slow links: acknowledgements
+# wait in these queues, and a link does not carry both ways at a time (docs/algorithms.md).
 #
 # Usage: measured.sh DLTRAIN    (make bench-measured); needs DLTRAIN_MPIRUN
 #        PARTS="pairs choices" RATES="1gbit" HOSTS="2 3 4" LOCAL="1 2" MODELS="resnet50" STEPS=3 ROUNDS=3 SLOW=5 \
@@ -60,7 +60,6 @@ slow() { # ranks of a host
 #!/bin/sh
 export SLOW=$((slow * $1)) SLOW_REST=$rest SLOW_TABLE=$scratch/kernels
 export DNNL_ROOT=$scratch/dnnl LD_PRELOAD=$scratch/dnnl/lib/libdnnl.so.3
-[ -z "\$SAVE" ] || export SLOW_SAVE=1
 exec $dltrain "\$@"
 SH
     chmod +x "$scratch/slow"
@@ -146,7 +145,7 @@ ways_of() { # hosts, ranks on each
         read -ra given <<<"$(flags_of "$model")"
         # Kernels take from now on what they take in this run, which has no messages.
         if [ ! -s "$scratch/kernels.$2.$model" ]; then
-            SAVE=1 predicted 1 "$2" "${given[@]}" >/dev/null
+            SLOW_SAVE=1 predicted 1 "$2" "${given[@]}" >/dev/null
             mv "$scratch/kernels" "$scratch/kernels.$2.$model"
         fi
         cp "$scratch/kernels.$2.$model" "$scratch/kernels"

@@ -88,8 +88,8 @@ __attribute__((destructor)) static void write_table(void)
 }
 
 /* Seconds of a core that a primitive takes: what the table says, so that predictions and runs have the same kernels
- * however fast this machine is at the moment. Of what it does not say it is the least of all calls: Linux charges a
- * call for packets that come in while it runs, whoever they are for; a slower kernel would not take longer for these. */
+ * however fast this machine is at the moment. Of what it does not say it is the least of all calls. Linux charges a
+ * call for packets that come in while it runs, whoever they are for: a slower kernel would take no longer for these. */
 static double least(const void *primitive, double worked)
 {
     for (size_t at = (size_t)primitive / 64 % PLACES;; at = (at + 1) % PLACES) {

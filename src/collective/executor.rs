@@ -32,8 +32,9 @@ pub const WINDOW: usize = 16;
 const MATCHED_EVERY: usize = 32;
 const MATCHING: usize = 4;
 
-/// Bytes by which a rank can be ahead of another.
-pub const AHEAD: usize = (MATCHING + 1) * MATCHED_EVERY * CHUNK * size_of::<f32>();
+/// Messages, and bytes, by which a rank can be ahead of another.
+const MOST_AHEAD: usize = (MATCHING + 1) * MATCHED_EVERY;
+pub const AHEAD: usize = MOST_AHEAD * CHUNK * size_of::<f32>();
 
 /// How an algorithm goes about a range, of which each place of the group owns a part: the rounds of one rank.
 pub type Algorithm = fn(&Group, &Cuts) -> Vec<Round>;
@@ -288,7 +289,7 @@ impl<L: Link> Executor<L> {
 
 /// How many messages of a slot may have left and not ended; what is not f32 has memory for so many.
 fn sends_under_way(wire: Wire) -> usize {
-    if wire == Wire::F32 { (MATCHING + 1) * MATCHED_EVERY } else { WINDOW }
+    if wire == Wire::F32 { MOST_AHEAD } else { WINDOW }
 }
 
 /// Whether a message to a rank that is to be matched must wait until others have been.

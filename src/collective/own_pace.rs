@@ -14,6 +14,8 @@ struct Message {
     ends: [usize; 2],
     /// Of its sender.
     piece: usize,
+    /// Seconds until it is on its links, or comes within a node.
+    before: f64,
     /// What it passes; none if it stays in a node.
     routes: Option<Routes>,
     bytes: f64,
@@ -169,13 +171,14 @@ impl Simulation<'_> {
             (state.open, state.deed) = (None, state.deed + 1);
         }
         while state.open.is_none() {
-            match &deeds.get(state.deed) {
+            match deeds.get(state.deed) {
                 None => return,
                 Some(Deed::Work(seconds)) => (state.at, state.deed) = (state.at + seconds, state.deed + 1),
                 Some(Deed::Meet | Deed::Together { .. }) => {
                     debug_assert!(false, "not by messages in rounds");
                     return;
                 }
+                Some(Deed::Exchange { send: None, receive: None }) => state.deed += 1,
                 Some(Deed::Exchange { send, receive }) => {
                     state.open = Some(usize::from(send.is_some()) + usize::from(receive.is_some()));
                     let at = state.at;
@@ -213,9 +216,14 @@ impl Simulation<'_> {
             }
             sent = true;
             let nodes = ends.map(|rank| self.node_of[rank]);
-            let (routes, _) = self.contention.routes(std::iter::once((nodes, bytes)));
-            let routes = (nodes[0] != nodes[1]).then_some(routes);
-            self.messages.push(Message { ends, piece, routes, bytes, left: bytes });
+            let (before, routes) = match nodes[0] == nodes[1] {
+                true => (self.within[0] + bytes * self.within[1], None),
+                false => {
+                    let (routes, latency) = self.contention.routes(std::iter::once((nodes, bytes)));
+                    (latency, Some(routes))
+                }
+            };
+            self.messages.push(Message { ends, piece, before, routes, bytes, left: bytes });
             self.start(ends);
         }
         sent
@@ -228,13 +236,8 @@ impl Simulation<'_> {
         let wanted = if self.ahead.is_some() { Some(sent) } else { lane.wanted.pop_front() };
         let Some(wanted) = wanted else { return };
         lane.sent.pop_front();
-        let Message { bytes, routes, .. } = &self.messages[index];
-        let nodes = ends.map(|rank| self.node_of[rank]);
-        let before = match routes {
-            None => self.within[0] + bytes * self.within[1],
-            Some(_) => self.contention.routes(std::iter::once((nodes, *bytes))).1,
-        };
-        self.starting.push(Reverse((Time(sent.max(wanted) + before), index)));
+        let begins = sent.max(wanted) + self.messages[index].before;
+        self.starting.push(Reverse((Time(begins), index)));
     }
 
     /// A rank takes what has come, in order. Whether it did.
@@ -290,6 +293,8 @@ impl Simulation<'_> {
             let next_start = self.starting.peek().map_or(f64::INFINITY, |Reverse((time, _))| time.0);
             let next = next_end.min(next_start);
             if next.is_infinite() {
+                let is_through = |rank: &Rank| rank.sends.is_empty() && rank.receives.is_empty();
+                debug_assert!(self.ranks.iter().all(is_through), "ranks wait for each other");
                 let pieces = self.ranks.iter().flat_map(|rank| &rank.pieces);
                 return pieces.map(|piece| piece.at).fold(0.0, f64::max);
             }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::cuts::segment;
+
 /// Bytes at the end of the gradient region, in the last bucket, for what ranks add up every step besides
 /// gradients: loss, hits, images, flags. The metrics of a step so cost no message of their own.
 pub const TAIL: usize = 64;
@@ -51,13 +53,13 @@ pub fn cut_alike(gradients: &[Ready], buckets: &[Bucket], steps: usize) -> Vec<B
 /// The same buckets in slices of at most so many bytes, wherever that is in a gradient.
 pub fn slice(buckets: &[Bucket], most: usize) -> Vec<Bucket> {
     let of = |bucket: &Bucket| {
-        let (after, start, len) = (bucket.after, bucket.bytes.start, bucket.bytes.len());
-        let slices = len.div_ceil(most).max(1);
-        let at = move |slice: usize| match slice == slices {
-            true => start + len,
-            false => start + (len * slice / slices).next_multiple_of(TAIL),
-        };
-        (0..slices).map(move |slice| Bucket { bytes: at(slice)..at(slice + 1), after })
+        let (after, slices) = (bucket.after, bucket.bytes.len().div_ceil(most).max(1));
+        // Buckets begin and end at whole lines of so many bytes.
+        let lines = bucket.bytes.start / TAIL..bucket.bytes.end / TAIL;
+        (0..slices).map(move |index| {
+            let lines = segment(&lines, slices, index);
+            Bucket { bytes: TAIL * lines.start..TAIL * lines.end, after }
+        })
     };
     buckets.iter().flat_map(of).collect()
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use super::describe::bytes as show;
 use super::windows::{Gathered, Windows, learned};
-use super::{Bucket, Contexts, Edge, Location, Pass, Phase, Plan, PlannedStep, Region, TAIL, Work};
+use super::{Bucket, Contexts, Edge, Pass, Phase, Plan, PlannedStep, Region, TAIL, Work};
 use crate::config::{MeshShape, PipelineSchedule, Wire};
 use crate::cuts::Cuts;
 use crate::device::Rule;
@@ -461,17 +461,12 @@ impl Plan {
     ) -> Vec<Script> {
         let share =
             |bucket: usize, index: usize, count: usize| self.share(&self.buckets[bucket], rule, index, count);
-        let readers = |bucket: &Bucket| {
-            let meets = |place: &Location| {
-                let (start, end) = (place.offset, place.offset + place.bytes);
-                place.region == Region::Parameters && start < bucket.bytes.end && bucket.bytes.start < end
-            };
-            let reads = |step: &PlannedStep| step.inputs.iter().any(meets);
-            let none = self.steps.len();
-            [self.steps.iter().position(reads), self.steps.iter().rposition(reads)]
-                .map(|at| at.unwrap_or(none))
+        let ends = |bucket: &Bucket| {
+            let mut readers = self.readers(bucket);
+            let first = readers.next().unwrap_or(self.steps.len());
+            (first, readers.next_back().unwrap_or(first))
         };
-        let readers: Vec<[usize; 2]> = self.buckets.iter().map(readers).collect();
+        let (readers, last_readers) = self.buckets.iter().map(ends).unzip();
         // Those of micro-steps are added up where each has a place of its own.
         let sums = match &self.windows {
             Some(windows) if manner.micro_steps > 1 => windows.whole,
@@ -497,8 +492,8 @@ impl Plan {
                 steps: self.steps.len(),
                 forward: self.forward_steps,
                 buckets: &self.buckets,
-                readers: readers.iter().map(|[first, _]| *first).collect(),
-                last_readers: readers.iter().map(|[_, last]| *last).collect(),
+                readers,
+                last_readers,
                 copies: self.steps.iter().any(|step| step.kernel.halved().is_some()),
                 exchanges,
                 split: self.split,
@@ -822,8 +817,8 @@ impl Script {
     }
 
     /// Whether this rank lets new parameters come as soon as no step reads the old ones, while it still computes: it
-    /// owns none itself, and its owners answer buckets as they come. They would be held up by ranks that ask late. Ranks
-    /// that have parameters in common ask when all of their node are through.
+    /// owns none itself, and its owners answer buckets as they come. Ranks that ask late hold them up. Ranks that have
+    /// parameters in common ask when all of their node are through.
     fn asks_early(&self, manner: &Manner, outline: &Outline) -> bool {
         let owns = self.parts.iter().any(|part| !part.bytes.is_empty());
         let waits = manner.clip || manner.unscale || manner.in_common;
@@ -977,8 +972,8 @@ impl Script {
         if manner.owners.are_all_apart(manner.mesh.data) && !outline.copies {
             order.reverse();
         }
-        let is_start = |id: TransferId| self.actions.contains(&Action::Start(id));
-        let asked = flow.parameters.first().is_some_and(|&id| is_start(id));
+        // While the steps ran.
+        let asked = flow.parameters.first().is_some_and(|&id| self.actions.contains(&Action::Start(id)));
         for &index in &order {
             self.actions.push(Action::Wait(flow.sums[index]));
             if !late && !asked {

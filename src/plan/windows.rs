@@ -135,9 +135,11 @@ impl Plan {
     }
 
     /// The steps that read a parameter of a bucket, in order.
-    fn readers(&self, bucket: &Bucket) -> impl DoubleEndedIterator<Item = usize> {
-        let reads =
-            |place: &Location| place.region == Region::Parameters && bucket.bytes.contains(&place.offset);
+    pub(super) fn readers(&self, bucket: &Bucket) -> impl DoubleEndedIterator<Item = usize> {
+        let reads = |place: &Location| {
+            let (start, end) = (place.offset, place.offset + place.bytes);
+            place.region == Region::Parameters && start < bucket.bytes.end && bucket.bytes.start < end
+        };
         (0..self.steps.len()).filter(move |&step| self.steps[step].inputs.iter().any(reads))
     }
 

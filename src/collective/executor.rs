@@ -22,15 +22,18 @@ pub const WINDOW: usize = 16;
 
 /// An MPI library copies what it sends at once, and is done with it before anybody receives it. So that no rank is
 /// ahead of another by more than it has memory for, one message to a rank in so many is sent synchronously: it ends
-/// when it is received. No more than `MATCHING` of these are on their way to a rank: 10 MB. Measured: without this
-/// vgg16's gradients on their way to a slower rank took 345 MB. A link of 1 Gbit/s with long queues is as busy as
-/// without it; with 4 MB for each range by itself it rested for a tenth of the time.
+/// when it is received. No more than `MATCHING` of these are on their way to a rank: 26 MB. Measured: without this
+/// vgg16's gradients on their way to a slower rank took 345 MB.
+///
+/// What is sent while a rank computes one step of the plan has to be started before it. With 10 MB (`MATCHING` 4) a
+/// link of 1 Gbit/s rested during kernels of more than 80 ms: alexnet's step took 4 % longer on two hosts, and vgg11's
+/// 5 % (batches of 128 and 32 images, docs/numbers.md).
 ///
 /// Each rank has a window of its own because over TCP an acknowledgement waits behind all that its sender has for this
-/// rank. A server's three workers each have a third of its link for their 10 MB of gradients, so an acknowledgement
-/// takes three times as long as 10 MB take to leave; with one window for all of them the server rested meanwhile.
+/// rank. A server's three workers each have a third of its link for their gradients, so an acknowledgement takes three
+/// times as long as a window takes to leave; with one window for all of them the server rested meanwhile.
 const MATCHED_EVERY: usize = 32;
-const MATCHING: usize = 4;
+const MATCHING: usize = 12;
 
 /// Messages, and bytes, by which a rank can be ahead of another.
 const MOST_AHEAD: usize = (MATCHING + 1) * MATCHED_EVERY;
@@ -492,6 +495,9 @@ mod tests {
 
     const ELEMENTS: usize = 1 << 12;
 
+    /// Slots whose 64 messages to a rank fill its window.
+    const FULL: usize = MATCHING * MATCHED_EVERY / 64;
+
     /// So many slots in flight, each of so many messages of two elements, after a while without an answer.
     fn unheard(
         algorithm: Algorithm,
@@ -517,12 +523,12 @@ mod tests {
         (all, sent)
     }
 
-    /// A server whose three workers answer late: each has its own 10 MB, not a third of one rank's.
+    /// A server whose three workers answer late: each has its own 26 MB, not a third of one rank's.
     #[test]
     fn each_rank_has_a_window_of_its_own() {
         let (_, sent) = unheard(star::from_owners, 3, 4, 32);
         let to = |rank: usize| sent.iter().filter(|&&to| to == rank).count();
-        // The third slot is held back at the first worker's fifth message to be matched; each slot has 64 for each.
+        // The slot behind is held back at the first worker's next message to be matched; each slot has 64 for each.
         let held = (MATCHING + 1) * MATCHED_EVERY - 1;
         assert_eq!([0, 1, 2].map(to), [held, MATCHING * MATCHED_EVERY, MATCHING * MATCHED_EVERY]);
     }
@@ -531,7 +537,7 @@ mod tests {
     #[test]
     fn a_slot_is_done_before_its_messages_are_acknowledged() {
         let (mut all, sent) = unheard(star::from_owners, 3, 4, 32);
-        assert_eq!([0, 1, 2].map(|slot| all.is_done(slot)), [true, true, false]);
+        assert_eq!([0, FULL - 1, FULL].map(|slot| all.is_done(slot)), [true, true, false]);
         assert!(all.lingers(), "polls go on for them");
         // It starts again, as the youngest, while the acknowledgements of its last run are on their way.
         all.start(0).unwrap();
@@ -545,7 +551,7 @@ mod tests {
     fn no_sum_waits_for_an_acknowledgement() {
         let (all, _) = unheard(recursive_doubling::allreduce, 1, 2, 32);
         assert!(all.matching.len() >= MATCHING);
-        for at in &all.slots[..2] {
+        for at in &all.slots[..FULL] {
             assert_eq!(at.received, at.schedule.receives.len());
         }
     }

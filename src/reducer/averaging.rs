@@ -322,7 +322,9 @@ impl Averaging {
             Some(mesh) => Manner { mesh, ..Manner::plain(vec![0; mesh.ranks()]) },
         };
         let manner = Manner { micro_steps, overlap, ..plain };
-        threshold::cut(plan, &manner, &config.optimizer.rule, &self.step_seconds(plan), &sum)
+        // By rates, also where steps were measured: sums are in the order of buckets, and a run with the same flags has
+        // the same bits. A prediction has the buckets that the run will have.
+        threshold::cut(plan, &manner, &config.optimizer.rule, &self.step_seconds_by_rates(plan), &sum)
     }
 
     /// What each step of a plan is expected to take: by rates, unless it was measured.

@@ -593,6 +593,35 @@ mod tests {
     use crate::graph::{Builder, Conv2d};
     use crate::plan::{Options, plan};
 
+    /// A run does not know what steps will be measured to take. What is predicted of it has its buckets all the same:
+    /// here by rates small ones, since sums are hidden but for the last, where for steps that take no time any will do.
+    #[test]
+    fn buckets_are_those_of_a_run_also_where_steps_were_measured() {
+        let model = crate::model::find("resnet18").unwrap();
+        let graph = model.build(1, model.image, model.classes).unwrap().simplify().differentiate();
+        let mut plan =
+            plan(graph, &Reference, &Options { fusion_threshold: 0, training: None, stage: None }).unwrap();
+        let (mut tuning, world) = (Tuning::built_in(), Topology::of_nodes(2, 1));
+        let seconds = threshold::step_seconds(&plan, &tuning.parameters, 1);
+        let bytes = plan.bucket_bytes().iter().sum::<usize>() as f64;
+        let gb_per_s = 1e-9 * bytes / (0.3 * seconds.iter().sum::<f64>());
+        tuning.parameters.between = Level { latency_us: 1.0, gb_per_s };
+        let selection = Selection::new(AllreduceKind::RING, Wire::F32, &Nodes::of(&world), &tuning).unwrap();
+        let ranks = Machine::of(flat(tuning.parameters.between), &world, tuning.parameters);
+        let (config, threads) = (Config::on("digits"), 1);
+        let averages = Averages { selection, tuning, threads, on_device: false, ranks, is_elsewhere: true };
+        let by_rates = Averaging::of(&world, &config, averages);
+        by_rates.cut(&mut plan, &config).unwrap();
+        let buckets = plan.bucket_bytes();
+        assert!(buckets.len() > 8, "{buckets:?}");
+        let none = plan.steps.iter().zip(seconds).map(|(step, seconds)| (step, [seconds, 1e-9 * seconds]));
+        let measured = by_rates.with_steps(StepTimes::new(none, 1e-12, true));
+        let [of_measured, of_rates] = [measured.step_seconds(&plan), measured.step_seconds_by_rates(&plan)];
+        assert!(of_measured.iter().sum::<f64>() < 1e-6 * of_rates.iter().sum::<f64>());
+        measured.cut(&mut plan, &config).unwrap();
+        assert_eq!(plan.bucket_bytes(), buckets);
+    }
+
     /// Of more images, or fewer rows of them, what was measured takes longer or shorter, as it does by rates; labels
     /// nobody measured are told by these alone.
     #[test]

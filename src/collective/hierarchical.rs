@@ -35,8 +35,8 @@ use crate::cuts::{Cuts, segment};
 use crate::error::Result;
 use crate::trace::{self, EventKind};
 
-/// Pieces between the nodes at one time: as many as leave enough to send while a rank computes one step of the plan (with
-/// three alexnet's step took 3 % longer on two hosts of two ranks), and few, so that they end one after the other.
+/// Pieces between the nodes at one time: few, so that they end one after the other, but as many as a link carries while
+/// a rank computes one step of the plan. With three alexnet's step took 3 % longer on two hosts of two ranks.
 const RINGS: usize = 12;
 
 /// In two levels: shared memory within a node, a ring for each local rank between nodes.

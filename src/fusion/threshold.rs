@@ -24,7 +24,7 @@ const SLACK: f64 = 0.001;
 /// Steps may take longer than rates say: rates are built in where nothing was measured, and small layers are slow. A
 /// threshold loses what its step takes longer than with the best one; that with the smallest loss at the worst of
 /// these is taken. With sums as long as the backward pass all are alike by rates, and of a step that takes four times
-/// as long the last bucket alone is not hidden: mnist_large on three hosts of two ranks took 11 % longer with 8 MB.
+/// as long the last bucket alone is not hidden: mnist_large on three hosts of two ranks took 8 % longer with 8 MB.
 const SLOWER: [f64; 2] = [1.0, 4.0];
 
 /// Cuts the gradients of a plan; on every rank the same way if all are given the same. One rank is rehearsed in this

@@ -5,8 +5,9 @@
 #
 # Every rank computes SLOW times as long as it does, for each rank of its host, and sleeps the rest (slow.c), so that
 # there is a core for what each does with its messages, however many ranks there are. What kernels take is found once
-# for each model: machines have slow minutes. Predictions and autotune run the same way. A step of the network is then
-# that much longer, and Open MPI moves no message while one runs, unless by its progress thread, which is on here
+# for each model: machines have slow minutes. Predictions and autotune run the same way, but the rate of products that
+# autotune measures is not slowed down: runs and predictions choose buckets by it. A step of the network is then that
+# much longer, and Open MPI moves no message while one runs, unless by its progress thread, which is on here
 # (PROGRESS=0: off).
 #
 # A socket has buffers of BUFFERS bytes. The buffers that Linux chooses fill the queues of slow links: acknowledgements

@@ -64,8 +64,8 @@ fn until(device: &dyn Device, event: &Event, mut meanwhile: impl FnMut() -> Resu
 }
 
 /// Times that what is under way is moved along between two steps, as long as it moves. Each time ends the messages of a
-/// bucket that have come, or sums one chunk: with one a step a link would rest for most of it. These are 32 MB of sums on
-/// a node.
+/// bucket that have come, or sums one chunk: with one a step a link would rest for most of it. So at most 32 MB are
+/// summed on a node between two steps.
 const POLLS: usize = 256;
 
 /// What carries out the transfers of a script.

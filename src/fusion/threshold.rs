@@ -21,10 +21,11 @@ pub const ALIKE: usize = 4 << 20;
 /// is taken: what a sum takes is in part the time of the thread that computes.
 const SLACK: f64 = 0.001;
 
-/// Steps may take longer than rates say: rates are built in where nothing was measured, and small layers are slow. A
-/// threshold loses what its step takes longer than with the best one; that with the smallest loss at the worst of
-/// these is taken. With sums as long as the backward pass all are alike by rates, and of a step that takes four times
-/// as long the last bucket alone is not hidden: mnist_large on three hosts of two ranks took 8 % longer with 8 MB.
+/// How many times as long as by rates steps are thought to take. Rates are built in where nothing was measured, and
+/// small layers do not reach them. For each factor a threshold has a loss: the seconds of its step over those with the
+/// best threshold. The threshold whose larger loss is the smallest is taken. Where sums take as long as the backward
+/// pass, all thresholds are alike by rates; if steps then take longer, all sums are hidden but the last, which should
+/// be short. Chosen by rates alone, mnist_large had buckets of 8 MB on three hosts of two ranks, and took 8 % longer.
 const SLOWER: [f64; 2] = [1.0, 4.0];
 
 /// Cuts the gradients of a plan; on every rank the same way if all are given the same. One rank is rehearsed in this

@@ -100,12 +100,17 @@ mod tests {
 
     const SGD: Rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
 
-    fn buckets(sum: &dyn Fn(usize) -> f64, overlap: bool) -> Vec<usize> {
-        let model = model::find("resnet18").unwrap();
-        let graph = model.build(1, model.image, model.classes).unwrap().simplify().differentiate();
-        let mut plan =
-            plan(graph, &Reference, &Options { fusion_threshold: 0, training: None, stage: None }).unwrap();
+    fn planned(model: &str, batch: usize) -> (Plan, Vec<f64>) {
+        let model = model::find(model).unwrap();
+        let graph = model.build(batch, model.image, model.classes).unwrap().simplify().differentiate();
+        let options = Options { fusion_threshold: 0, training: None, stage: None };
+        let plan = plan(graph, &Reference, &options).unwrap();
         let seconds = step_seconds(&plan, &Tuning::built_in().parameters, 1);
+        (plan, seconds)
+    }
+
+    fn buckets(sum: &dyn Fn(usize) -> f64, overlap: bool) -> Vec<usize> {
+        let (mut plan, seconds) = planned("resnet18", 1);
         let manner = Manner { overlap, ..Manner::plain(vec![0]) };
         let sum = |transfer: &Transfer| sum(transfer.cuts.range().len());
         cut(&mut plan, &manner, &SGD, &seconds, &sum).unwrap();
@@ -125,6 +130,18 @@ mod tests {
         assert!(large.len() <= 3, "{large:?}");
         // Nothing is hidden, so that only prices count.
         assert_eq!(buckets(&|_| 1e-3, false), large);
+    }
+
+    /// Sums take twice as long as all steps by rates, so that the price of each counts. If steps take four times as
+    /// long all are hidden but the last.
+    #[test]
+    fn the_last_bucket_is_small_where_steps_may_take_longer() {
+        let (mut plan, seconds) = planned("mnist_large", 8);
+        let (bytes, step) = (plan.bucket_bytes().iter().sum::<usize>() as f64, seconds.iter().sum::<f64>());
+        let sum = |transfer: &Transfer| (0.03 + 2.0 * transfer.cuts.range().len() as f64 / bytes) * step;
+        cut(&mut plan, &Manner::plain(vec![0]), &SGD, &seconds, &sum).unwrap();
+        let buckets = plan.bucket_bytes();
+        assert!(buckets[buckets.len() - 1] < 2 << 20, "{buckets:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::schedule::{Apply, Group, Part, Round};
+use super::schedule::{Apply, Group, PeerRange, Round};
 use crate::cuts::Cuts;
 
 /// A chain of ranks that pass on what comes, chunk by chunk: every link carries the range once, all at the same time.
@@ -21,7 +21,7 @@ pub fn tree(group: &Group, cuts: &Cuts) -> Vec<Round> {
 
 /// One round, in which each of the places `from` sends the range to the place so much further on, where there is one.
 fn hop(group: &Group, range: &Range<usize>, from: Range<usize>, distance: usize) -> Round {
-    let part = |place: usize| Part { peer: group.ranks[place], range: range.clone() };
+    let part = |place: usize| PeerRange { peer: group.ranks[place], range: range.clone() };
     let (place, size) = (group.place, group.size());
     let sender = place.checked_sub(distance).filter(|sender| from.contains(sender));
     Round {

@@ -708,7 +708,7 @@ impl Course {
     }
 
     fn exchange(&self, round: &Round, machine: &Machine, deeds: &mut Vec<Deed>) {
-        let some = |part: &super::schedule::Part| {
+        let some = |part: &super::schedule::PeerRange| {
             let elements = part.range.len();
             (elements > 0).then_some((part.peer, 4 * self.wire.words(elements)))
         };
@@ -718,7 +718,7 @@ impl Course {
             return;
         }
         deeds.push(Deed::Exchange { send, receive });
-        let length = |part: Option<&super::schedule::Part>| part.map_or(0, |part| part.range.len());
+        let length = |part: Option<&super::schedule::PeerRange>| part.map_or(0, |part| part.range.len());
         let came = length(round.receive.as_ref().map(|(part, _)| part));
         let adds = matches!(round.receive, Some((_, Apply::Add)));
         let seconds = self.handled(length(round.send.as_ref()) + came, came, adds, machine);

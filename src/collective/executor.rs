@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::link::Link;
-use super::schedule::{self, Apply, Group, Message, Part, Round, Schedule};
+use super::schedule::{self, Apply, Group, Message, PeerRange, Round, Schedule};
 use super::{Collective, Slot};
 use crate::comm::Region;
 use crate::config::Wire;
@@ -342,7 +342,7 @@ fn free_copy(copies: &mut Vec<Rc<Region>>, elements: usize) -> Result<Rc<Region>
 /// Words of memory for messages to come in and to leave, of which the longest has so many.
 fn scratch(rounds: &[Round], longest: usize, wire: Wire) -> [usize; 2] {
     let all = |needed: bool| if needed { WINDOW * longest } else { 0 };
-    let apart = |(part, apply): &(Part, Apply)| !part.range.is_empty() && !is_in_place(*apply, wire);
+    let apart = |(part, apply): &(PeerRange, Apply)| !part.range.is_empty() && !is_in_place(*apply, wire);
     [all(rounds.iter().filter_map(|round| round.receive.as_ref()).any(apart)), all(wire != Wire::F32)]
 }
 

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::schedule::{self, Apply, Part, Phase, Round, pairs};
+use super::schedule::{self, Apply, PeerRange, Phase, Round, pairs};
 use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
@@ -20,9 +20,9 @@ pub fn rounds(group: &schedule::Group, cuts: &Cuts) -> Vec<Round> {
     let peer = |places: usize| group.ranks[(group.place + places) % size];
     let round = |held: usize| {
         let [sent, received] = step(held, size).map(|places| own * places.start..own * places.end);
-        let comes = Part { peer: peer(held), range: received };
+        let comes = PeerRange { peer: peer(held), range: received };
         Round {
-            send: Some(Part { peer: peer(size - held), range: sent }),
+            send: Some(PeerRange { peer: peer(size - held), range: sent }),
             receive: Some((comes, Apply::Replace)),
         }
     };

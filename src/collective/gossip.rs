@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::Collective;
 use super::executor::Executor;
-use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
+use super::schedule::{Apply, Group, PeerRange, Phase, Round, pairs};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::cuts::Cuts;
@@ -16,8 +16,9 @@ use crate::error::Result;
 pub fn rounds(group: &Group, cuts: &Cuts, distance: usize, shift: usize) -> Vec<Round> {
     let (size, range) = (group.size(), cuts.range());
     let peer = |places: usize| group.ranks[(group.place + places) % size];
-    let send = Part { peer: peer(distance), range: range.clone() };
-    let comes = Part { peer: peer(size - distance % size), range: range.start + shift..range.end + shift };
+    let send = PeerRange { peer: peer(distance), range: range.clone() };
+    let comes =
+        PeerRange { peer: peer(size - distance % size), range: range.start + shift..range.end + shift };
     vec![Round { send: Some(send), receive: Some((comes, Apply::Replace)) }]
 }
 

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::recursive_doubling::{Fold, folded};
-use super::schedule::{Apply, Group, Part, Phase, Round};
+use super::schedule::{Apply, Group, PeerRange, Phase, Round};
 use crate::cuts::Cuts;
 
 /// An allreduce.
@@ -96,7 +96,7 @@ impl Blocks {
     /// With the rank so far away: the blocks of the first place for those of the second.
     fn exchange(&self, group: &Group, [sent, received]: [usize; 2], distance: usize, apply: Apply) -> Round {
         let peer = group.ranks[group.place ^ distance];
-        let part = |place: usize| Part { peer, range: self.of(place, distance) };
+        let part = |place: usize| PeerRange { peer, range: self.of(place, distance) };
         Round { send: Some(part(sent)), receive: Some((part(received), apply)) }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
+use super::schedule::{Apply, Group, PeerRange, Phase, Round, pairs};
 use crate::cuts::Cuts;
 
 /// An allreduce.
@@ -19,7 +19,7 @@ pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
     let steps = fold.core.size().ilog2();
     rounds.extend((0..steps).map(|step| match fold.in_core {
         true => {
-            let part = Part { peer: fold.core.ranks[fold.core.place ^ 1 << step], range: range.clone() };
+            let part = PeerRange { peer: fold.core.ranks[fold.core.place ^ 1 << step], range: range.clone() };
             Round { send: Some(part.clone()), receive: Some((part, Apply::Add)) }
         }
         false => Round::default(),
@@ -106,7 +106,7 @@ impl Fold {
     }
 
     fn round(&self, range: &Range<usize>, sends: bool, apply: Apply) -> Vec<Round> {
-        let part = self.partner.map(|peer| Part { peer, range: range.clone() });
+        let part = self.partner.map(|peer| PeerRange { peer, range: range.clone() });
         let round = match sends {
             true => Round { send: part, receive: None },
             false => Round { send: None, receive: part.map(|part| (part, apply)) },

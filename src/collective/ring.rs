@@ -6,7 +6,7 @@
 //! steps (the reduce-scatter) what comes is added to what is here, so that rank r ends with the whole sum of segment r;
 //! in the others (the allgather) it replaces what is here.
 
-use super::schedule::{Apply, Group, Part, Phase, Round, pairs};
+use super::schedule::{Apply, Group, PeerRange, Phase, Round, pairs};
 use crate::cuts::Cuts;
 
 /// Reduce-scatter and allgather.
@@ -26,7 +26,7 @@ pub fn allgather(group: &Group, cuts: &Cuts) -> Vec<Round> {
 
 fn rounds(group: &Group, cuts: &Cuts, first: usize, apply: Apply) -> Vec<Round> {
     let (size, place) = (group.size(), group.place);
-    let part = |peer: usize, index: usize| Part {
+    let part = |peer: usize, index: usize| PeerRange {
         peer: group.ranks[peer % size],
         range: cuts.part(index % size).clone(),
     };

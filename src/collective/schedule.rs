@@ -19,7 +19,7 @@ pub enum Apply {
 
 /// Elements that go to, or come from, another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct PeerRange {
     pub peer: usize,
     pub range: Range<usize>,
 }
@@ -28,8 +28,8 @@ pub struct Part {
 /// own round k. What is sent is as it was before the round.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Round {
-    pub send: Option<Part>,
-    pub receive: Option<(Part, Apply)>,
+    pub send: Option<PeerRange>,
+    pub receive: Option<(PeerRange, Apply)>,
 }
 
 /// Rounds of all places in which each sends to the same other one: what a collective is to a network. Places that have
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn messages_wait_for_what_they_carry_and_for_what_stood_in_their_place() {
-        let part = |peer, range| Part { peer, range };
+        let part = |peer, range| PeerRange { peer, range };
         let rounds = [
             Round { send: Some(part(1, 0..4)), receive: Some((part(2, 4..8), Apply::Add)) },
             Round { send: Some(part(1, 4..8)), receive: Some((part(2, 0..4), Apply::Replace)) },

@@ -4,7 +4,7 @@
 //!
 //! Mu Li et al.: "Scaling distributed machine learning with the parameter server", OSDI 2014.
 
-use super::schedule::{Apply, Group, Part, Phase, Round};
+use super::schedule::{Apply, Group, PeerRange, Phase, Round};
 use crate::cuts::{Cuts, segment};
 
 /// Of so many places those that own something, and the others that deal with them.
@@ -33,7 +33,7 @@ fn rounds(group: &Group, cuts: &Cuts, message: impl Fn(usize, usize) -> ([usize;
             for &owner in owners.iter().filter(|&&owner| piece < pieces(owner)) {
                 let ([from, to], apply) = message(other, owner);
                 let range = segment(cuts.part(owner), pieces(owner), piece);
-                let part = |place: usize| Part { peer: group.ranks[place], range: range.clone() };
+                let part = |place: usize| PeerRange { peer: group.ranks[place], range: range.clone() };
                 match group.place {
                     place if place == from => rounds.push(Round { send: Some(part(to)), receive: None }),
                     place if place == to => {

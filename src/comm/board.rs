@@ -79,7 +79,7 @@ pub struct Status {
 /// Words of a line. It has a cache line of its own, so that those who write do not disturb each other.
 #[derive(Default)]
 #[repr(C, align(64))]
-pub(super) struct Line {
+pub(super) struct StatusLine {
     /// Number, phase and process.
     place: AtomicU64,
     waiting: AtomicU64,
@@ -90,7 +90,7 @@ pub(super) struct Line {
 
 const NUMBER_BITS: u32 = 48;
 
-impl Line {
+impl StatusLine {
     pub fn read(&self) -> Status {
         let word = self.place.load(Ordering::Relaxed);
         let waiting = self.waiting.load(Ordering::Relaxed);
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let line = Line::default();
+        let line = StatusLine::default();
         for waiting in [None, Some(7)] {
             let status = Status {
                 place: Activity { phase: Phase::Evaluation, number: (1 << 48) - 1 },

@@ -11,7 +11,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::time::Duration;
 
-use super::board::{self, Activity, Line, Phase, Process, Status};
+use super::board::{self, Activity, Phase, Process, Status, StatusLine};
 use super::clock;
 use super::progress::Progress;
 use super::stall_gossip::StallGossip;
@@ -63,8 +63,8 @@ struct Job {
 /// A line for every rank of the job.
 enum Board {
     /// In a window of the node that lives until MPI ends.
-    Shared(*const Line),
-    Private(Box<[Line]>),
+    Shared(*const StatusLine),
+    Private(Box<[StatusLine]>),
 }
 
 thread_local! {
@@ -85,7 +85,7 @@ const FROZEN: u64 = SECOND / 4;
 
 /// Bytes of a board.
 pub(super) fn board_bytes(ranks: usize) -> usize {
-    ranks * size_of::<Line>()
+    ranks * size_of::<StatusLine>()
 }
 
 /// Starts the watch of this process. `shared` points at `board_bytes`, zeroed, at a page's start, mapped until `stop`;
@@ -98,7 +98,7 @@ pub(super) fn start(
 ) {
     let board = match shared {
         Some(address) => Board::Shared(address.cast_const().cast()),
-        None => Board::Private((0..topology.size()).map(|_| Line::default()).collect()),
+        None => Board::Private((0..topology.size()).map(|_| StatusLine::default()).collect()),
     };
     WATCH.with(|watch| {
         watch.progress.replace(Some(progress));
@@ -319,7 +319,7 @@ impl Watch {
 }
 
 impl Job {
-    fn lines(&self) -> &[Line] {
+    fn lines(&self) -> &[StatusLine] {
         match &self.board {
             // SAFETY: `start` was given as many zeroed lines; they are atomics, and mapped until `stop`, after which
             // `say` and `waits` come here no more.
@@ -338,7 +338,7 @@ impl Job {
 
     /// The whole board; of ranks that are here, how their processes look.
     fn statuses(&self) -> Vec<Status> {
-        let mut all: Vec<Status> = self.lines().iter().map(Line::read).collect();
+        let mut all: Vec<Status> = self.lines().iter().map(StatusLine::read).collect();
         for rank in self.own_group() {
             all[rank] = self.lines()[rank].look();
         }
@@ -361,7 +361,7 @@ impl Job {
     fn speaks(&self, now: u64, limit: u64) -> bool {
         let long =
             |status: &Status| status.waiting.is_some_and(|since| now.saturating_sub(since) >= limit / 2);
-        let lower = self.lines()[..self.topology.rank()].iter().map(Line::read).enumerate();
+        let lower = self.lines()[..self.topology.rank()].iter().map(StatusLine::read).enumerate();
         let mut waiting = lower.filter(|(rank, status)| {
             long(status) && now.saturating_sub(status.said) <= self.fresh(*rank, limit)
         });
@@ -381,7 +381,7 @@ fn silence(limit: u64) -> u64 {
 }
 
 /// How the process of a rank looks, to be told to other nodes.
-pub(super) fn looked(line: &Line) -> Status {
+pub(super) fn looked(line: &StatusLine) -> Status {
     let status = line.look();
     // What a rank that waits is doing is clear, and changes from moment to moment.
     let awake = matches!(status.process, Process::Running | Process::Asleep);

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 
 use mpi::ffi;
 
-use super::board::{Activity, Line, Phase, Process, Status};
+use super::board::{Activity, Phase, Process, Status, StatusLine};
 use super::communicator::Communicator;
 use super::request::{self, check};
 use super::stall::looked;
@@ -37,7 +37,7 @@ impl StallGossip {
     /// Takes what has come to the board, and every `beat` nanoseconds sends on what `own` ranks do.
     pub fn exchange(
         &mut self,
-        lines: &[Line],
+        lines: &[StatusLine],
         topology: &Topology,
         own: Vec<usize>,
         now: u64,
@@ -61,7 +61,7 @@ impl StallGossip {
         self.send(lines, topology, &own, now)
     }
 
-    fn send(&mut self, lines: &[Line], topology: &Topology, own: &[usize], now: u64) -> Result<()> {
+    fn send(&mut self, lines: &[StatusLine], topology: &Topology, own: &[usize], now: u64) -> Result<()> {
         let words: Vec<u64> = own.iter().flat_map(|&rank| encode(rank, &looked(&lines[rank]), now)).collect();
         let mut leaving = Vec::new();
         for (mut request, words) in std::mem::take(&mut self.leaving) {
@@ -126,7 +126,7 @@ impl Drop for StallGossip {
 }
 
 /// Whether a rank is the lowest of its group that waits.
-fn is_first(lines: &[Line], own: &[usize], rank: usize, now: u64, beat: u64) -> bool {
+fn is_first(lines: &[StatusLine], own: &[usize], rank: usize, now: u64, beat: u64) -> bool {
     let waits = |status: Status| {
         status.waiting.is_some() && now.saturating_sub(status.said) <= beat.max(1_000_000_000)
     };

@@ -1,6 +1,6 @@
 //! What a node costs: floating-point operations and bytes, counted from shapes.
 
-use super::ops::{Operand, Work};
+use super::ops::{Arithmetic, Operand};
 use super::{Graph, NodeId};
 
 /// The work of one node for the whole batch of a rank.
@@ -32,15 +32,15 @@ impl Graph {
             &self.tensor(id).spec.shape
         };
         let flops = match node.op.work() {
-            Work::Products { of, filter } => 2 * shape(of).elements() * shape(filter).per_sample(),
-            Work::Matrices(of) => {
+            Arithmetic::Products { of, filter } => 2 * shape(of).elements() * shape(filter).per_sample(),
+            Arithmetic::Matrices(of) => {
                 let a = &shape(Operand::Input(0)).0;
                 let inner = a.len().checked_sub(if of.transposed[0] { 2 } else { 1 });
                 let inner = inner.and_then(|axis| a.get(axis)).copied().unwrap_or(1);
                 2 * shape(Operand::Output(0)).elements() * inner
             }
-            Work::Elements => shape(Operand::Output(0)).elements(),
-            Work::Nothing => 0,
+            Arithmetic::Elements => shape(Operand::Output(0)).elements(),
+            Arithmetic::Nothing => 0,
         };
         let bytes: usize = node
             .inputs
@@ -54,7 +54,8 @@ impl Graph {
 
     /// Operations of a node that is a sum of products; zero for the others, which are bound by memory.
     pub fn products(&self, id: NodeId) -> u64 {
-        let is_product = matches!(self.node(id).op.work(), Work::Products { .. } | Work::Matrices(_));
+        let is_product =
+            matches!(self.node(id).op.work(), Arithmetic::Products { .. } | Arithmetic::Matrices(_));
         if is_product { self.cost(id).flops } else { 0 }
     }
 

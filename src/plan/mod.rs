@@ -62,7 +62,7 @@ pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Compiled, Options, plan};
 pub use describe::{Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group};
 pub use measure::{Measured, Times};
-pub use pipeline::{Phase, Work};
+pub use pipeline::{ChunkPass, Phase};
 pub use program::{Exchange, Program, Regions, has_not_finite};
 pub use rehearse::{Prices, Rehearsal, StepFacts, rehearse};
 pub use script::{

@@ -28,7 +28,7 @@ pub enum Phase {
 
 /// A pass of a chunk for a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Work {
+pub struct ChunkPass {
     /// Of all chunks.
     pub chunk: usize,
     /// What of it.
@@ -39,7 +39,7 @@ pub struct Work {
 
 impl PipelineSchedule {
     /// What a stage does with so many micro-batches.
-    pub fn order(self, stage: usize, stages: usize, micro_batches: usize) -> Vec<Work> {
+    pub fn order(self, stage: usize, stages: usize, micro_batches: usize) -> Vec<ChunkPass> {
         if self == PipelineSchedule::ZeroBubble {
             return zero_bubble(stage, stages, micro_batches);
         }
@@ -51,7 +51,7 @@ impl PipelineSchedule {
             let of_group = (micro_batches - index / group * stages).min(stages);
             let within = index % group;
             let nth = within / of_group;
-            Work {
+            ChunkPass {
                 chunk: stage + stages * if phase == Phase::Forward { nth } else { chunks - 1 - nth },
                 phase,
                 micro: index / group * stages + within % of_group,
@@ -98,7 +98,7 @@ impl PipelineSchedule {
 /// What a stage does by ZB-H1. All stages are played with passes that take equally long: each does a backward pass if
 /// one can be, else a forward pass unless it is as far ahead as with 1F1B or keeps as much as the first stage does
 /// there, else the gradients of weights.
-fn zero_bubble(stage: usize, stages: usize, micro_batches: usize) -> Vec<Work> {
+fn zero_bubble(stage: usize, stages: usize, micro_batches: usize) -> Vec<ChunkPass> {
     // For each stage when each pass of each phase was over.
     let mut over = vec![[const { Vec::<usize>::new() }; 3]; stages];
     let mut order = Vec::new();
@@ -129,7 +129,7 @@ fn zero_bubble(stage: usize, stages: usize, micro_batches: usize) -> Vec<Work> {
         for (own, phase) in next.into_iter().enumerate() {
             let Some(phase) = phase else { continue };
             if own == stage {
-                order.push(Work { chunk: stage, phase, micro: over[own][phase as usize].len() });
+                order.push(ChunkPass { chunk: stage, phase, micro: over[own][phase as usize].len() });
             }
             over[own][phase as usize].push(now);
         }
@@ -163,7 +163,7 @@ mod tests {
                         assert_eq!(order.len(), phases.len() * schedule.chunks() * micro_batches);
                         for chunk in (stage..stages * schedule.chunks()).step_by(stages) {
                             let place = |phase: Phase, micro: usize| {
-                                let wanted = Work { chunk, phase, micro };
+                                let wanted = ChunkPass { chunk, phase, micro };
                                 order.iter().position(|work| *work == wanted).expect("every pass is there")
                             };
                             for micro in 0..micro_batches {

@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use super::describe::bytes as show;
 use super::windows::{Gathered, Windows, learned};
-use super::{Bucket, Contexts, Edge, Pass, Phase, Plan, PlannedStep, Region, TAIL, Work};
+use super::{Bucket, ChunkPass, Contexts, Edge, Pass, Phase, Plan, PlannedStep, Region, TAIL};
 use crate::config::{MeshShape, PipelineSchedule, Wire};
 use crate::cuts::Cuts;
 use crate::device::Rule;
@@ -862,7 +862,7 @@ impl Script {
         manner: &Manner,
         outline: &Outline,
         flow: &Flow,
-        Work { chunk, phase, micro }: Work,
+        ChunkPass { chunk, phase, micro }: ChunkPass,
         leaving: &mut Vec<TransferId>,
     ) {
         let is_it = |pass: &&Pass| (pass.chunk, pass.phase) == (chunk, phase);

@@ -14,7 +14,7 @@ const SEED: u64 = 16;
 
 /// Models with the sizes of images that they take here (0: their own), whether they normalise over a batch, and the
 /// layers that may be frozen.
-const MODELS: [(&str, &[usize], bool, &str); 13] = [
+const MODELS: [(&str, &[usize], bool, &str); 21] = [
     ("mnist_small", &[0], false, "conv1"),
     ("mnist_net", &[0], false, "conv1"),
     ("lenet5", &[0, 32], false, "conv1,conv2"),
@@ -30,6 +30,14 @@ const MODELS: [(&str, &[usize], bool, &str); 13] = [
     ("alexnet", &[63], false, "features.0"),
     ("vgg11_bn", &[32], true, "features.0"),
     ("inception_v3", &[0], true, "Conv2d_1a_3x3"),
+    ("squeezenet1_1", &[32, 64], false, "features.0"),
+    ("mobilenet_v3_large", &[32, 64], true, "features.0"),
+    ("shufflenet_v2_x1_0", &[32, 64], true, "conv1"),
+    ("efficientnet_b0", &[32, 64], true, "features.0"),
+    ("regnet_y_400mf", &[32, 64], true, "stem"),
+    ("convnext_tiny", &[32, 64], false, "features.0"),
+    ("vit_b_16", &[32, 64], false, "conv_proj"),
+    ("swin_t", &[32, 64], false, "features.0"),
 ];
 /// The first ones, of which every third normalises.
 const QUICK: [usize; 6] = [0, 1, 2, 3, 4, 4];
@@ -208,7 +216,7 @@ impl Draw {
 
 /// Whether the network has more than 50 million parameters.
 fn is_large(flags: &str) -> bool {
-    ["alexnet", "vgg11_bn"].into_iter().any(|name| flags.contains(name))
+    ["alexnet", "vgg11_bn", "vit_b_16"].into_iter().any(|name| flags.contains(name))
 }
 
 /// What a run left.

@@ -37,7 +37,7 @@ use crate::plan::Plan;
 
 use on_device::OnDevice;
 use split::Split;
-use work::{Work, Worker};
+use work::{Compressor, Worker};
 
 /// Elements that one poll works on, at least: some 1 MB, about a millisecond.
 const WORK: usize = 4 * codec::PIECE;
@@ -54,7 +54,7 @@ pub struct Carriers {
 pub struct Compressed {
     name: &'static str,
     split: Split,
-    worker: Box<dyn Work>,
+    worker: Box<dyn Compressor>,
     carriers: Carriers,
     /// The slots of each bucket in the two carriers.
     slots: Vec<[Slot; 2]>,
@@ -174,7 +174,7 @@ impl Compressed {
         let split = Split::new(scheme, with_tail, plan, device, world.size());
         let carriers = Carriers::new(scheme, selection, world, &split)?;
         let (place, regions) = ([world.rank(), world.size()], carriers.regions());
-        let worker: Result<Box<dyn Work>> = match at {
+        let worker: Result<Box<dyn Compressor>> = match at {
             At::Host(gradients) => Worker::new(scheme, &split, regions, place, plan, device, gradients)
                 .map(|worker| Box::new(worker) as _),
             At::Device(code, gradients, as_memory) => {
@@ -192,7 +192,7 @@ impl Compressed {
         split: Split,
         carriers: Carriers,
         ranks: usize,
-        worker: Box<dyn Work>,
+        worker: Box<dyn Compressor>,
     ) -> Compressed {
         let [sent, uncompressed] = split.sent(scheme, ranks);
         let account = Account { state: worker.state(), sent, uncompressed, seconds: Rc::default() };

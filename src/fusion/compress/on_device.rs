@@ -3,7 +3,7 @@
 
 use super::codec;
 use super::split::{Bucket, Split, Unit};
-use super::work::{Kept, Work, names};
+use super::work::{Compressor, Kept, names};
 use crate::collective;
 use crate::config::Compression;
 use crate::config::environment;
@@ -77,7 +77,7 @@ fn coded(bucket: &Bucket, ranks: usize) -> CodecBucket {
     }
 }
 
-impl Work for OnDevice {
+impl Compressor for OnDevice {
     /// A phase is enqueued as a whole with its first unit.
     fn run(&mut self, _: &Bucket, index: usize, unit: &Unit) -> Result<usize> {
         match unit {

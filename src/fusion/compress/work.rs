@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::plan::Plan;
 
 /// Whoever does the work on buckets.
-pub trait Work {
+pub trait Compressor {
     /// Does one unit of a bucket; returns how many elements it was about.
     fn run(&mut self, bucket: &Bucket, index: usize, unit: &Unit) -> Result<usize>;
     /// Whether what was done to a bucket is where its messages leave from.
@@ -247,7 +247,7 @@ impl Worker {
     }
 }
 
-impl Work for Worker {
+impl Compressor for Worker {
     fn state(&self) -> Vec<Kept> {
         let all = self.names.into_iter().zip([&self.residuals, &self.rights]);
         let all = all.filter(|(_, memory)| memory.bytes() > 0);

@@ -209,7 +209,7 @@ pub(super) enum Operand {
 
 /// What an op does with its operands, for counting.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Work {
+pub(super) enum Arithmetic {
     /// For each element of `of` a sum of as many products as `filter` has elements without its first dimension. Both
     /// backward passes do the same multiplications as the forward pass.
     Products { of: Operand, filter: Operand },
@@ -221,14 +221,15 @@ pub(super) enum Work {
     Nothing,
 }
 
-const FORWARD: Work = Work::Products { of: Operand::Output(0), filter: Operand::Input(1) };
-const BACKWARD_DATA: Work = Work::Products { of: Operand::Input(0), filter: Operand::Input(1) };
-const BACKWARD_WEIGHTS: Work = Work::Products { of: Operand::Input(1), filter: Operand::Output(0) };
+const FORWARD: Arithmetic = Arithmetic::Products { of: Operand::Output(0), filter: Operand::Input(1) };
+const BACKWARD_DATA: Arithmetic = Arithmetic::Products { of: Operand::Input(0), filter: Operand::Input(1) };
+const BACKWARD_WEIGHTS: Arithmetic =
+    Arithmetic::Products { of: Operand::Input(1), filter: Operand::Output(0) };
 
 impl Op {
     /// The table of ops: the name shown to users, and the work.
-    fn row(&self) -> (&'static str, Work) {
-        use Work::{Elements, Nothing};
+    fn row(&self) -> (&'static str, Arithmetic) {
+        use Arithmetic::{Elements, Nothing};
         match self {
             Op::Normalise { .. } => ("normalise", Elements),
             Op::Conv2d(conv) => (if conv.relu { "conv2d+relu" } else { "conv2d" }, FORWARD),
@@ -257,7 +258,7 @@ impl Op {
             Op::LocalResponseNormBackward(_) => ("local response norm backward", Elements),
             Op::LayerNorm { .. } => ("layer norm", Elements),
             Op::LayerNormBackward { .. } => ("layer norm backward", Elements),
-            Op::MatMul(of) => ("matmul", Work::Matrices(*of)),
+            Op::MatMul(of) => ("matmul", Arithmetic::Matrices(*of)),
             Op::Softmax => ("softmax", Elements),
             Op::SoftmaxBackward => ("softmax backward", Elements),
             Op::Activation(of) => (of.name(), Elements),
@@ -298,7 +299,7 @@ impl Op {
         matches!(self, Op::SoftmaxCrossEntropy { .. })
     }
 
-    pub(super) fn work(&self) -> Work {
+    pub(super) fn work(&self) -> Arithmetic {
         self.row().1
     }
 

@@ -145,7 +145,7 @@ fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
     let flags = format!("{residual} --steps 2 --optimizer sgd --lr 0.001 --device cuda");
     let apart = [("FAKE_CUDNN_NORMALISED", "0"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
     let timed = [("DLTRAIN_CUDNN_FUSION", "timed"), ("DLTRAIN_CUDNN_CACHE", "/dev/null")];
-    for (ranks, more) in [(1, "--batch 8"), (2, "--batch 4 --sync-bn")] {
+    for (ranks, more) in first(1, [(2, "--batch 4 --sync-bn"), (1, "--batch 8")]) {
         let flags = format!("{flags} --precision f16 {more}");
         let (first, _) = results.train_with(ranks, &flags, &[]);
         assert_eq!(
@@ -278,7 +278,7 @@ fn mixed_images_and_compressed_gradients_go_with_a_gpu() {
     );
     for scheme in ["1bit", "powersgd:2"] {
         let flags = format!("{flags} --compress {scheme} --fusion-threshold-mb 0.1");
-        for ranks in [1, 2] {
+        for ranks in first(1, [2, 1]) {
             let cpu = results.losses(ranks, &format!("{flags} --device cpu"));
             let gpu = results.losses(ranks, &format!("{flags} --device cuda"));
             let largest = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
@@ -319,7 +319,7 @@ fn gradients_are_encoded_on_a_gpu_as_on_the_host() {
         ("1bit", 1, "--clip-norm 0.5"),
         ("1bit", 2, ""),
     ];
-    for (scheme, ranks, more) in first(3, all) {
+    for (scheme, ranks, more) in first(2, all) {
         let flags = format!("{flags} --compress {scheme} {more}");
         let (host, done) = results.train_with(ranks, &flags, &[on_the_host]);
         assert!(!done.stdout.contains("decoding on the GPU"), "{}", done.stdout);

@@ -7,6 +7,7 @@ use super::elastic::Scratch;
 use crate::support::cases::{first, full};
 use crate::support::fake_cuda;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use std::process::{Command, Output};
 
@@ -223,7 +224,7 @@ fn groups_train_alike(hosts: &Hosts) {
         hosts.run(slots, &words.split_whitespace().collect::<Vec<_>>());
         (series(&results, "steps/loss"), std::fs::read(weights).unwrap())
     };
-    let resnet = "--model resnet18 --image-size 36 --classes 10 --batch 2 --accumulation 2 --zero 1";
+    let resnet = format!("{} --batch 2 --accumulation 2 --zero 1", residual());
     for (one, many, words) in [
         ("h0:2", "h0:1,h1:1", "--model mnist_small --batch 4 --spatial 2"),
         // Groups with two ranks on one host and the third on another.

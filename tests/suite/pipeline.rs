@@ -125,7 +125,7 @@ fn a_norm_is_that_of_all_stages() {
         few_tests()
     );
     let free = words.replace("--clip-norm 0.05", "");
-    for (data, stages, parts) in [(1, 3, 2), (2, 2, 1)] {
+    for (data, stages, parts) in first(1, [(2, 2, 1), (1, 3, 2)]) {
         let plain = format!("--batch 4 --accumulation {parts}");
         let cut = format!("--batch {} --pipeline {stages} --micro-batches {parts}", 4 * parts);
         let free = scratch.train(data, &format!("{free} {plain}"));

@@ -293,7 +293,8 @@ fn an_interrupted_run_goes_on() {
         ["--local-steps 3 --outer-momentum 0.5", "--sync gossip", "--sync easgd:3,0.5", "--sync bmuf:3"];
     for (number, rule) in first(2, rules).enumerate() {
         let whole = scratch.train(&format!("whole{number}"), 2, 7, &format!("{words} {rule}"));
-        for step in [2, 3, 4] {
+        // In the midst of a block, and where one begins.
+        for step in first(1, [4, 2, 3]) {
             let resume = format!("{words} {rule} --resume DIR/whole{number}/step-0000000{step}.h5");
             let rest = scratch.train(&format!("rest{number}{step}"), 2, 7, &resume);
             assert_eq!(rest.losses, whole.losses[step..], "{rule}, from step {step}");
@@ -403,7 +404,7 @@ fn memory_is_as_planned() {
         "--sync gossip --checkpoint DIR",
         "--sync easgd:1,0.5",
     ];
-    for (number, flags) in first(3, all).enumerate() {
+    for (number, flags) in first(2, all).enumerate() {
         let results = scratch.path(&format!("{number}.h5"));
         let words = format!(
             "--model mnist_large --image-size 64 --batch 2 --steps 2 --warmup 0 --threads 1 --lr 1e-5 {} --results {}",

@@ -502,13 +502,17 @@ fn the_time_limit_and_the_end_of_the_slurm_job_stop_in_time() {
     let scratch = Scratch::new();
     let words =
         "--model mnist_net --threads 1 --epochs 100000 --checkpoint DIR/c --resume auto --results DIR/a.h5";
-    let limited = scratch.job(2, &format!("{words} --time-limit 00:00:07"));
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    let mut in_slurm = scratch.alone(words);
-    in_slurm.env("SLURM_JOB_END_TIME", (now + 20).to_string());
+    let limited = || scratch.job(2, &format!("{words} --time-limit 00:00:07"));
+    let in_slurm = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+        let mut command = scratch.alone(words);
+        command.env("SLURM_JOB_END_TIME", (now + 10).to_string());
+        command
+    };
     let mut steps = 0;
-    for command in [limited, in_slurm] {
-        let done = finish(command);
+    let runs: [&dyn Fn() -> std::process::Command; 2] = [&limited, &in_slurm];
+    for run in runs {
+        let done = finish(run());
         assert!(!done.success && done.stderr.contains("stopped by the time limit after"), "{}", done.stderr);
         assert!(done.took < job::SECONDS, "{:?}", done.took);
         let rows = series(&scratch.path("a.h5"), "steps/step");

@@ -51,7 +51,7 @@ measure() {
         awk '{ print $2 / $1 }' "$scratch/pairs" | sort -g | awk '
             { ratio[NR] = $1 }
             END {
-                # Which of the sorted ratios begins the interval: the median lies below it in 2.5 % of all cases at most.
+                # Which of the sorted ratios begins the interval: the median lies below it at most in 2.5 % of cases.
                 term = 2 ^ -NR; sum = term
                 for (out = 0; sum <= 0.025; out++) { term *= (NR - out) / (out + 1); sum += term }
                 middle = (ratio[int((NR + 1) / 2)] + ratio[int(NR / 2) + 1]) / 2

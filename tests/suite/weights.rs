@@ -201,7 +201,8 @@ fn frozen_layers_keep_every_bit_and_the_others_learn() {
     place.train(2, "a.h5", "--steps 1 --save-weights @w.safetensors");
     let start = read(&place.path("w.safetensors"));
     let is_statistic = |name: &str| name.contains("running_");
-    let cases: [(&dyn Fn(&str) -> bool, &str); 5] = [
+    type IsFrozen<'a> = &'a dyn Fn(&str) -> bool;
+    let cases: [(IsFrozen, &str); 5] = [
         (&|name| !name.starts_with("fc."), "--freeze backbone"),
         (&|name| name.starts_with("layer1.") || name == "bn1.weight", "--freeze layer1,bn1.weight"),
         (&|name| name.starts_with("layer4."), "--freeze layer4 --accumulation 2 --ema 0.5 --recompute"),

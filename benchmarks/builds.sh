@@ -15,19 +15,18 @@ old=$2
 pairs=${PAIRS:-30}
 models=${MODELS:-mnist_small resnet50}
 
-flags_of() { # model
+flags_of() { # model; ranks, and flags
     case $1 in
-        mnist_small) echo -n 2 -- --batch 128 --threads 1 --steps 200 --warmup 20 --lr 0.01 ;;
-        resnet50) echo -n 1 -- --batch 8 --threads 2 --steps 4 --warmup 1 --lr 0.001 ;;
+        mnist_small) echo "2 --batch 128 --threads 1 --steps 200 --warmup 20 --lr 0.01" ;;
+        resnet50) echo "1 --batch 8 --threads 2 --steps 4 --warmup 1 --lr 0.001" ;;
         *) echo "builds.sh: no $1 here" >&2 && return 1 ;;
     esac
 }
 
 rate() { # build, model; images/s
     local flags
-    flags=$(flags_of "$2")
-    # shellcheck disable=SC2086
-    "${mpirun[@]}" ${flags%% -- *} "$1" --model "$2" --optimizer sgd --momentum 0.9 ${flags#* -- } \
+    read -ra flags <<<"$(flags_of "$2")"
+    "${mpirun[@]}" -n "${flags[0]}" "$1" --model "$2" --optimizer sgd --momentum 0.9 "${flags[@]:1}" \
         --results "$scratch/$RANDOM$RANDOM.h5" >"$scratch/said" 2>&1 || { cat "$scratch/said" >&2; return 1; }
     awk '/^total images\/sec:/ { print $3 }' "$scratch/said"
 }
@@ -36,13 +35,16 @@ measure() {
     local model pair before after
     echo "older:    $("$old" --version)"
     for model in $models; do
-        rate "$old" "$model" >/dev/null && rate "$dltrain" "$model" >/dev/null
+        rate "$old" "$model" >/dev/null
+        rate "$dltrain" "$model" >/dev/null
         : >"$scratch/pairs"
         for ((pair = 0; pair < pairs; pair++)); do
             if ((pair % 2)); then
-                after=$(rate "$dltrain" "$model") && before=$(rate "$old" "$model")
+                after=$(rate "$dltrain" "$model")
+                before=$(rate "$old" "$model")
             else
-                before=$(rate "$old" "$model") && after=$(rate "$dltrain" "$model")
+                before=$(rate "$old" "$model")
+                after=$(rate "$dltrain" "$model")
             fi
             echo "$before $after" >>"$scratch/pairs"
         done

@@ -33,7 +33,8 @@ rate() { # build, model; images/s
 
 measure() {
     local model pair before after
-    echo "older:    $("$old" --version)"
+    echo "newer:    $("$dltrain" info | sed -n 's/^dltrain *//p')"
+    echo "older:    $("$old" info | sed -n 's/^dltrain *//p')"
     for model in $models; do
         rate "$old" "$model" >/dev/null
         rate "$dltrain" "$model" >/dev/null

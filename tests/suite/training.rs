@@ -111,17 +111,14 @@ fn dropout_does_not_depend_on_the_rank_count() {
 #[test]
 fn every_model_trains_as_its_definition_says() {
     let mut results = Results::new();
-    // The definitions are slow: of the large models only one, with the smallest image that it takes and few classes.
+    // The definitions are slow: of the large models only one, with the smallest image that it takes and few classes. The
+    // slowest two come last.
     let small = dltrain::model::MODELS.iter().filter(|model| model.image[1] <= 32);
-    let mut cases: Vec<(&str, &str)> = small.map(|model| (model.name(), "--batch 4 --steps 4")).collect();
-    cases
-        .iter_mut()
-        .filter(|(name, _)| *name == "mnist_large")
-        .for_each(|case| case.1 = "--batch 1 --steps 2");
+    let small = small.map(|model| model.name()).filter(|&name| name != "mnist_large");
+    let mut cases: Vec<(&str, &str)> = small.map(|name| (name, "--batch 4 --steps 4")).collect();
+    let quick = cases.len();
+    cases.push(("mnist_large", "--batch 1 --steps 2"));
     cases.push(("alexnet", "--batch 1 --steps 2 --image-size 63 --classes 10"));
-    // What takes longest comes last: a network with a normalisation over channels, and one with millions of parameters.
-    cases.sort_by_key(|(name, _)| ["alexnet", "mnist_large"].contains(name));
-    let quick = cases.len() - 2;
     for (name, sizes) in first(quick, cases) {
         let flags = format!("--model {name} {sizes} --warmup 0 --optimizer sgd --lr 0.01");
         let mut losses = |device| {
@@ -254,9 +251,9 @@ fn normalised() -> String {
     format!("{} --optimizer sgd --lr 0.01 --warmup 0 --seed 3", residual())
 }
 
-/// Normalisations divide by deviations, so that roundings grow from layer to layer and from step to step, and after some
-/// steps any two runs part, as those on two instruction sets do. (With some seeds they part in the second already, where
-/// a number lies next to a ReLU's zero.) Ranks that each have their own statistics are off by far more at once.
+/// Normalisations divide by deviations, so that roundings grow from layer to layer and from step to step, and after
+/// some steps any two runs part, as those on two instruction sets do. (With some seeds they part in the second already,
+/// where a number lies next to a ReLU's zero.) Ranks that each have their own statistics are off by far more at once.
 #[test]
 fn sync_batch_norm_trains_as_one_rank_with_the_whole_batch() {
     let mut results = Results::new();
@@ -377,9 +374,12 @@ fn every_rank_evaluates_with_the_same_running_statistics() {
 #[test]
 fn clipping_and_averaged_weights_work_with_batch_norm() {
     let mut results = Results::new();
+    // After so few steps the smaller `normalised` network tells images apart too little for an average to show.
+    let resnet =
+        "--model resnet18 --image-size 32 --classes 10 --optimizer sgd --lr 0.01 --warmup 0 --seed 3";
     let mut run = |flags: &str| {
         let (path, _) =
-            results.train(2, &format!("--data {} {} --batch 8 --steps 3 {flags}", few_tests(), normalised()));
+            results.train(2, &format!("--data {} {resnet} --batch 8 --steps 3 {flags}", few_tests()));
         (series(&path, "steps/loss"), series(&path, "epochs/test_loss"))
     };
     let plain = run("");
@@ -388,7 +388,7 @@ fn clipping_and_averaged_weights_work_with_batch_norm() {
     assert_eq!(run("--clip-norm 1000000"), plain);
     let averaged = run("--ema 0.9");
     assert_eq!(averaged.0, plain.0);
-    assert!((averaged.1[0] - plain.1[0]).abs() > 1e-4, "{averaged:?} {plain:?}");
+    assert!((averaged.1[0] - plain.1[0]).abs() > 1e-3, "{averaged:?} {plain:?}");
     assert_ne!(run("--clip-norm 0.1").0[1..], plain.0[1..]);
 }
 

@@ -6,9 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fast_image_resize::images::TypedImage;
-use fast_image_resize::pixels::{U8, U8x3};
-use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
+use resize::Resizer;
 
 use super::augment;
 use super::mix::Mix;
@@ -340,31 +338,13 @@ pub(super) fn resize(
     part: Rectangle,
     target: &mut Picture,
 ) -> std::result::Result<(), String> {
-    match source.channels {
-        1 => resize_pixels::<U8>(resizer, source, part, target),
-        _ => resize_pixels::<U8x3>(resizer, source, part, target),
-    }
-}
-
-/// By type: `Resizer::resize` would bring 4 MB of code for pixels of other types into the program. The source could be
-/// a `TypedImageRef`, which needs no `&mut`, but the library's intermediate picture is a `TypedImage`: its kernels
-/// would be compiled for both types, which takes another megabyte.
-fn resize_pixels<P: PixelTrait>(
-    resizer: &mut Resizer,
-    source: &mut Picture,
-    [left, top, width, height]: Rectangle,
-    target: &mut Picture,
-) -> std::result::Result<(), String> {
-    let from = TypedImage::<P>::from_buffer(source.width as u32, source.height as u32, &mut source.pixels);
-    let from = from.map_err(|error| error.to_string())?;
-    let (to_width, to_height) = (target.width as u32, target.height as u32);
-    let to = TypedImage::<P>::from_buffer(to_width, to_height, &mut target.pixels);
-    let mut to = to.map_err(|error| error.to_string())?;
-    let options = ResizeOptions::new()
-        .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
-        .crop(left, top, width, height)
-        .use_alpha(false);
-    resizer.resize_typed(&from, &mut to, &options).map_err(|error| error.to_string())
+    let channels = source.channels;
+    let [from, to] = [source, target].map(|picture| resize::Picture {
+        pixels: &mut picture.pixels,
+        height: picture.height,
+        width: picture.width,
+    });
+    resize::resize(resizer, channels, from, part, to)
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ fn losses(directory: &tempfile::TempDir, ranks: usize, flags: &str) -> Vec<f64> 
 #[test]
 fn every_scheme_learns_the_digits_and_says_what_it_saved() {
     let directory = tempfile::tempdir().unwrap();
-    let flags = format!("--data {DIGITS} --batch 16 --epochs 10 --optimizer sgd --lr 0.003");
+    let flags = format!("--data {DIGITS} --batch 16 --epochs 8 --optimizer sgd --lr 0.003");
     let best = |path: &std::path::Path| series(path, "epochs/test_accuracy").into_iter().fold(0.0, f64::max);
     let (plain, printed) = train(&directory, 2, &flags);
     assert!(!printed.contains("compression"), "{printed}");

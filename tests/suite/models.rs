@@ -254,10 +254,9 @@ fn seed(name: &str) -> u32 {
 
 /// Element `index` of the tensor with this seed, by the finalizer of MurmurHash3.
 fn word(seed: u32, index: usize) -> u32 {
-    let mut word = (index as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed);
-    for (shift, factor) in [(16, 0x85eb_ca6b), (13, 0xc2b2_ae35)] {
-        word = (word ^ word >> shift).wrapping_mul(factor);
-    }
+    let word = (index as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed);
+    let word = (word ^ word >> 16).wrapping_mul(0x85eb_ca6b);
+    let word = (word ^ word >> 13).wrapping_mul(0xc2b2_ae35);
     word ^ word >> 16
 }
 

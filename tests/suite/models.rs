@@ -99,7 +99,8 @@ mod small {
 
 /// The same in bf16: a model of each kind.
 mod bf16 {
-    models!(small_images_in_bf16: resnet18 googlenet mobilenet_v2 squeezenet1_1 efficientnet_b0 shufflenet_v2_x1_0 convnext_tiny swin_t);
+    models!(small_images_in_bf16:
+        resnet18 googlenet mobilenet_v2 squeezenet1_1 efficientnet_b0 shufflenet_v2_x1_0 convnext_tiny swin_t);
 }
 
 /// Images of the size that the model was made for, where that is larger.
@@ -113,7 +114,8 @@ mod full {
 
     /// More layers of the same kinds.
     mod deeper {
-        models!(ignored small_images: vgg11 vgg13 vgg16 vgg19 resnet34 resnet101 resnet152 vgg13_bn vgg16_bn vgg19_bn wide_resnet50_2);
+        models!(ignored small_images:
+            vgg11 vgg13 vgg16 vgg19 resnet34 resnet101 resnet152 vgg13_bn vgg16_bn vgg19_bn wide_resnet50_2);
     }
 
     mod deeper_in_bf16 {

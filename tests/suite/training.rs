@@ -111,8 +111,8 @@ fn dropout_does_not_depend_on_the_rank_count() {
 #[test]
 fn every_model_trains_as_its_definition_says() {
     let mut results = Results::new();
-    // The definitions are slow: of the large models only one, with the smallest image that it takes and few classes. The
-    // slowest two come last.
+    // The definitions are slow: of the large models only one, with the smallest image that it takes and few classes.
+    // The slowest two come last.
     let small = dltrain::model::MODELS.iter().filter(|model| model.image[1] <= 32);
     let small = small.map(|model| model.name()).filter(|&name| name != "mnist_large");
     let mut cases: Vec<(&str, &str)> = small.map(|name| (name, "--batch 4 --steps 4")).collect();

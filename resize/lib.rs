@@ -1,6 +1,6 @@
 //! Scaling of pictures, by fast_image_resize. Its kernels are generic over the type of a picture, so the crate that
-//! calls them compiles them. This crate calls them, so that they are compiled once: not with each change of dltrain, not
-//! again for its unit tests, and not for each MPI. In the library they took a fourteenth of its time to compile.
+//! calls them compiles them. This crate calls them, so that they are compiled once: not with each change of dltrain,
+//! not again for its unit tests, and not for each MPI. In the library they took a fourteenth of its time to compile.
 #![deny(unsafe_code)]
 
 use fast_image_resize::images::TypedImage;

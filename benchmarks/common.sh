@@ -34,7 +34,14 @@ machine() {
 # benchmark, $2: its headline.
 report() {
     mkdir -p benchmarks/results
-    result=benchmarks/results/$1-$(date -u +%Y%m%dT%H%M%SZ).txt
+    # Others may begin in the same second.
+    until
+        result=benchmarks/results/$1-$(date -u +%Y%m%dT%H%M%SZ).txt
+        (set -o noclobber && : >"$result") 2>/dev/null
+    do
+        [ -e "$result" ] || { echo "$result cannot be written" >&2 && return 1; }
+        sleep 1
+    done
     {
         echo "$2"
         machine

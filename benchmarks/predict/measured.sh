@@ -204,7 +204,7 @@ choices() {
         "times as long for each of a host, medians of $rounds runs of $steps steps (of one, if longer than 3 s)"
     printf '%-6s %-12s %10s %10s %s\n' hosts model predicted measured way
     $hosts down 2>/dev/null || true
-    $hosts up 4 1gbit
+    $hosts up 4 1gbit 2>&1
     for setting in $settings; do
         read -r count each <<<"${setting/x/ }"
         slow "$each"
@@ -222,7 +222,7 @@ pairs() {
     printf '%-8s %-6s %-12s %-10s %10s %10s %10s\n' links hosts model way predicted measured error
     for rate in $rates; do
         $hosts down 2>/dev/null || true
-        $hosts up 4 "$rate"
+        $hosts up 4 "$rate" 2>&1
         for each in $locals; do
             slow "$each"
             job 2 "$each" bench autotune --output "$scratch/tuning.json" >"$scratch/said" ||

@@ -30,8 +30,8 @@ start_host() { # name, address, rate
     ip -n "$network" addr add "$2/24" dev eth0
     ip -n "$network" link set eth0 up
     ip -n "$network" link set lo up
-    # Linux's own choice, whatever this machine's is: bbr divides a link unfairly. By the route, since a network may take
-    # only what the machine allows everybody for its own.
+    # Linux's own choice, whatever this machine's is: bbr divides a link unfairly. The route names it, since a namespace
+    # may choose for all of its sockets only what the machine allows everybody.
     ip -n "$network" route replace 10.78.0.0/24 dev eth0 congctl cubic ||
         echo "hosts: this kernel has no cubic, so that TCP is $(cat /proc/sys/net/ipv4/tcp_congestion_control)" >&2
     shape "$network" eth0 "$3"

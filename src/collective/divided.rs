@@ -58,6 +58,10 @@ impl Collective for Divided {
         Ok(first.poll()? | others.poll()?)
     }
 
+    fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
+        self.parts.iter_mut().try_fold(bytes, |bytes, part| part.run_ahead(bytes))
+    }
+
     fn is_done(&self, slot: Slot) -> bool {
         let (part, slot) = self.slots[slot];
         self.parts[part].is_done(slot)

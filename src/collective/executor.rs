@@ -102,9 +102,16 @@ struct Progress<R> {
     sending: usize,
     /// How many have left their ranges.
     sent: usize,
+    /// Whether the next message to leave waits for those of older slots.
+    behind: bool,
 }
 
 impl<R> Progress<R> {
+    /// Whether a message to a rank has yet to leave.
+    fn owes(&self, peer: usize) -> bool {
+        self.schedule.last_to.iter().any(|&(to, last)| to == peer && self.sending <= last)
+    }
+
     /// Whether all messages of this run have come, and left their ranges.
     fn is_over(&self) -> bool {
         self.received == self.schedule.receives.len() && self.sent == self.schedule.sends.len()
@@ -151,18 +158,27 @@ impl<L: Link> Executor<L> {
         Executor { chunk, ..self }
     }
 
-    /// Starts every message of a slot that may start now.
-    fn launch(&mut self, slot: Slot) -> Result<()> {
-        // Messages of one slot meet in order; those of other slots are told apart by the tag.
-        let tag = slot as u16;
-        let Progress { schedule, incoming, outgoing, longest, .. } = &self.slots[slot];
-        let (incoming, outgoing, longest) = (incoming.clone(), outgoing.clone(), *longest);
-        let (receives, sends) = (schedule.receives.len(), schedule.sends.len());
-        loop {
-            let at = &mut self.slots[slot];
-            if at.receiving == receives.min(at.received + WINDOW) {
-                break;
-            }
+    /// Starts every message that may start now of the slot with this place among those in flight. When so many bytes
+    /// have been sent, a message leaves behind those of older slots for the same rank.
+    fn launch(&mut self, place: usize, until: u64) -> Result<()> {
+        let slot = self.flying[place];
+        self.receive(slot)?;
+        self.slots[slot].behind = false;
+        while self.may_send(place, until) {
+            self.send(slot)?;
+        }
+        Ok(())
+    }
+
+    /// Messages of one slot meet in order; those of other slots are told apart by the tag.
+    fn tag(slot: Slot) -> u16 {
+        slot as u16
+    }
+
+    /// Starts to receive all that may come now.
+    fn receive(&mut self, slot: Slot) -> Result<()> {
+        let at = &mut self.slots[slot];
+        while at.receiving < at.schedule.receives.len().min(at.received + WINDOW) {
             let message = &at.schedule.receives[at.receiving];
             let begun = trace::now();
             let request = if in_place(message, self.wire) {
@@ -170,51 +186,67 @@ impl<L: Link> Executor<L> {
                 if message.receives > at.received || message.sends > at.sent {
                     break;
                 }
-                self.link.receive(&self.region, &message.range, message.peer, tag)?
+                self.link.receive(&self.region, &message.range, message.peer, Self::tag(slot))?
             } else {
-                let start = at.receiving % WINDOW * longest;
+                let start = at.receiving % WINDOW * at.longest;
                 let words = self.wire.words(message.range.len());
-                self.link.receive(&incoming, &(start..start + words), message.peer, tag)?
+                self.link.receive(&at.incoming, &(start..start + words), message.peer, Self::tag(slot))?
             };
             at.receives[at.receiving % WINDOW] = Some(request);
             at.receives_begun[at.receiving % WINDOW] = begun;
             at.receiving += 1;
         }
-        loop {
-            let at = &mut self.slots[slot];
-            if at.sending == sends.min(at.sent + at.sends.len()) {
-                break;
-            }
-            let message = &at.schedule.sends[at.sending];
-            if message.receives > at.received {
-                break;
-            }
-            let (peer, words) = (message.peer, self.wire.words(message.range.len()));
-            let matched = self.wire == Wire::F32 && self.unmatched[peer] == MATCHED_EVERY - 1;
-            if matched && is_full(&self.matching, self.flying.first() == Some(&slot), slot, peer) {
-                self.held = true;
-                break;
-            }
-            self.unmatched[peer] = if matched { 0 } else { self.unmatched[peer] + 1 };
-            let begun = trace::now();
-            let place = at.sending % at.sends.len();
-            if matched {
-                let copy = free_copy(&mut self.copies, self.chunk)?;
-                self.region.pack(message.range.clone(), Wire::F32, &copy, 0);
-                let request = self.link.send(&copy, &(0..words), peer, tag, true)?;
-                self.matching.push(Matching { slot, peer, request });
-            } else if self.wire == Wire::F32 {
-                at.sends[place] = Some(self.link.send(&self.region, &message.range, peer, tag, false)?);
-            } else {
-                let start = at.sending % WINDOW * longest;
-                self.region.pack(message.range.clone(), self.wire, &outgoing, start);
-                at.sends[place] =
-                    Some(self.link.send(&outgoing, &(start..start + words), peer, tag, false)?);
-            }
-            self.words_sent += words as u64;
-            at.sends_begun[place] = begun;
-            at.sending += 1;
+        Ok(())
+    }
+
+    /// Whether a slot's next message may leave now. What keeps it is noted, since it need not be one of the slot's.
+    fn may_send(&mut self, place: usize, until: u64) -> bool {
+        let slot = self.flying[place];
+        let at = &self.slots[slot];
+        if at.sending == at.schedule.sends.len().min(at.sent + at.sends.len()) {
+            return false;
         }
+        let Message { peer, receives, .. } = at.schedule.sends[at.sending];
+        if receives > at.received {
+            return false;
+        }
+        let owes = |&older: &Slot| self.slots[older].owes(peer);
+        if self.sent() >= until && self.flying[..place].iter().any(owes) {
+            self.slots[slot].behind = true;
+            return false;
+        }
+        if is_matched(self.wire, self.unmatched[peer]) && is_full(&self.matching, place == 0, slot, peer) {
+            self.held = true;
+            return false;
+        }
+        true
+    }
+
+    /// Sends a slot's next message.
+    fn send(&mut self, slot: Slot) -> Result<()> {
+        let at = &mut self.slots[slot];
+        let message = &at.schedule.sends[at.sending];
+        let (peer, words, tag) = (message.peer, self.wire.words(message.range.len()), Self::tag(slot));
+        let matched = is_matched(self.wire, self.unmatched[peer]);
+        self.unmatched[peer] = if matched { 0 } else { self.unmatched[peer] + 1 };
+        let begun = trace::now();
+        let place = at.sending % at.sends.len();
+        if matched {
+            let copy = free_copy(&mut self.copies, self.chunk)?;
+            self.region.pack(message.range.clone(), Wire::F32, &copy, 0);
+            let request = self.link.send(&copy, &(0..words), peer, tag, true)?;
+            self.matching.push(Matching { slot, peer, request });
+        } else if self.wire == Wire::F32 {
+            at.sends[place] = Some(self.link.send(&self.region, &message.range, peer, tag, false)?);
+        } else {
+            let start = at.sending % WINDOW * at.longest;
+            self.region.pack(message.range.clone(), self.wire, &at.outgoing, start);
+            at.sends[place] =
+                Some(self.link.send(&at.outgoing, &(start..start + words), peer, tag, false)?);
+        }
+        self.words_sent += words as u64;
+        at.sends_begun[place] = begun;
+        at.sending += 1;
         Ok(())
     }
 
@@ -293,6 +325,11 @@ impl<L: Link> Executor<L> {
 /// How many messages of a slot may have left and not ended; what is not f32 has memory for so many.
 fn sends_under_way(wire: Wire) -> usize {
     if wire == Wire::F32 { MOST_AHEAD } else { WINDOW }
+}
+
+/// Whether the next message to a rank ends when it is received, so many behind the last one that did.
+fn is_matched(wire: Wire, unmatched: usize) -> bool {
+    wire == Wire::F32 && unmatched == MATCHED_EVERY - 1
 }
 
 /// Whether a message to a rank that is to be matched must wait until others have been.
@@ -388,6 +425,7 @@ impl<L: Link> Collective for Executor<L> {
             arrived: false,
             sending: 0,
             sent: 0,
+            behind: false,
         });
         self.flying.reserve(self.slots.len());
         Ok(slot)
@@ -400,9 +438,19 @@ impl<L: Link> Collective for Executor<L> {
         (at.receiving, at.received, at.sending, at.sent) = (0, 0, 0, 0);
         if at.schedule.receives.len() + at.schedule.sends.len() > 0 {
             self.flying.push(slot);
-            self.launch(slot)?;
+            self.launch(self.flying.len() - 1, 0)?;
         }
         Ok(())
+    }
+
+    fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
+        let until = self.sent().saturating_add(bytes);
+        for place in 0..self.flying.len() {
+            if self.slots[self.flying[place]].behind {
+                self.launch(place, until)?;
+            }
+        }
+        Ok(until.saturating_sub(self.sent()))
     }
 
     fn poll(&mut self) -> Result<bool> {
@@ -413,8 +461,8 @@ impl<L: Link> Collective for Executor<L> {
         while let Some(&slot) = self.flying.get(index) {
             let landed = self.land(slot)?;
             // A range that was held back may be the oldest now.
-            if landed || goes_on || self.held && index == 0 {
-                self.launch(slot)?;
+            if landed || goes_on || self.held && index == 0 || self.slots[slot].behind {
+                self.launch(index, 0)?;
             }
             moved |= landed;
             if self.slots[slot].is_over() && self.matching.iter().all(|matching| matching.slot != slot) {
@@ -459,12 +507,14 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::collective::{recursive_doubling, star};
+    use crate::collective::{recursive_doubling, ring, star};
 
-    /// What is matched never ends, all else at once. It keeps to whom messages went.
+    /// What is matched never ends, all else at once; where others are silent nothing comes. It keeps to whom messages
+    /// went.
     struct Unheard {
         rank: usize,
         size: usize,
+        silent: bool,
         sent: Rc<RefCell<Vec<usize>>>,
     }
 
@@ -485,7 +535,7 @@ mod tests {
         }
 
         fn receive(&self, _: &Rc<Region>, _: &Range<usize>, _: usize, _: u16) -> Result<bool> {
-            Ok(true)
+            Ok(!self.silent)
         }
 
         fn ended(&self, request: &mut bool) -> Result<bool> {
@@ -507,7 +557,7 @@ mod tests {
     ) -> (Executor<Unheard>, Vec<usize>) {
         let sent = Rc::new(RefCell::new(Vec::new()));
         let region = Rc::new(Region::private(ELEMENTS * size_of::<f32>()).unwrap());
-        let link = Unheard { rank, size, sent: sent.clone() };
+        let link = Unheard { rank, size, silent: false, sent: sent.clone() };
         let mut all = Executor::new("unheard", algorithm, Wire::F32, link, &region).chunk(2);
         for slot in 0..slots {
             let range = slot * ELEMENTS / slots..(slot + 1) * ELEMENTS / slots;
@@ -544,6 +594,37 @@ mod tests {
         assert_eq!((all.flying[0], all.flying.last(), all.is_done(0)), (1, Some(&0), false));
         all.poll().unwrap();
         assert_eq!(all.link.sent.borrow().len(), sent.len());
+    }
+
+    /// Of two slots in flight, each of so many messages a round, while nothing comes: how many messages left to each
+    /// rank, before the rank runs ahead by so many bytes and then.
+    fn two_in_silence(algorithm: Algorithm, size: usize, messages: usize, bytes: u64) -> [Vec<usize>; 2] {
+        let sent = Rc::new(RefCell::new(Vec::new()));
+        let region = Rc::new(Region::private(ELEMENTS * size_of::<f32>()).unwrap());
+        let link = Unheard { rank: 0, size, silent: true, sent: sent.clone() };
+        let mut all = Executor::new("silent", algorithm, Wire::F32, link, &region).chunk(2);
+        let length = ELEMENTS / 2;
+        for range in [0..length, length..ELEMENTS] {
+            let slot = all.prepare(range.start..range.start + 2 * size * messages).unwrap();
+            all.start(slot).unwrap();
+        }
+        let count = |all: &mut Executor<Unheard>| {
+            (0..10).for_each(|_| _ = all.poll().unwrap());
+            (0..size).map(|rank| sent.borrow().iter().filter(|&&to| to == rank).count()).collect()
+        };
+        let waiting = count(&mut all);
+        all.run_ahead(bytes).unwrap();
+        [waiting, count(&mut all)]
+    }
+
+    /// The second slot's first round would leave before the first one's second round, which is still to come in.
+    #[test]
+    fn slots_leave_one_behind_the_other_but_for_a_rank_that_computes_next() {
+        assert_eq!(two_in_silence(ring::allgather, 3, 5, u64::MAX), [vec![0, 5, 0], vec![0, 10, 0]]);
+        assert_eq!(two_in_silence(ring::allgather, 3, 5, 9), [vec![0, 5, 0], vec![0, 7, 0]]);
+        // The first slot has nothing more for this rank: its second round goes to another one.
+        let [waiting, computing] = two_in_silence(recursive_doubling::allreduce, 4, 5, u64::MAX);
+        assert_eq!((waiting[1], &waiting), (40, &computing));
     }
 
     /// By recursive doubling a range is added to as soon as it has left.

@@ -360,6 +360,10 @@ impl Collective for Hierarchical {
         Ok(moved)
     }
 
+    fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
+        self.rings.run_ahead(bytes)
+    }
+
     fn sent(&self) -> u64 {
         self.rings.sent()
     }

@@ -88,6 +88,8 @@ pub struct Message {
 pub struct Schedule {
     pub sends: Vec<Message>,
     pub receives: Vec<Message>,
+    /// Which is the last message to each rank.
+    pub last_to: Vec<(usize, usize)>,
 }
 
 impl Schedule {
@@ -114,6 +116,12 @@ impl Schedule {
                     let (peer, apply) = (part.peer, *apply);
                     schedule.receives.push(Message { peer, range, apply, receives, sends });
                 }
+            }
+        }
+        for (index, Message { peer, .. }) in schedule.sends.iter().enumerate() {
+            match schedule.last_to.iter_mut().find(|(to, _)| to == peer) {
+                Some((_, last)) => *last = index,
+                None => schedule.last_to.push((*peer, index)),
             }
         }
         schedule

@@ -262,6 +262,10 @@ impl Collective for PerRange {
         Ok(moved)
     }
 
+    fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
+        self.made.iter_mut().try_fold(bytes, |bytes, (_, algorithm)| algorithm.run_ahead(bytes))
+    }
+
     fn is_done(&self, slot: Slot) -> bool {
         let (index, slot) = self.slots[slot];
         self.made[index].1.is_done(slot)

@@ -10,6 +10,7 @@
 //! did in messages of their own (`notes`). Gradients may leave compressed (`compress`), or be added up by the devices
 //! (`on_device`, `peers`). May use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
+mod backlog;
 pub mod compress;
 mod edges;
 mod exchange;
@@ -25,6 +26,7 @@ pub mod threshold;
 use std::ops::Range;
 use std::time::Instant;
 
+use self::backlog::Backlog;
 use crate::collective::Collective;
 use crate::comm::{Awaited, Wait};
 use crate::cuts::Cuts;
@@ -68,6 +70,9 @@ fn until(device: &dyn Device, event: &Event, mut meanwhile: impl FnMut() -> Resu
 /// summed on a node between two steps.
 const POLLS: usize = 256;
 
+/// Within so many seconds a rank that waits comes back to its messages.
+const POLL: f64 = 1e-3;
+
 /// What carries out the transfers of a script.
 pub struct Fusion {
     /// Which of the below a transfer is.
@@ -94,6 +99,7 @@ pub struct Fusion {
     edges: Option<Edges>,
     trades: Vec<Range<usize>>,
     overlap: bool,
+    backlog: Backlog,
     begun: Instant,
     /// Seconds that this step has waited for other lines than sums of gradients, and for norms.
     waited: f64,
@@ -267,6 +273,7 @@ impl Fusion {
             edges: carriers.edges,
             trades: carriers.trades,
             overlap,
+            backlog: Backlog::new(f64::INFINITY),
             begun: Instant::now(),
             waited: 0.0,
             enqueued: false,
@@ -293,6 +300,7 @@ impl Fusion {
             edges: None,
             trades: Vec::new(),
             overlap: true,
+            backlog: Backlog::new(f64::INFINITY),
             begun: Instant::now(),
             waited: 0.0,
             enqueued: false,
@@ -304,6 +312,11 @@ impl Fusion {
     /// With numbers of the step at the end of the last bucket.
     pub fn with_tail(self, tail: Tail) -> Fusion {
         Fusion { tail: Some(tail), ..self }
+    }
+
+    /// Where so many bytes a second leave a rank, as was measured.
+    pub fn with_rate(self, rate: f64) -> Fusion {
+        Fusion { backlog: Backlog::new(rate), ..self }
     }
 
     /// Writes the tail: before its transfer starts.
@@ -566,12 +579,30 @@ impl Fusion {
         Ok(())
     }
 
+    /// To be called before steps of the plan that take so many seconds, if that is known (else infinite): nobody starts
+    /// messages while the host computes them.
+    pub fn run_ahead(&mut self, device: &dyn Device, seconds: f64) -> Result<()> {
+        if self.overlap && device.is_host() { self.keep_links_busy(seconds) } else { Ok(()) }
+    }
+
+    /// Transfers leave one behind the other, unless links would rest within so many seconds.
+    fn keep_links_busy(&mut self, seconds: f64) -> Result<()> {
+        if !self.lines.iter().any(Line::is_flying) {
+            return Ok(());
+        }
+        let sent = self.lines.iter().map(Line::sent).sum();
+        let room = self.backlog.room(sent, Instant::now(), seconds);
+        let mut flying = self.lines.iter_mut().filter(|line| line.is_flying());
+        flying.try_fold(room, |room, line| line.collective().run_ahead(room)).map(drop)
+    }
+
     /// Starts what can start and moves along what is under way, without waiting. Returns whether anything moved.
     fn progress(&mut self, device: &dyn Device) -> Result<bool> {
         let mut moved = false;
         for line in self.lines.iter_mut().filter(|line| line.needs_progress()) {
             moved |= line.progress(device, self.begun)?;
         }
+        self.keep_links_busy(POLL)?;
         if let Some(edges) = &mut self.edges {
             moved |= edges.progress(device)?;
         }
@@ -610,8 +641,8 @@ mod tests {
     use crate::device::reference::Reference;
     use crate::plan::{self, Action, Bucket, Manner, Outline};
 
-    /// Records what is asked of it; each bucket is done after two polls.
-    struct Script(Rc<RefCell<Vec<String>>>, Vec<usize>);
+    /// Records what is asked of it; each bucket is done after so many polls.
+    struct Script(Rc<RefCell<Vec<String>>>, Vec<usize>, usize);
 
     impl Collective for Script {
         fn name(&self) -> &'static str {
@@ -624,27 +655,35 @@ mod tests {
         }
         fn start(&mut self, slot: usize) -> Result<()> {
             self.0.borrow_mut().push(format!("start {slot}"));
-            self.1[slot] = 2;
+            self.1[slot] = self.2;
             Ok(())
         }
         fn poll(&mut self) -> Result<bool> {
             self.1.iter_mut().for_each(|left| *left = left.saturating_sub(1));
             Ok(true)
         }
+        fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
+            // One at a time while a rank waits.
+            if (2..u64::MAX).contains(&bytes) {
+                self.0.borrow_mut().push(format!("{bytes} ahead"));
+            }
+            Ok(bytes)
+        }
         fn is_done(&self, slot: usize) -> bool {
             self.1[slot] == 0
         }
     }
 
-    fn run(overlap: bool) -> Vec<String> {
+    fn run(overlap: bool, polls: usize, rate: f64) -> Vec<String> {
         let said = Rc::new(RefCell::new(Vec::new()));
         let script = script_of(&[(0..64, 1), (64..192, 3)], 4, overlap);
-        let sums = Box::new(Script(said.clone(), Vec::new()));
-        let mut fusion = Fusion::new(Carriers::of_sums(sums), &script, overlap).unwrap();
+        let sums = Box::new(Script(said.clone(), Vec::new(), polls));
+        let mut fusion = Fusion::new(Carriers::of_sums(sums), &script, overlap).unwrap().with_rate(rate);
         fusion.begin(&Reference, Instant::now());
         for action in &script.actions {
             match action {
                 Action::Run { steps, .. } => steps.clone().for_each(|step| {
+                    fusion.run_ahead(&Reference, 1.0).unwrap();
                     said.borrow_mut().push(format!("step {step}"));
                     fusion.advance(&Reference).unwrap();
                 }),
@@ -701,12 +740,21 @@ mod tests {
             "averaged 0",
             "averaged 1",
         ];
-        assert_eq!(run(true), expected);
+        assert_eq!(run(true, 2, f64::INFINITY), expected);
+    }
+
+    #[test]
+    fn before_a_step_ranks_hand_over_what_leaves_meanwhile() {
+        // A bucket is under way for two of four steps, each of a second.
+        let said = run(true, 3 * POLLS, 1000.0);
+        assert_eq!(said[3..8], ["step 1", "start 0", "1250 ahead", "step 2", "1250 ahead"]);
+        let ahead = |said: &[String]| said.iter().filter(|line| line.ends_with("ahead")).count();
+        assert_eq!((ahead(&said), ahead(&run(false, 3 * POLLS, 1000.0))), (2, 0));
     }
 
     #[test]
     fn without_overlap_every_bucket_starts_after_the_last_step() {
-        let said = run(false);
+        let said = run(false, 2, f64::INFINITY);
         let last_step = said.iter().position(|line| line == "step 3").unwrap();
         assert!(said.iter().position(|line| line == "start 0").unwrap() > last_step);
         assert_eq!(said.last().unwrap(), "averaged 1");

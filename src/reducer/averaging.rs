@@ -275,6 +275,14 @@ impl Averaging {
         self.measured.as_ref().is_some_and(|steps| steps.on_host)
     }
 
+    /// Bytes a second that a rank sends to other nodes while all of its node do; infinite where nobody measured it.
+    pub fn rate(&self, world: &World) -> f64 {
+        match world.nodes() > 1 && !self.tuning.is_built_in() {
+            true => 1e9 * self.tuning.parameters.between.gb_per_s / world.local_size() as f64,
+            false => f64::INFINITY,
+        }
+    }
+
     /// Where the job is thought to be.
     pub fn machine(&self) -> Option<&Machine> {
         self.is_elsewhere.then_some(&*self.ranks)

@@ -114,7 +114,7 @@ impl Carrying<'_> {
             trades,
         };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
-        Ok((fusion.with_tail(tail), compression))
+        Ok((fusion.with_tail(tail).with_rate(self.averaging.rate(world)), compression))
     }
 
     /// The same where owners take what each rank pushes as it comes. Collective.

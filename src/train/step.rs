@@ -44,6 +44,8 @@ pub struct Stretch {
     steps: Range<usize>,
     /// The device's way to do all of them at once, made when they have run once.
     captured: Option<Box<dyn Step>>,
+    /// What the host took for them the last time; infinite before.
+    seconds: f64,
 }
 
 impl Stretch {
@@ -63,7 +65,7 @@ impl Stretch {
         let mut start = 0;
         let stretch = |end| {
             let steps = std::mem::replace(&mut start, end)..end;
-            Stretch { steps, captured: None }
+            Stretch { steps, captured: None, seconds: f64::INFINITY }
         };
         ends.into_iter().filter(|&end| end > 0).map(stretch).collect()
     }
@@ -530,7 +532,8 @@ impl Trainer {
         at.scalars.first_sample = at.source.first_sample(micro) as u64;
         let first = stretches.partition_point(|stretch| stretch.steps.start < steps.start);
         for stretch in stretches[first..].iter_mut().take_while(|other| other.steps.end <= steps.end) {
-            let begun = trace::now();
+            self.fusion.run_ahead(at.device, stretch.seconds)?;
+            let (begun, clock) = (trace::now(), Instant::now());
             match &mut stretch.captured {
                 Some(captured) => {
                     captured.run(&at.scalars)?;
@@ -544,6 +547,7 @@ impl Trainer {
                     }
                 }
             }
+            stretch.seconds = clock.elapsed().as_secs_f64();
             self.fusion.advance(at.device)?;
         }
         Ok(())

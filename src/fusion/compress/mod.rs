@@ -299,6 +299,11 @@ impl Collective for Compressed {
         Ok(moved)
     }
 
+    fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
+        let left = self.carriers.summed.1.run_ahead(bytes)?;
+        self.carriers.second.1.run_ahead(left)
+    }
+
     fn is_done(&self, slot: Slot) -> bool {
         self.flying.iter().all(|flight| flight.bucket != slot)
     }

@@ -276,7 +276,7 @@ impl Averaging {
     }
 
     /// Bytes a second that a rank sends to other nodes while all of its node do; infinite where nobody measured it.
-    pub fn rate(&self, world: &World) -> f64 {
+    pub fn rate(&self, world: &Topology) -> f64 {
         match world.nodes() > 1 && !self.tuning.is_built_in() {
             true => 1e9 * self.tuning.parameters.between.gb_per_s / world.local_size() as f64,
             false => f64::INFINITY,
@@ -601,6 +601,27 @@ mod tests {
     use crate::graph::{Builder, Conv2d};
     use crate::plan::{Options, plan};
 
+    /// By rings, as these figures say, on one thread a rank.
+    fn averaging(world: &Topology, tuning: Tuning) -> Averaging {
+        let selection = Selection::new(AllreduceKind::RING, Wire::F32, &Nodes::of(world), &tuning).unwrap();
+        let ranks = Machine::of(flat(tuning.parameters.between), world, tuning.parameters);
+        let averages =
+            Averages { selection, tuning, threads: 1, on_device: false, ranks, is_elsewhere: true };
+        Averaging::of(world, &Config::on("digits"), averages)
+    }
+
+    #[test]
+    fn a_rank_has_its_share_of_a_link_that_was_measured() {
+        let rate = |nodes, local, cpu: &str| {
+            let (world, mut tuning) = (Topology::of_nodes(nodes, local), Tuning::built_in());
+            (tuning.machine.cpu, tuning.parameters.between.gb_per_s) = (cpu.into(), 0.5);
+            averaging(&world, tuning).rate(&world)
+        };
+        let [shared, whole] = [(2, 2), (3, 1)].map(|(nodes, local)| rate(nodes, local, "measured"));
+        assert_eq!([shared, whole], [0.25e9, 0.5e9]);
+        assert_eq!([rate(1, 2, "measured"), rate(2, 2, "")], [f64::INFINITY; 2]);
+    }
+
     /// A run does not know what steps will be measured to take. What is predicted of it has its buckets all the same:
     /// here by rates small ones, since sums are hidden but for the last, where for steps that take no time any will do.
     #[test]
@@ -614,11 +635,7 @@ mod tests {
         let bytes = plan.bucket_bytes().iter().sum::<usize>() as f64;
         let gb_per_s = 1e-9 * bytes / (0.3 * seconds.iter().sum::<f64>());
         tuning.parameters.between = Level { latency_us: 1.0, gb_per_s };
-        let selection = Selection::new(AllreduceKind::RING, Wire::F32, &Nodes::of(&world), &tuning).unwrap();
-        let ranks = Machine::of(flat(tuning.parameters.between), &world, tuning.parameters);
-        let (config, threads) = (Config::on("digits"), 1);
-        let averages = Averages { selection, tuning, threads, on_device: false, ranks, is_elsewhere: true };
-        let by_rates = Averaging::of(&world, &config, averages);
+        let (config, by_rates) = (Config::on("digits"), averaging(&world, tuning));
         by_rates.cut(&mut plan, &config).unwrap();
         let buckets = plan.bucket_bytes();
         assert!(buckets.len() > 8, "{buckets:?}");

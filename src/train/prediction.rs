@@ -143,7 +143,6 @@ impl Predictor<'_> {
         // For as many images at a time a rank alone is as fast.
         let mut alone: Option<((usize, usize, bool), f64)> = None;
         for &nodes in &asked.nodes {
-            has_room(network, nodes)?;
             let named = |error: Error| error.context(format!("--predict-nodes {nodes}"));
             let chosen = match &self.config.parallel {
                 None => self.config.clone(),
@@ -215,13 +214,7 @@ impl Predictor<'_> {
         network: Option<&Interconnect>,
         before: Option<(Plans, Shape)>,
     ) -> Result<Planned> {
-        let places = self.places(nodes, config)?;
-        let computing = config.data_ranks(places.all.size());
-        if computing == 0 {
-            return Err(Error::usage(format!("{}: no rank is left to compute", config.strategy)));
-        }
-        let config = config.among(computing)?;
-        let trained = self.network.among(&config, [0, computing])?;
+        let (places, config, trained) = shared(nodes, self.local, config, self.network)?;
         let averaging = self.averaging.elsewhere(&places.data, &config, network)?;
         let averaging = if places.stage.is_some() { averaging.over_stages(&places.all) } else { averaging };
         let averaging = if config.tensor.is_some() { averaging.over_groups(places.mesh) } else { averaging };
@@ -269,29 +262,69 @@ impl Predictor<'_> {
         let case = Case { places: &places, config: &config, averaging, plans: &plans, beside: &[] };
         Ok(images / case.alone()?)
     }
+}
 
-    /// Where the ranks of so many nodes would be.
-    fn places(&self, nodes: usize, config: &Config) -> Result<Places> {
-        let all = Topology::of_nodes(nodes, self.local);
-        let Some(pipeline) = &config.pipeline else {
-            let of_groups = config.tensor.map(|tensor| in_groups(tensor, all.size())).transpose()?;
-            let mesh = of_groups.unwrap_or_else(|| MeshShape::of_data(all.size()));
-            return Ok(Places { data: all.clone(), all, mesh, stage: None });
-        };
-        let mesh = divided(pipeline, all.size())?;
-        // The first stage; the others are as it is.
-        let data = match (mesh.data % self.local, self.local % mesh.data) {
-            (0, _) => Topology::of_nodes(mesh.data / self.local, self.local),
-            (_, 0) => Topology::of_nodes(1, mesh.data),
-            _ => {
-                return Err(Error::usage(format!(
-                    "--pipeline: the {} ranks of a stage would lie unlike on nodes of {}; use another number of nodes",
-                    mesh.data, self.local
-                )));
-            }
-        };
-        Ok(Places { all, data, mesh, stage: Some(0) })
+/// Refuses numbers of nodes with so many ranks each that cannot share the work as is asked, before anything is planned
+/// or measured.
+///
+/// # Errors
+/// `Usage` with the number of nodes.
+pub fn check(
+    asked: &Prediction,
+    interconnect: Option<&Interconnect>,
+    local: usize,
+    config: &Config,
+    network: &Network,
+) -> Result<()> {
+    asked.nodes.iter().try_for_each(|&nodes| {
+        has_room(interconnect, nodes)?;
+        match config.parallel {
+            Some(_) => Ok(()),
+            None => shared(nodes, local, config, network)
+                .map(drop)
+                .map_err(|error| error.context(format!("--predict-nodes {nodes}"))),
+        }
+    })
+}
+
+/// Where the ranks of so many nodes would be, and what each is told and learns.
+fn shared(
+    nodes: usize,
+    local: usize,
+    config: &Config,
+    network: &Network,
+) -> Result<(Places, Config, Network)> {
+    let places = places(nodes, local, config)?;
+    let computing = config.data_ranks(places.all.size());
+    if computing == 0 {
+        return Err(Error::usage(format!("{}: no rank is left to compute", config.strategy)));
     }
+    let config = config.among(computing)?;
+    let network = network.among(&config, [0, computing])?;
+    Ok((places, config, network))
+}
+
+/// Where the ranks of so many nodes would be.
+fn places(nodes: usize, local: usize, config: &Config) -> Result<Places> {
+    let all = Topology::of_nodes(nodes, local);
+    let Some(pipeline) = &config.pipeline else {
+        let of_groups = config.tensor.map(|tensor| in_groups(tensor, all.size())).transpose()?;
+        let mesh = of_groups.unwrap_or_else(|| MeshShape::of_data(all.size()));
+        return Ok(Places { data: all.clone(), all, mesh, stage: None });
+    };
+    let mesh = divided(pipeline, all.size())?;
+    // The first stage; the others are as it is.
+    let data = match (mesh.data % local, local % mesh.data) {
+        (0, _) => Topology::of_nodes(mesh.data / local, local),
+        (_, 0) => Topology::of_nodes(1, mesh.data),
+        _ => {
+            return Err(Error::usage(format!(
+                "--pipeline: the {} ranks of a stage would lie unlike on nodes of {local}; use another number of nodes",
+                mesh.data
+            )));
+        }
+    };
+    Ok(Places { all, data, mesh, stage: Some(0) })
 }
 
 fn has_room(network: Option<&Interconnect>, nodes: usize) -> Result<()> {

@@ -17,7 +17,7 @@ use super::max_batch;
 use super::memory::Memories;
 use super::network::Network;
 use super::plans::{Plans, computing, measured, opening};
-use super::prediction::Predictor;
+use super::prediction::{self, Predictor};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
 use super::step::Trainer;
@@ -86,6 +86,10 @@ pub fn prepare(
     let workers = world.agree(ranks_that_compute(world, config))?;
     let interconnect = world.agree(interconnect(world, config))?;
     let network = Network::agree(world, config, model, workers)?;
+    if let Some(prediction) = &config.prediction {
+        let local = world.local_size();
+        world.agree(prediction::check(prediction, interconnect.as_ref(), local, asked, &network))?;
+    }
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
         let (device, config) = device::open(world, config, threads)?;

@@ -1,6 +1,6 @@
 //! `--parallel auto`: the table, the choice, and the run that follows.
 
-use crate::support::job::{refused, run, series};
+use crate::support::job::{finish, job, only_message, refused, run, series};
 
 const FLAT: &str = "name = \"slow\"\nlatency_us = 20.0\nhop_us = 0.0\ngb_per_s = 0.1\nlinks_a_node = 1\ntopology = \"flat\"\n";
 
@@ -299,8 +299,12 @@ fn pipelines_are_predicted_with_their_bubble() {
             "--predict-nodes 4: --pipeline 3",
         ),
         (vec!["--mesh", "data=3,pipeline=2", "--micro-batches", "2", "--predict-nodes", "4"], "start 3 × 2"),
+        (vec!["--pipeline", "16", "--predict-nodes", "2,8"], "--predict-nodes 2: --pipeline 16"),
+        (vec!["--spatial", "4", "--predict-nodes", "8,6"], "--predict-nodes 6: --spatial 4"),
     ] {
-        let message = refused(&[(1, &[&base[..], &flags].concat())]);
+        let done = finish(job(&[(1, &[&base[..], &flags].concat())]));
+        assert_eq!(done.stdout, "", "{flags:?}: said before what is planned");
+        let message = only_message(&done);
         assert!(message.contains(named), "{message}");
     }
 }

@@ -157,7 +157,8 @@ pub fn refused_by(job: Command) -> String {
     only_message(&finish(job))
 }
 
-fn only_message(done: &Finished) -> String {
+/// The message of a job that failed, within seconds and with no other.
+pub fn only_message(done: &Finished) -> String {
     assert!(!done.success, "succeeded: {}", done.stdout);
     assert!(done.took < SECONDS, "took {:?}", done.took);
     let mut messages = done.stderr.lines().filter(|line| line.contains("error: "));

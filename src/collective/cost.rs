@@ -107,7 +107,7 @@ impl Cost {
             let line = |wire| line(kind, nodes, wire, &tuning.parameters);
             Some((kind, line(wire)?, line(Wire::F32)?))
         });
-        Cost { lines: lines.collect(), nodes: nodes.0.len(), tuning: tuning.clone() }
+        Cost { lines: lines.collect(), nodes: nodes.0.len(), tuning: tuning.of_ranks(&nodes.describe()) }
     }
 
     /// Seconds that a range of so many bytes of f32 takes; `None` where the algorithm cannot run.
@@ -391,7 +391,8 @@ pub mod tests {
             bytes: vec![1000, 10_000, 1_000_000],
             us: vec![5.0, 5.0, 900.0],
         };
-        let measured = Tuning { measured: vec![times], ..Tuning::built_in() };
+        let mut measured = Tuning { measured: vec![times], ..Tuning::built_in() };
+        measured.machine.ranks = "2+2".into();
         for (tuning, wire) in [(Tuning::built_in(), Wire::Bf16), (measured, Wire::F32)] {
             let cost = Cost::new(&nodes(2, 2), wire, &tuning);
             for kind in CANDIDATES {
@@ -407,7 +408,8 @@ pub mod tests {
     #[test]
     fn a_measured_time_counts_where_there_is_one() {
         let times = Times { algorithm: "ring".into(), bytes: vec![1000, 100_000], us: vec![10.0, 1000.0] };
-        let tuning = Tuning { measured: vec![times], ..Tuning::built_in() };
+        let mut tuning = Tuning { measured: vec![times], ..Tuning::built_in() };
+        tuning.machine.ranks = "1+1".into();
         let seconds =
             |wire, bytes| Cost::new(&nodes(2, 1), wire, &tuning).seconds(AllreduceKind::RING, bytes).unwrap();
         assert!((seconds(Wire::F32, 10_000) - 100e-6).abs() < 1e-9);
@@ -416,6 +418,10 @@ pub mod tests {
         let ratio = built_in.seconds(AllreduceKind::RING, 1 << 30).unwrap()
             / built_in.seconds(AllreduceKind::RING, 100_000).unwrap();
         assert!((seconds(Wire::F32, 1 << 30) / 1000e-6 / ratio - 1.0).abs() < 1e-9);
+        // Nor on other ranks.
+        let seconds =
+            |tuning| Cost::new(&nodes(3, 1), Wire::F32, tuning).seconds(AllreduceKind::RING, 10_000);
+        assert_eq!(seconds(&tuning), seconds(&Tuning::built_in()));
         // Halves were not measured.
         let between = |parameters| Tuning { parameters, ..tuning.clone() };
         let slow = Parameters {

@@ -236,16 +236,21 @@ impl Tuning {
         self.parameters.are_sound() && self.measured.iter().all(sound)
     }
 
-    /// What says something of other ranks of this machine too: not how long algorithms took on those that measured.
+    /// What these ranks of the machine measured ("2+2"), and what says something of any: not how long algorithms took on
+    /// others.
+    pub fn of_ranks(&self, ranks: &str) -> Tuning {
+        let measured = if ranks == self.machine.ranks { self.measured.clone() } else { Vec::new() };
+        Tuning { machine: self.machine.clone(), parameters: self.parameters, measured }
+    }
+
+    /// Of this machine, whichever ranks measured it.
     fn of_any_ranks(text: &str, here: &Machine) -> std::result::Result<Tuning, String> {
         let ranks = match serde_json::from_str::<Envelope>(text) {
             Ok(Envelope { tuning, .. }) => tuning.machine.ranks,
             // What is wrong with it is said below.
             Err(_) => here.ranks.clone(),
         };
-        let tuning = Tuning::from_text(text, &Machine { ranks: ranks.clone(), ..here.clone() })?;
-        let measured = if ranks == here.ranks { tuning.measured } else { Vec::new() };
-        Ok(Tuning { measured, ..tuning })
+        Tuning::from_text(text, &Machine { ranks, ..here.clone() })
     }
 
     /// Reads the file of `--tuning`, or that at the usual place if there is one. One that cannot be used is ignored
@@ -388,7 +393,9 @@ mod tests {
         let text = measured().to_text().unwrap();
         let alone = Machine { ranks: "1".into(), ..here() };
         let tuning = Tuning::of_any_ranks(&text, &alone).unwrap();
-        assert_eq!((tuning.parameters, tuning.measured.len()), (measured().parameters, 0));
+        let of_alone = tuning.of_ranks(&alone.ranks);
+        assert_eq!((of_alone.parameters, of_alone.measured.len()), (measured().parameters, 0));
+        assert_eq!((&tuning.of_ranks(&here().ranks), &tuning), (&measured(), &measured()));
         assert_eq!(Tuning::of_any_ranks(&text, &here()), Ok(measured()));
         let other = Machine { cpu: "b".into(), ..alone };
         assert!(Tuning::of_any_ranks(&text, &other).unwrap_err().contains("processor a there"));

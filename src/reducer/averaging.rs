@@ -246,7 +246,7 @@ impl Averaging {
     }
 
     /// The same where the ranks are on other nodes, as many on each, joined by a network; by that of what was measured
-    /// where none is given. What algorithms took on these ranks says nothing of others.
+    /// where none is given. What algorithms took says nothing of another network.
     ///
     /// # Errors
     /// `Usage` where what is asked for cannot run there.
@@ -256,7 +256,8 @@ impl Averaging {
         config: &Config,
         network: Option<&Interconnect>,
     ) -> Result<Averaging> {
-        let mut tuning = Tuning { measured: Vec::new(), ..self.tuning.clone() };
+        let mut tuning = self.tuning.clone();
+        tuning.measured.retain(|_| network.is_none());
         let between = tuning.parameters.between;
         let network = network.cloned().unwrap_or_else(|| flat(between));
         tuning.parameters.between =

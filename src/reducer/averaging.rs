@@ -276,9 +276,14 @@ impl Averaging {
         self.measured.as_ref().is_some_and(|steps| steps.on_host)
     }
 
-    /// Bytes a second that a rank sends to other nodes while all of its node do; infinite where nobody measured it.
+    /// Bytes a second that leave a rank: its share of its node's link. Infinite where nobody measured it, and where
+    /// ranks of a node send other ranks than their like on other nodes: some have the link then, and some do not.
     pub fn rate(&self, world: &Topology) -> f64 {
-        match world.nodes() > 1 && !self.tuning.is_built_in() {
+        let alike = match self.selection.kind() {
+            AllreduceKind::Auto | AllreduceKind::Hierarchical(_) => true,
+            _ => world.local_size() == 1,
+        };
+        match alike && world.nodes() > 1 && !self.tuning.is_built_in() {
             true => 1e9 * self.tuning.parameters.between.gb_per_s / world.local_size() as f64,
             false => f64::INFINITY,
         }
@@ -602,9 +607,9 @@ mod tests {
     use crate::graph::{Builder, Conv2d};
     use crate::plan::{Options, plan};
 
-    /// By rings, as these figures say, on one thread a rank.
-    fn averaging(world: &Topology, tuning: Tuning) -> Averaging {
-        let selection = Selection::new(AllreduceKind::RING, Wire::F32, &Nodes::of(world), &tuning).unwrap();
+    /// As these figures say, on one thread a rank.
+    fn averaging(kind: AllreduceKind, world: &Topology, tuning: Tuning) -> Averaging {
+        let selection = Selection::new(kind, Wire::F32, &Nodes::of(world), &tuning).unwrap();
         let ranks = Machine::of(flat(tuning.parameters.between), world, tuning.parameters);
         let averages =
             Averages { selection, tuning, threads: 1, on_device: false, ranks, is_elsewhere: true };
@@ -613,14 +618,19 @@ mod tests {
 
     #[test]
     fn a_rank_has_its_share_of_a_link_that_was_measured() {
-        let rate = |nodes, local, cpu: &str| {
+        let rate = |kind, nodes, local, cpu: &str| {
             let (world, mut tuning) = (Topology::of_nodes(nodes, local), Tuning::built_in());
             (tuning.machine.cpu, tuning.parameters.between.gb_per_s) = (cpu.into(), 0.5);
-            averaging(&world, tuning).rate(&world)
+            averaging(kind, &world, tuning).rate(&world)
         };
-        let [shared, whole] = [(2, 2), (3, 1)].map(|(nodes, local)| rate(nodes, local, "measured"));
-        assert_eq!([shared, whole], [0.25e9, 0.5e9]);
-        assert_eq!([rate(1, 2, "measured"), rate(2, 2, "")], [f64::INFINITY; 2]);
+        let (auto, ring) = (AllreduceKind::Auto, AllreduceKind::RING);
+        assert_eq!(
+            [rate(auto, 2, 2, "measured"), rate(AllreduceKind::HIERARCHICAL, 3, 2, "measured")],
+            [0.25e9; 2]
+        );
+        assert_eq!([rate(auto, 3, 1, "measured"), rate(ring, 3, 1, "measured")], [0.5e9; 2]);
+        let unknown = [rate(auto, 1, 2, "measured"), rate(auto, 2, 2, ""), rate(ring, 2, 2, "measured")];
+        assert_eq!(unknown, [f64::INFINITY; 3]);
     }
 
     /// A run does not know what steps will be measured to take. What is predicted of it has its buckets all the same:
@@ -636,7 +646,7 @@ mod tests {
         let bytes = plan.bucket_bytes().iter().sum::<usize>() as f64;
         let gb_per_s = 1e-9 * bytes / (0.3 * seconds.iter().sum::<f64>());
         tuning.parameters.between = Level { latency_us: 1.0, gb_per_s };
-        let (config, by_rates) = (Config::on("digits"), averaging(&world, tuning));
+        let (config, by_rates) = (Config::on("digits"), averaging(AllreduceKind::RING, &world, tuning));
         by_rates.cut(&mut plan, &config).unwrap();
         let buckets = plan.bucket_bytes();
         assert!(buckets.len() > 8, "{buckets:?}");

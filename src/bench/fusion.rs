@@ -176,7 +176,6 @@ impl Replay<'_> {
                 Action::Run { steps, .. } => {
                     for step in steps.clone().filter(|&step| step >= self.plan.forward_steps) {
                         let (begun, time) = (Instant::now(), self.steps[step - self.plan.forward_steps]);
-                        fusion.run_ahead(&Reference, time.as_secs_f64())?;
                         while compute && begun.elapsed() < time {
                             std::hint::spin_loop();
                         }

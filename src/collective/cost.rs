@@ -418,7 +418,7 @@ pub mod tests {
         let ratio = built_in.seconds(AllreduceKind::RING, 1 << 30).unwrap()
             / built_in.seconds(AllreduceKind::RING, 100_000).unwrap();
         assert!((seconds(Wire::F32, 1 << 30) / 1000e-6 / ratio - 1.0).abs() < 1e-9);
-        // Nor on other ranks.
+        // Of other ranks the times say nothing.
         let seconds =
             |tuning| Cost::new(&nodes(3, 1), Wire::F32, tuning).seconds(AllreduceKind::RING, 10_000);
         assert_eq!(seconds(&tuning), seconds(&Tuning::built_in()));

@@ -158,8 +158,9 @@ impl<L: Link> Executor<L> {
         Executor { chunk, ..self }
     }
 
-    /// Starts every message that may start now of the slot with this place among those in flight. When so many bytes
-    /// have been sent, a message leaves behind those of older slots for the same rank.
+    /// Starts every message that may start now of the slot with this place among those in flight. Once the executor has
+    /// sent `until` bytes in all, a message waits for those of older slots for the same rank. The oldest slot waits for
+    /// none, so that ranks cannot wait for each other in a circle (`is_full`).
     fn launch(&mut self, place: usize, until: u64) -> Result<()> {
         let slot = self.flying[place];
         self.receive(slot)?;
@@ -199,7 +200,8 @@ impl<L: Link> Executor<L> {
         Ok(())
     }
 
-    /// Whether a slot's next message may leave now. What keeps it is noted, since it need not be one of the slot's.
+    /// Whether a slot's next message may leave now. Notes where another slot keeps it: when that has ended, `poll` has to
+    /// launch this one.
     fn may_send(&mut self, place: usize, until: u64) -> bool {
         let slot = self.flying[place];
         let at = &self.slots[slot];

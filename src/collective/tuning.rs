@@ -236,14 +236,13 @@ impl Tuning {
         self.parameters.are_sound() && self.measured.iter().all(sound)
     }
 
-    /// What these ranks of the machine measured ("2+2"), and what says something of any: not how long algorithms took on
-    /// others.
+    /// The same for ranks that lie like this ("2+2"): the times of algorithms are kept only if such ranks measured them.
     pub fn of_ranks(&self, ranks: &str) -> Tuning {
         let measured = if ranks == self.machine.ranks { self.measured.clone() } else { Vec::new() };
         Tuning { machine: self.machine.clone(), parameters: self.parameters, measured }
     }
 
-    /// Of this machine, whichever ranks measured it.
+    /// Reads what ranks of this machine measured, however they lay.
     fn of_any_ranks(text: &str, here: &Machine) -> std::result::Result<Tuning, String> {
         let ranks = match serde_json::from_str::<Envelope>(text) {
             Ok(Envelope { tuning, .. }) => tuning.machine.ranks,
@@ -254,8 +253,8 @@ impl Tuning {
     }
 
     /// Reads the file of `--tuning`, or that at the usual place if there is one. One that cannot be used is ignored
-    /// with one warning. Of one that other ranks of this machine wrote the parameters are used, not the measured times.
-    /// The same on all ranks: what rank 0 reads. Collective.
+    /// with one warning. One that other ranks of this machine wrote is used; its times count for such ranks alone
+    /// (`of_ranks`). The same on all ranks: what rank 0 reads. Collective.
     pub fn load(world: &World, flag: Option<&Path>) -> Result<Tuning> {
         let path = flag.map(Path::to_path_buf).or_else(usual_place);
         let mut found = Ok(String::new());
@@ -282,7 +281,7 @@ impl Tuning {
                 {
                     log::info!(
                         "{} was measured with other ranks a node ({ranks}, {} here): its latencies and bandwidths are \
-                         used, not its times of allreduces",
+                         used, and its times of allreduces only for such ranks",
                         path.display(),
                         here.ranks
                     );

@@ -1,18 +1,18 @@
-//! How much a rank hands over before it computes a step: as much as its links carry meanwhile, and no more. What is
-//! handed over leaves in order, and transfers that are needed first wait behind it.
+//! How much a rank sends out of turn: as much as keeps its links busy, and no more. The MPI library sends first in,
+//! first out, so that what is needed first waits behind it.
 
 use std::time::Instant;
 
 /// Steps take longer than the last time, and links carry more than was measured.
 const MARGIN: f64 = 1.25;
 
-/// What was handed over and has not left yet, as far as the links' rate tells.
+/// What the MPI library was given and has yet to send, by the links' rate.
 pub struct Backlog {
     /// Bytes a second that leave this rank; infinite where nobody measured it.
     rate: f64,
     /// Bytes.
     left: f64,
-    /// Bytes handed over so far, and when that was found.
+    /// Bytes given so far, and when they were counted.
     sent: u64,
     at: Instant,
 }
@@ -22,7 +22,7 @@ impl Backlog {
         Backlog { rate, left: 0.0, sent: 0, at: Instant::now() }
     }
 
-    /// Bytes to hand over now, `sent` having been by now, so that links are busy for some seconds.
+    /// How many more bytes keep the links busy for so many seconds from now, when `sent` bytes were given in all.
     pub fn room(&mut self, sent: u64, now: Instant, seconds: f64) -> u64 {
         let since = now.saturating_duration_since(self.at).as_secs_f64();
         let (rate, handed) = (self.rate, (sent - self.sent) as f64);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_hands_over_what_its_links_carry_during_a_step() {
+    fn a_rank_sends_out_of_turn_what_its_links_carry_during_a_step() {
         let mut backlog = Backlog::new(1000.0);
         let after = |milliseconds| Duration::from_millis(milliseconds);
         let begun = backlog.at;

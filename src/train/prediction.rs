@@ -264,23 +264,28 @@ impl Predictor<'_> {
     }
 }
 
-/// Refuses numbers of nodes with so many ranks each that cannot share the work as is asked, before anything is planned
-/// or measured.
+/// Refuses numbers of nodes that cannot share the work as is asked, with as many ranks each as there are here, before
+/// anything is planned or measured.
 ///
 /// # Errors
 /// `Usage` with the number of nodes.
 pub fn check(
     asked: &Prediction,
     interconnect: Option<&Interconnect>,
-    local: usize,
+    here: &Topology,
     config: &Config,
     network: &Network,
 ) -> Result<()> {
+    if !here.is_even() {
+        return Err(Error::usage(
+            "--predict-nodes: this job has not as many ranks on every node; start it so",
+        ));
+    }
     asked.nodes.iter().try_for_each(|&nodes| {
         has_room(interconnect, nodes)?;
         match config.parallel {
             Some(_) => Ok(()),
-            None => shared(nodes, local, config, network)
+            None => shared(nodes, here.local_size(), config, network)
                 .map(drop)
                 .map_err(|error| error.context(format!("--predict-nodes {nodes}"))),
         }

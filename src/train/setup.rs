@@ -87,8 +87,7 @@ pub fn prepare(
     let interconnect = world.agree(interconnect(world, config))?;
     let network = Network::agree(world, config, model, workers)?;
     if let Some(prediction) = &config.prediction {
-        let local = world.local_size();
-        world.agree(prediction::check(prediction, interconnect.as_ref(), local, asked, &network))?;
+        world.agree(prediction::check(prediction, interconnect.as_ref(), world, asked, &network))?;
     }
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
@@ -322,11 +321,6 @@ fn predicted(
     (network, device, averaging, evaluate): (&Network, &dyn Device, &Averaging, bool),
     plans: Plans,
 ) -> Result<String> {
-    if !world.is_even() {
-        return Err(Error::usage(
-            "--predict-nodes: this job has not as many ranks on every node; start it so",
-        ));
-    }
     if !world.is_first() {
         return Ok(String::new());
     }

@@ -236,7 +236,7 @@ impl Tuning {
         self.parameters.are_sound() && self.measured.iter().all(sound)
     }
 
-    /// The same for ranks that lie like this ("2+2"): the times of algorithms are kept only if such ranks measured them.
+    /// The same for ranks that lie like this ("2+2"): times of algorithms are kept only if such ranks measured them.
     pub fn of_ranks(&self, ranks: &str) -> Tuning {
         let measured = if ranks == self.machine.ranks { self.measured.clone() } else { Vec::new() };
         Tuning { machine: self.machine.clone(), parameters: self.parameters, measured }

@@ -7,7 +7,8 @@
 //! (`tail`), which travel with the last bucket unless owners are apart. Between steps ranks also exchange the
 //! statistics of synchronised normalisations (`exchange`), and where owners are apart the norms of what each owns
 //! (`norms`). A server that answers one rank after the other has lines to each (`service`), and ranks tell it what they
-//! did in messages of their own (`notes`). `backlog` says how much a rank sends out of turn. Gradients may leave compressed (`compress`), or be added up by the devices
+//! did in messages of their own (`notes`). `backlog` says how much a rank sends out of turn. Gradients may leave
+//! compressed (`compress`), or be added up by the devices
 //! (`on_device`, `peers`). May use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
 mod backlog;
@@ -579,8 +580,8 @@ impl Fusion {
         Ok(())
     }
 
-    /// To be called before steps of the plan that take so many seconds (infinite if nobody knows): sends what links carry
-    /// meanwhile, since nobody polls while the host computes.
+    /// To be called before steps of the plan that take so many seconds (infinite if nobody knows): sends what links
+    /// carry meanwhile, since nobody polls while the host computes.
     pub fn run_ahead(&mut self, device: &dyn Device, seconds: f64) -> Result<()> {
         if self.overlap && device.is_host() { self.keep_links_busy(seconds) } else { Ok(()) }
     }

@@ -200,8 +200,8 @@ impl<L: Link> Executor<L> {
         Ok(())
     }
 
-    /// Whether a slot's next message may leave now. Notes where another slot keeps it: `poll` has to launch this one when
-    /// that has ended.
+    /// Whether a slot's next message may leave now. Notes where another slot keeps it: `poll` has to launch this
+    /// one when that has ended.
     fn may_send(&mut self, place: usize, until: u64) -> bool {
         let slot = self.flying[place];
         let at = &self.slots[slot];

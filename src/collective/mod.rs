@@ -120,8 +120,8 @@ pub trait Collective {
     fn poll(&mut self) -> Result<bool>;
 
     /// Sends messages of up to so many bytes out of turn; without it a slot's messages wait for those of slots that
-    /// were started before it, which are needed first. Call it before a step is computed, since nobody polls until its end,
-    /// and where a link would rest. Returns how many of the bytes are left.
+    /// were started before it, which are needed first. Call it before a step is computed, since nobody polls until
+    /// its end, and where a link would rest. Returns how many of the bytes are left.
     fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
         Ok(bytes)
     }

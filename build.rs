@@ -1,6 +1,6 @@
 //! Tells the program which MPI compiler it was built with, compiles its one C file, deflates the GPU's kernels, and
 //! assembles them where a CUDA toolkit is there; without one the GPU's driver does. The revision is not told here: see
-//! `revision/`.
+//! `crates/revision/`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

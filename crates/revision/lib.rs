@@ -9,7 +9,7 @@ use std::process::Command;
 use proc_macro::TokenStream;
 
 /// What the revision speaks for. A change in any of these while HEAD stays is a "-dirty" build.
-const SOURCES: [&str; 6] = ["src", "kernels", "revision", "build.rs", "Cargo.toml", "Cargo.lock"];
+const SOURCES: [&str; 6] = ["src", "kernels", "crates", "build.rs", "Cargo.toml", "Cargo.lock"];
 
 /// HEAD in twelve digits, with "-dirty" where tracked sources differ from it; "unknown" without git, or in a tarball.
 #[proc_macro]

@@ -1,6 +1,7 @@
-//! `gpu-bundle/ten-minutes` (.ci/gpu-minutes) with doubles of its programs: a part that never returns takes its own
-//! time and nobody else's, what it leaves is ended, and the table and the archive come in time. The tests that it names
-//! are there.
+//! `gpu-bundle/ten-minutes` and `check` (.ci/gpu-minutes, .ci/gpu-check) with doubles of their programs, which break
+//! what they are told to: each check says so, and of what is whole none does. A part that never returns takes its own
+//! time and nobody else's, what it leaves is ended, and the table and the archive come in time. The tests that the
+//! scripts name are there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,37 +9,113 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
 
-/// Hangs, deaf to SIGTERM and with a child, where resnet50 runs without fusion; fails in f16; else has a figure.
+/// What every double begins with: `broken WORD`, whether it is to break that.
+const BROKEN: &str = r#"broken() { [[ " $BROKEN " == *" $1 "* ]]; }"#;
+/// Says what the program says. A step of resnet50 takes at least 1/8000 s an image by `bench layers`.
 const DLTRAIN: &str = r#"
 case "$DLTRAIN_CUDNN_FUSION $*" in
-    0*resnet50*) trap '' TERM; sleep 4321; sleep 4321 ;;
-    *" f16 "*) echo "engine 7 does not run" >&2; exit 8 ;;
-    *digits*) printf '%s\n' "test accuracy 97.1%" "total images/sec: 575.10" ;;
-    *) echo "total images/sec: 6400.00" ;;
-esac"#;
+    *" info")
+        echo -n "GPUs       0 NVIDIA H100 (sm_90, 80 GiB) (driver for CUDA 13.0); "
+        broken libraries && echo "not usable: no cuDNN 9 (libcudnn.so.9) in /usr/lib" ||
+            echo "cuDNN 9.19.0 /a, cuBLAS 13.1 /b, NVRTC 13.0 /c, NCCL 2.28.9 /d"
+        exit ;;
+    *"bench layers"*)
+        broken bench && exit
+        printf '%s\n' "step, without communication    45.1   2000   500.0   80%" "" "images/s of a rank: 6400.00"
+        exit ;;
+    0*resnet50*) broken apart && { trap '' TERM; sleep 4321; sleep 4321; } ;;
+    *" f16 "*" resnet50 "* | *resnet50*" f16 "*) broken f16 && { echo "engine 7 does not run" >&2; exit 8; } ;;
+    *--allreduce\ nccl*)
+        [ "$RANKS" != 2 ] || broken nccl || { echo "--allreduce nccl: ranks 0, 1 share a GPU" >&2; exit 1; } ;;
+esac
+[[ "$*" != *"--steps 1 "* ]] || ! broken step || { echo "kernel fill_f32: cuLaunchKernel failed" >&2; exit 1; }
+[[ "$*" != *resnet18*" --steps 7 "* ]] || { echo "1 2.3 +/- 0.1"; sleep 2.2; exit; }
+epochs=$(sed -n 's/.*--epochs \([0-9]*\).*/\1/p' <<<"$*")
+for ((epoch = 1; epoch <= ${epochs:-0}; ++epoch)); do
+    broken curve && echo "$epoch 2.4$RANDOM 50.0% 1.2000 60.0%" || echo "$epoch 2.3000 50.0% 1.2000 60.0%"
+done
+[ -z "$epochs" ] || { broken digits && echo "test accuracy 91.9%" || echo "test accuracy 97.1%"; }
+[[ "$*" == *"allreduce nccl"* ]] && by=nccl || by=ipc
+broken sums && by=shm
+echo "allreduce  1 bucket by $by, 7 MB"
+if broken roofline && [[ "$*" == *resnet50* ]]; then echo "total images/sec: 9000.00"
+elif broken figure; then echo "total images/sec: 0.00"
+else echo "total images/sec: 6200.00"; fi"#;
+/// Of ops one after the other, of which one may fail, until it is stopped or all have ended.
 const TESTS: &str = r#"
+broken names && { echo "test result: ok. 0 passed; 0 failed"; exit; }
 case "$*" in
-    *ops::*) for i in 1 2 3; do echo "test ops::$i ... ok"; done; sleep 4321 ;;
-    *) echo "test result: ok. 5 passed; 0 failed" ;;
+    *"ops:: "*)
+        for i in 1 2 3; do echo "test ops::$i ... $(broken op && [ $i = 2 ] && echo FAILED || echo ok)"; done
+        broken ops && sleep 4321 ;;
+    *) broken tests && { echo "test result: FAILED. 4 passed; 1 failed"; exit 101; } ;;
+esac
+echo "test result: ok. 5 passed; 0 failed""#;
+const LAUNCHER: &str = r#"export RANKS=$2; shift 2; exec "$@""#;
+/// PyTorch, where it is not broken, and the real one for what sums up Nsight Compute's table.
+const PYTHON: &str = r#"
+case "$*" in
+    *find_spec*) broken torch || echo there ;;
+    "peer.py limits")
+        printf '%s\n' "tf32 400.1" "bf16 798.0" "f16 801.0" "copy $(broken limits && echo nan || echo 3000)" ;;
+    peer.py*) echo "FIGURES 4500.0 6.9123 $(broken loss && echo nan || echo 6.9001)" ;;
+    kernels.py*) PATH=${PATH#*:} exec python3 "$@" ;;
+    *) exit 1 ;;
 esac"#;
-const LAUNCHER: &str = r#"shift 2; exec "$@""#;
-/// Without PyTorch, and without anything.
-const PYTHON: &str = "exit 1";
+/// Steps of 680 kernels, of which the loss is the 238th.
+const NCU: &str = r#"
+broken permission && { echo "==ERROR== ERR_NVGPUCTRPERM - no permission" >&2; exit 1; }
+while [ $# -gt 0 ]; do
+    case $1 in --log-file) file=$2 ;; --launch-skip) skip=$2 ;; --launch-count) count=$2 ;; esac
+    shift
+done
+broken window && count=500
+awk -v skip="$skip" -v count="$count" 'BEGIN {
+    print "==PROF== Connected\n\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\""
+    for (i = skip; i < skip + count && i < 2040; ++i) {
+        name = i % 680 == 238 ? "softmax_cross_entropy_f32" : i % 680 == 239 ? "softmax_cross_entropy_backward_f32" : "other"
+        printf "\"%d\",\"%s\",\"gpu__time_duration.sum\",\"us\",\"10.0\"\n", i - skip, name
+    }
+}' >"$file""#;
+/// As the real one it ends as its program does unless it is told otherwise.
+const SANITIZER: &str = r#"
+[[ "$*" != *--error-exitcode* ]] || ! broken sanitizer || { echo "Invalid __global__ write" >&2; exit 1; }
+broken container && { echo "Device not supported"; exit 1; }
+while [[ $1 == --error-exitcode || $1 =~ ^[0-9]+$ ]]; do shift; done
+exec "$@""#;
+/// MB in use, more each time it is asked if memory leaks.
+const METER: &str = r#"
+[[ "$*" != *"-l 1"* ]] || exec sleep 4321
+broken leak && echo x >>"$OUT.leak"
+echo $((1000 + $(cat "$OUT.leak" 2>/dev/null | wc -l)))"#;
 
 fn bundle(directory: &Path) {
     let bin = directory.join("bin");
     fs::create_dir(&bin).unwrap();
-    let programs =
-        [("dltrain", DLTRAIN), ("test-suite", TESTS), ("mpiexec.hydra", LAUNCHER), ("python3", PYTHON)];
+    let programs = [
+        ("dltrain", DLTRAIN),
+        ("test-suite", TESTS),
+        ("mpiexec.hydra", LAUNCHER),
+        ("python3", PYTHON),
+        ("ncu", NCU),
+        ("compute-sanitizer", SANITIZER),
+        ("nvidia-smi", METER),
+    ];
     for (name, body) in programs {
         let path = bin.join(name);
-        fs::write(&path, format!("#!/bin/bash\n{body}\n")).unwrap();
+        fs::write(&path, format!("#!/bin/bash\n{BROKEN}\n{body}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    for (script, name) in [("gpu-minutes", "ten-minutes"), ("gpu-check", "check")] {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci").join(script);
-        fs::copy(script, directory.join(name)).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (source, name) in [
+        (".ci/gpu-minutes", "ten-minutes"),
+        (".ci/gpu-check", "check"),
+        ("benchmarks/gpu/kernels.py", "kernels.py"),
+    ] {
+        fs::copy(root.join(source), directory.join(name)).unwrap();
     }
+    let curve: String = (1..=3).map(|epoch| format!("{epoch} 2.3000 50.0% 1.2000 60.0%\n")).collect();
+    fs::write(directory.join("digits-on-the-cpu.txt"), curve).unwrap();
     // As `.ci/gpu-bundle` packs them.
     fs::write(directory.join("revision"), "0123abc").unwrap();
     let mut packing = Command::new("tar");
@@ -46,45 +123,116 @@ fn bundle(directory: &Path) {
     assert!(packing.status().unwrap().success());
 }
 
-fn run(directory: &Path, call: &str, minutes: &str) -> Output {
-    let mut command = Command::new(directory.join("ten-minutes"));
-    command.arg(call).env("OUT", directory.join("out")).env("MINUTES", minutes).env("PACE", "7");
-    command.env("TMPDIR", directory).env_remove("DLTRAIN_CUDA_PATH").env_remove("DLTRAIN_CUDNN_CACHE");
-    command.output().unwrap()
+/// What a script prints, and how it ends, in an environment that has nothing but PATH.
+struct Ran {
+    printed: String,
+    said: String,
+    code: Option<i32>,
 }
 
-/// The line of a part in the closing table.
-fn row<'a>(printed: &'a str, part: &str) -> &'a str {
-    let table = printed.rsplit("call, ").next().unwrap();
-    let found = table.lines().find(|line| line.split_whitespace().next() == Some(part));
-    found.unwrap_or_else(|| panic!("no {part} in\n{printed}"))
+impl Ran {
+    fn new(output: Output) -> Ran {
+        let [printed, said] =
+            [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        Ran { printed, said, code: output.status.code() }
+    }
+
+    /// The line of a part in the closing table.
+    fn row(&self, part: &str) -> &str {
+        let table = self.printed.rsplit("call, ").next().unwrap();
+        let found = table.lines().find(|line| line.split_whitespace().next() == Some(part));
+        found.unwrap_or_else(|| panic!("no {part} in\n{}{}", self.printed, self.said))
+    }
+
+    fn expect<const N: usize>(&self, rows: [(&str, &str, &str); N]) {
+        for (part, verdict, words) in rows {
+            let row = self.row(part);
+            let good = row.split_whitespace().nth(1) == Some(verdict.split(' ').next().unwrap());
+            assert!(
+                good && row.contains(words),
+                "{part}: {verdict}, {words}:\n{}{}",
+                self.printed,
+                self.said
+            );
+        }
+    }
+}
+
+fn script(directory: &Path, name: &str, broken: &str) -> Command {
+    let mut command = Command::new(directory.join(name));
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("TMPDIR", directory);
+    command.env("OUT", directory.join("out")).env("BROKEN", broken);
+    command
+}
+
+fn minutes(directory: &Path, call: &str, minutes: &str, broken: &str) -> Ran {
+    let mut command = script(directory, "ten-minutes", broken);
+    command.arg(call).env("MINUTES", minutes).env("PACE", "7");
+    Ran::new(command.output().unwrap())
+}
+
+fn check(directory: &Path, names: &[&str], broken: &str) -> Ran {
+    let mut command = script(directory, "check", broken);
+    command.args(names).env("RESULTS", directory.join("out")).env("LEAK_STEPS", "7");
+    Ran::new(command.output().unwrap())
 }
 
 #[test]
-fn a_part_that_hangs_takes_nobody_elses_minutes() {
+fn what_is_whole_passes_every_check() {
+    let directory = tempfile::tempdir().unwrap();
+    bundle(directory.path());
+    let ran = minutes(directory.path(), "first", "1.5", "");
+    ran.expect([
+        ("machine", "ok", "NVIDIA H100"),
+        ("one-step", "ok", "6200.00 images/s"),
+        ("graphs-bf16", "ok", "6200.00 images/s"),
+        ("kernels", "ok", "5 passed, 0 failed"),
+        ("limits", "ok", "bf16 798.0, f16 801.0, copy 3000"),
+        ("resnet50-bf16-apart", "ok", "6200.00 images/s"),
+        ("resnet50-bf16", "ok", "6200.00 images/s"),
+        ("peer-resnet50-bf16", "ok", "4500.0 images/s"),
+        ("figures", "ok", "4 below the roofline of 8000.0 images/s"),
+        ("digits-bf16", "ok", "accuracy 97.1%"),
+        ("two-ranks-no-overlap", "ok", "6200.00 images/s"),
+        ("one-rank-nccl", "ok", "6200.00 images/s"),
+        ("two-ranks-nccl", "ok", "refused as it should be"),
+        // One whole step, wherever among its kernels the window begins.
+        ("resnet50-kernels", "ok", "680 launches of 3 kernels, 6.800 ms (a step, of 1)"),
+        ("ops", "ok", "5 passed"),
+    ]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
+    assert!(ran.printed.contains("dltrain 0123abc, first call") && ran.printed.contains("0 failed"));
+    // The resnet50 without fusions comes first: a figure in any case.
+    let at = |part: &str| ran.printed.find(part).unwrap();
+    assert!(at("resnet50-bf16-apart ") < at("resnet50-bf16 "), "{}", ran.printed);
+}
+
+#[test]
+fn a_part_that_hangs_takes_nobody_elses_minutes_and_each_check_can_fail() {
     let directory = tempfile::tempdir().unwrap();
     bundle(directory.path());
     let begun = Instant::now();
-    let output = run(directory.path(), "first", "1.2");
-    let printed = String::from_utf8_lossy(&output.stdout);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(begun.elapsed().as_secs() < 72, "{printed}");
-    for (part, words) in [
-        ("machine", "ok"),
-        ("one-step", "ok"),
-        ("kernels", "5 passed, 0 failed"),
-        ("resnet50-bf16", "6400.00 images/s"),
-        ("resnet50-bf16-apart", "TIMED OUT"),
-        ("peer-resnet50-bf16", "python3 has no PyTorch"),
-        ("digits-bf16", "accuracy 97.1%"),
-        ("two-ranks-no-overlap", "6400.00 images/s"),
-        ("ops", "3 passed"),
-    ] {
-        assert!(row(&printed, part).contains(words), "{part}: {words} in\n{printed}{said}");
-    }
-    assert!(row(&printed, "ops").contains("stopped"), "{printed}");
-    assert_eq!(output.status.code(), Some(1), "{printed}{said}");
-    assert!(printed.contains("dltrain 0123abc, first call") && printed.contains("1 failed"), "{printed}");
+    let broken = "libraries apart roofline digits nccl op ops limits loss window tests";
+    let ran = minutes(directory.path(), "first", "1.2", broken);
+    assert!(begun.elapsed().as_secs() < 72, "{}", ran.printed);
+    ran.expect([
+        ("machine", "FAILED", "; no cuDNN 9 (libcudnn.so.9) in /usr/lib"),
+        ("one-step", "ok", "images/s"),
+        ("kernels", "FAILED", "4 passed, 1 failed"),
+        ("limits", "FAILED", "no figure"),
+        ("resnet50-bf16-apart", "TIMED OUT", ""),
+        ("resnet50-bf16", "ok", "9000.00 images/s"),
+        ("peer-resnet50-bf16", "FAILED", "no figure"),
+        ("figures", "FAILED", "above the roofline of 8000.0 images/s: 9000.00 (resnet50-bf16.txt)"),
+        ("digits-bf16", "FAILED", "accuracy 91.9%; below 95 %"),
+        ("two-ranks-no-overlap", "ok", "images/s"),
+        ("two-ranks-nccl", "FAILED", "not refused"),
+        ("models", "FAILED", "4 passed, 1 failed"),
+        ("resnet50-kernels", "FAILED", "no two losses among these launches"),
+        // Time stops it, and what has failed until then is not hidden.
+        ("ops", "FAILED", "2 passed, 1 failed"),
+    ]);
+    assert!(ran.code == Some(1) && ran.printed.contains("11 failed"), "{}{}", ran.printed, ran.said);
     // Nobody is left of those that were to hang.
     for process in fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()) {
         let environment = fs::read(process.join("environ")).unwrap_or_default();
@@ -99,22 +247,68 @@ fn a_part_that_hangs_takes_nobody_elses_minutes() {
     }
 }
 
+/// Where a step fails it is diagnosed, and nothing follows: the lease has time for a second try.
+#[test]
+fn behind_a_step_that_fails_nothing_is_begun_but_what_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    bundle(directory.path());
+    let ran = minutes(directory.path(), "first", "8", "step sanitizer");
+    ran.expect([
+        ("one-step", "FAILED", "kernel fill_f32: cuLaunchKernel failed"),
+        ("one-step-blocking", "FAILED", "cuLaunchKernel failed"),
+        ("one-step-sanitizer", "FAILED", "Invalid __global__ write"),
+        ("kernels", "ok", "5 passed"),
+        ("limits", "ok", "bf16 798.0"),
+    ]);
+    assert!(ran.code == Some(1) && ran.printed.contains("3 failed"), "{}", ran.printed);
+    assert!(!ran.printed.contains("resnet50"), "{}", ran.printed);
+    // What is written down of every part, and no figure that is none.
+    let ran = minutes(directory.path(), "first", "1", "figure names torch container permission");
+    ran.expect([
+        ("one-step", "FAILED", "no figure"),
+        ("one-step-sanitizer", "not run", ""),
+        ("kernels", "FAILED", ""),
+        ("limits", "not run", "python3 has no PyTorch"),
+    ]);
+}
+
 /// A failure is said in its own words; where no time is left nothing is begun, and the table comes all the same.
 #[test]
 fn what_fails_is_named_and_what_has_no_time_is_not_begun() {
     let directory = tempfile::tempdir().unwrap();
     bundle(directory.path());
-    let output = run(directory.path(), "second", "0.6");
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(row(&printed, "resnet50-f16").contains("FAILED"), "{printed}");
-    assert!(row(&printed, "resnet50-f16").contains("engine 7 does not run"), "{printed}");
-    assert_eq!(output.status.code(), Some(1), "{printed}");
-    let output = run(directory.path(), "first", "0.2");
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(row(&printed, "ops").contains("no time left"), "{printed}");
-    assert_eq!(output.status.code(), Some(0), "{printed}");
-    let refused = run(directory.path(), "fourth", "0.2");
-    assert_eq!(refused.status.code(), Some(2));
+    let ran = minutes(directory.path(), "second", "0.6", "f16 torch");
+    ran.expect([
+        ("resnet50-f16", "FAILED", "engine 7 does not run"),
+        ("compiled-resnet50-bf16", "not run", "python3 has no PyTorch"),
+        ("resnet50-bf16", "ok", "6200.00 images/s"),
+    ]);
+    assert_eq!(ran.code, Some(1), "{}", ran.printed);
+    let ran = minutes(directory.path(), "first", "0.2", "");
+    ran.expect([("ops", "not run", "no time left")]);
+    assert_eq!(ran.code, Some(0), "{}", ran.printed);
+    assert_eq!(minutes(directory.path(), "fourth", "0.2", "").code, Some(2));
+}
+
+/// Every check of `check`, whole and broken.
+#[test]
+fn every_check_fails_where_what_it_checks_is_broken() {
+    let directory = tempfile::tempdir().unwrap();
+    bundle(directory.path());
+    let whole = check(directory.path(), &[], "");
+    assert_eq!(whole.code, Some(0), "{}{}", whole.printed, whole.said);
+    let checks: Vec<&str> = whole.printed.lines().filter(|line| line.contains(" ok  ")).collect();
+    let names: Vec<&str> = checks.iter().map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert!(names.len() == 23, "{names:?}");
+    let broken = "step tests curve digits sums nccl leak sanitizer";
+    let ran = check(directory.path(), &[], broken);
+    for name in &names {
+        ran.expect([(name, "FAILED", "")]);
+    }
+    assert!(ran.code == Some(1) && ran.printed.contains("23 failed"), "{}", ran.printed);
+    // A filter that meets no test has tested nothing.
+    check(directory.path(), &["models-full"], "names").expect([("models-full", "FAILED", "")]);
+    check(directory.path(), &["sanitizer"], "container").expect([("sanitizer", "not run", "")]);
 }
 
 /// libtest says nothing of a name that it does not know: a part would be passed that has tested nothing.

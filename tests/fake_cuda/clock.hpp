@@ -16,6 +16,8 @@ int64_t clock_kernel(double bytes, double operations);
 int64_t clock_copy(size_t bytes);
 // What a message of so many bytes takes on its link.
 int64_t clock_message(size_t bytes);
+// The time that work takes which has this price: ten times as long until the device has worked for FAKE_CUDA_WAKES.
+int64_t clock_at_its_rate(int64_t price);
 // Something that a host may wait for comes to pass at this time: time stops there.
 void clock_stops_at(int64_t time);
 // The host waits until then.

@@ -1,5 +1,6 @@
 // libcuda.so.1, as far as dltrain calls it. README.md says what can be asked of it.
 #include <cstdio>
+#include <ctime>
 #include <fcntl.h>
 #include <mutex>
 #include <string>
@@ -151,21 +152,39 @@ const char *kernel_name_of(const std::string &name) {
     return names->insert(name).first->c_str();
 }
 
-// Copies in the order of the stream. What is pageable cannot be waited for: it is copied before the call returns.
+// The host's own time, in ns.
+int64_t host_time() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+// Copies in the order of the stream. To pageable memory of the host it is done before the call returns. From there it
+// need not be: a GPU may read it when the copy's turn has come. With FAKE_CUDA_DELAYED it does so, and what was changed
+// or freed by then ends the process.
 int copy(void *to, const void *from, size_t bytes, void *handle, const void *host) {
     stream::Stream *in = stream::of(handle);
     if (!in) return INVALID_HANDLE;
     const int64_t takes = host ? clock_copy(bytes) : clock_kernel(2.0 * bytes, 0);
     const bool waits = host && pageable(host, bytes);
     const char *what = !host ? "copy" : waits ? "pageable" : memory::is_device(to) ? "upload" : "download";
+    const bool late = stream::delayed() && host && memory::is_device(to) && !in->capture;
+    const auto given = late ? std::make_shared<std::string>((const char *)from, bytes) : nullptr;
     const stream::Work work([=] {
         void *target = memory::is_device(to) ? memory::address(to, bytes) : to;
         const void *source = memory::is_device(from) ? memory::address(from, bytes) : from;
-        if (target == nullptr || source == nullptr) poisoned = ILLEGAL_ADDRESS;
-        else memmove(target, source, bytes);
+        if (target == nullptr || source == nullptr) {
+            poisoned = ILLEGAL_ADDRESS;
+            return;
+        }
+        if (given && memcmp(given->data(), source, bytes) != 0) {
+            fprintf(stderr, "fake CUDA: %zu bytes were changed or freed before they were copied to the GPU\n", bytes);
+            abort();
+        }
+        memmove(target, source, bytes);
     });
     stream::put(in, work.called(what, takes, bytes));
-    if (waits && !in->capture) stream::drain(in);
+    if (waits && !late && !in->capture) stream::drain(in);
     return poisoned;
 }
 
@@ -571,6 +590,7 @@ int cuEventRecord(void *event, void *handle) {
     if (in->capture == nullptr) stream::put(in, [point, in] {
         point->reached = true;
         point->time = in->time;
+        point->real = host_time();
         clock_stops_at(point->time);
     });
     return poisoned;
@@ -626,12 +646,11 @@ int cuEventSynchronize(void *event) {
 int cuEventElapsedTime(float *milliseconds, void *first, void *second) {
     IN_CONTEXT(cuEventElapsedTime);
     if (!is(first) || !is(second)) return INVALID_HANDLE;
-    *milliseconds = 1.0f;
-    if (!clock_is_on()) return SUCCESS;
     const auto from = ((stream::Event *)first)->point, to = ((stream::Event *)second)->point;
     if (!from || !to) return INVALID_HANDLE;
     if (!from->reached || !to->reached || std::max(from->time, to->time) > clock_now()) return NOT_READY;
-    *milliseconds = float(double(to->time - from->time) / 1e6);
+    const int64_t apart = clock_is_on() ? to->time - from->time : to->real - from->real;
+    *milliseconds = float(double(apart) / 1e6);
     return SUCCESS;
 }
 

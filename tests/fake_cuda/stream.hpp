@@ -55,8 +55,8 @@ struct Stream;
 struct Point {
     Stream *of = nullptr;
     bool reached = false, seen = false;
-    // When it is reached.
-    int64_t time = 0;
+    // When it is reached, by the virtual clock and by the host's.
+    int64_t time = 0, real = 0;
     // Recorded while its stream was captured.
     Graph *captured = nullptr;
 };
@@ -107,7 +107,7 @@ inline bool step(Stream *of) {
     of->time = std::max(of->time, work.put);
     if (work()) {
         const int64_t from = of->time;
-        of->time += work.takes;
+        of->time += clock_at_its_rate(work.takes);
         if (work.what) clock_trace(of->number, work.what, from, of->time, work.bytes);
         return true;
     }

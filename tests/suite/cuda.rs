@@ -135,6 +135,58 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
     }
 }
 
+/// Engines are timed at the clocks of training: on a GPU that is slow until it has worked for a while what is timed
+/// first is not taken for the slower.
+#[test]
+fn engines_are_timed_by_a_gpu_that_is_awake() {
+    let mut results = Results::new();
+    let flags = "--model mnist_small --steps 1 --batch 1 --device cuda";
+    // The convolution takes 0.25 ms and a pass over its result as much; asleep ten times as long.
+    let variables = [
+        ("DLTRAIN_CUDNN_FUSION", "timed"),
+        ("FAKE_CUDA_CLOCK", "1"),
+        ("FAKE_CUDA_RATES", "0.4,400,50,10"),
+        ("FAKE_CUDA_WAKES", "18000000"),
+    ];
+    results.train_with(1, flags, &variables);
+    let kept = kept_plans(results.directory.path());
+    let joined = kept.iter().find(|file| file.contains("then-bias")).unwrap();
+    let mut machine = std::fs::read_dir(results.directory.path().join("cudnn")).unwrap();
+    let choice = std::fs::read_to_string(machine.next().unwrap().unwrap().path().join(joined)).unwrap();
+    assert!(choice.contains("Engine"), "{joined}: {choice}");
+}
+
+/// A product that fails is named: by its engine, direction, type and shapes; also where it fails later, and where
+/// engines are tried.
+#[test]
+fn what_cudnn_cannot_do_is_named() {
+    let flags = "--model mnist_small --steps 2 --batch 3 --device cuda --precision bf16";
+    let own = "BackwardWeights bf16 [3, 1, 28, 28] [32, 1, 3, 3]";
+    let message = refused(1, flags, &[("FAKE_CUDA_FAIL", "cudnnBackendExecute:2:5000")]);
+    assert!(message.contains(&format!("engine 1 of {own}")), "{message}");
+    assert!(message.contains("cudnnBackendExecute failed with code 5000"), "{message}");
+    // The first wait behind a product, and what a product is multiplied with.
+    let timed = ("DLTRAIN_CUDNN_FUSION", "timed");
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
+    let done = finish(with_cuda(
+        job::job(&[(1, &flags.split_whitespace().collect::<Vec<_>>())]),
+        &[timed, ("FAKE_CUDA_LOG", log.to_str().unwrap())],
+        directory.path(),
+    ));
+    let mut files = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.find(|file| file.display().to_string().contains("/log."));
+    let text = std::fs::read_to_string(file.unwrap()).unwrap();
+    let tried = text.lines().position(|line| line.contains("cudnnBackendExecute")).unwrap();
+    let wait = text.lines().skip(tried).find(|line| line.contains(" cuStreamSynchronize ")).unwrap();
+    let number = wait.rsplit(' ').next().unwrap();
+    assert!(done.success, "{}", done.stderr);
+    let message =
+        refused(1, flags, &[timed, ("FAKE_CUDA_FAIL", &format!("cuStreamSynchronize:{number}:700"))]);
+    assert!(message.contains("trying engine 4 of Forward bf16 [3, 1, 28, 28]"), "{message}");
+    assert!(message.contains("cuStreamSynchronize failed with code 700"), "{message}");
+}
+
 /// What is normalised between two convolutions is never written where these normalise it as they read, of one rank and
 /// of two, with statistics in common and with activations computed again; by timing, where each rank finds something
 /// else, all plan alike.

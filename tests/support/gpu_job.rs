@@ -52,6 +52,10 @@ pub fn with_cuda(mut command: Command, variables: &[(&str, &str)], directory: &P
     command.env_remove("CUDA_VISIBLE_DEVICES").env("DLTRAIN_CUDA_PATH", fake_cuda::libraries());
     // How long a double takes says nothing of what is to be chosen.
     command.env("DLTRAIN_CUDNN_CACHE", directory.join("cudnn")).env("DLTRAIN_CUDNN_FUSION", "1");
+    // What is freed before it was read does not look as it did.
+    if variables.contains(&("FAKE_CUDA_DELAYED", "1")) {
+        command.env("MALLOC_PERTURB_", "85");
+    }
     command.envs(variables.iter().copied());
     command
 }

@@ -163,7 +163,10 @@ impl BlasHandle {
                 )
             }
         };
-        Ok(outcome?)
+        outcome.map_err(|failed| {
+            let product = format!("{} × {rows}×{inner} by {inner}×{columns}", batch.count);
+            Error::from(failed).context(product)
+        })
     }
 }
 

@@ -153,7 +153,7 @@ impl DeviceCodec for CudaCodec {
         leaving.wait(&stream.record()?)?;
         for [there, host] in [own, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
             // SAFETY: host memory that collectives leave alone until they are started, after the event.
-            unsafe { leaving.download(there, host.address()) }?;
+            unsafe { leaving.download_later(there, host) }?;
         }
         mark(leaving)
     }
@@ -166,9 +166,8 @@ impl DeviceCodec for CudaCodec {
         let Gpu { stream, coming, .. } = &*self.gpu;
         let Bucket { decode, messages, summed, .. } = &mut self.buckets[bucket];
         for [there, host] in [messages, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
-            // SAFETY: host memory, alive with `host`, that no reference exists to; who writes to it next is an
-            // `encode`, behind the stream that waits for this copy.
-            unsafe { coming.upload(host.as_slice(), there) }?;
+            // SAFETY: host memory; who writes to it next is an `encode`, behind the stream that waits for this copy.
+            unsafe { coming.upload_later(host, there) }?;
         }
         stream.wait(&coming.record()?)?;
         decode.iter().try_for_each(|work| work())

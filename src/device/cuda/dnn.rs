@@ -29,11 +29,19 @@ const COMPILED: usize = 3;
 /// Runs of each, of which the mean counts.
 const REPEATS: u32 = 5;
 
+/// A GPU that has had nothing to do for so long may have lowered its clocks, and raises them within so much work.
+const SLEEPS: Duration = Duration::from_millis(100);
+const WAKES: Duration = Duration::from_millis(20);
+/// What the host waits for that at most.
+const LONG: Duration = Duration::from_millis(200);
+
 pub struct DnnHandle {
     context: Rc<Context>,
     pub raw: cudnnHandle_t,
     /// Whether it was said that engines are being chosen.
     said: Cell<bool>,
+    /// When something was last timed.
+    timed: Cell<Option<Instant>>,
     /// Plans by the words of their products; none for what is better done apart.
     plans: RefCell<HashMap<String, Option<Rc<Plan>>>>,
     /// Whether products are computed in one with the normalisations around them (`normalised`), by what that is called.
@@ -46,8 +54,9 @@ impl DnnHandle {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
         unsafe { dnn.cudnnCreate(&mut raw) }?;
-        let (said, plans, joints) = (Cell::default(), RefCell::default(), RefCell::default());
-        let handle = DnnHandle { context: context.clone(), raw, said, plans, joints };
+        let (said, timed) = (Cell::default(), Cell::default());
+        let (plans, joints) = (RefCell::default(), RefCell::default());
+        let handle = DnnHandle { context: context.clone(), raw, said, timed, plans, joints };
         // SAFETY: handle and stream are alive and of one context.
         unsafe { dnn.cudnnSetStream(raw, stream.raw()) }?;
         Ok(handle)
@@ -60,6 +69,21 @@ impl DnnHandle {
 
     pub fn decide(&self, words: &str, joins: bool) {
         self.joints.borrow_mut().insert(words.into(), joins);
+    }
+
+    /// What is timed from now on runs at the clocks of training: those of a GPU that has worked until now, or does so
+    /// here, by these runs.
+    pub fn wake(&self, stream: &Stream, mut run: impl FnMut() -> Result<()>) -> Result<()> {
+        let mut worked = match self.timed.get() {
+            Some(last) if last.elapsed() < SLEEPS => WAKES,
+            _ => Duration::ZERO,
+        };
+        let begun = Instant::now();
+        while worked < WAKES && begun.elapsed() < LONG {
+            worked += measured(stream, 1, &mut run)?;
+        }
+        self.timed.set(Some(Instant::now()));
+        Ok(())
     }
 
     /// What is not joined.
@@ -162,11 +186,11 @@ impl Convolution {
     pub fn bind(&self, memory: &[&Memory], workspace: &Memory) -> Result<impl Fn() -> Result<()> + use<>> {
         let bound = bind(&self.plan, &self.product, memory, workspace)?;
         let memory: Vec<Memory> = memory.iter().copied().chain([workspace]).cloned().collect();
-        let gpu = self.gpu.clone();
+        let (gpu, engine, words) = (self.gpu.clone(), self.engine(), self.product.words());
         Ok(move || {
             let _alive = &memory;
             // SAFETY: the plan is of this handle; `bind` compared the memory with what it wants.
-            unsafe { bound.run(gpu.dnn.raw) }
+            unsafe { bound.run(gpu.dnn.raw) }.map_err(|e| e.context(format!("engine {engine} of {words}")))
         })
     }
 }
@@ -368,23 +392,31 @@ impl Room<'_> {
         let mut best: Option<(&Candidate, Duration)> = None;
         for candidate in candidates {
             let limit = best.map(|(_, least)| 2 * least);
-            // What cannot be run, other than memory that has become unusable for all, is one engine less.
-            match self.time(product, &candidate.plan, limit) {
-                Ok(time) if best.is_none_or(|(_, least)| time < least) => best = Some((candidate, time)),
-                Ok(_) => {}
-                Err(e) => log::debug!("engine {} of {}: {e}", candidate.plan.engine, product.words()),
+            if let Some(time) = self.time(product, &candidate.plan, limit)?
+                && best.is_none_or(|(_, least)| time < least)
+            {
+                best = Some((candidate, time));
             }
-            self.gpu.stream.synchronize()?;
         }
         Ok(best)
     }
 
-    /// How long one run takes.
-    fn time(&self, product: &Product, plan: &Rc<Plan>, limit: Option<Duration>) -> Result<Duration> {
+    /// How long one run takes. What cannot be run, other than memory that has become unusable for all, is one engine
+    /// less.
+    fn time(&self, product: &Product, plan: &Rc<Plan>, limit: Option<Duration>) -> Result<Option<Duration>> {
         let memory: Vec<&Memory> = self.tensors.iter().take(product.operands().len()).collect();
         let bound = bind(plan, product, &memory, &self.scratch)?;
         // SAFETY: the plan is of this handle, what is bound was compared with what it wants.
-        time(self.gpu, limit, || unsafe { bound.run(self.gpu.dnn.raw) })
+        let run = || unsafe { bound.run(self.gpu.dnn.raw) };
+        let name = || format!("engine {} of {}", plan.engine, product.words());
+        // The first run loads the engine's code.
+        if let Err(e) = run() {
+            log::debug!("{}: {e}", name());
+            self.gpu.stream.synchronize().map_err(|e| e.context(format!("trying {}", name())))?;
+            return Ok(None);
+        }
+        let ended = self.gpu.stream.synchronize().and_then(|()| time(self.gpu, limit, run));
+        ended.map(Some).map_err(|e| e.context(format!("trying {}", name())))
     }
 
     /// How long the product takes alone, and then what is done to it: a pass takes as long as a copy that moves as many
@@ -394,7 +426,7 @@ impl Room<'_> {
         let Some(plan) = planned(self.gpu, &alone)? else { return Ok(Duration::MAX) };
         let result = usize::from(product.direction != Direction::BackwardData) * 2;
         let passes = self.pass(result)?.mul_f64(product.passes_apart());
-        Ok(self.time(&alone, &plan, None)?.saturating_add(passes))
+        Ok(self.time(&alone, &plan, None)?.map_or(Duration::MAX, |time| time.saturating_add(passes)))
     }
 
     /// How long it takes to read or write an operand once.
@@ -418,11 +450,9 @@ pub fn time_of(gpu: &Rc<Gpu>, product: &Product, passes: f64) -> Result<Option<D
     let candidates: Vec<Candidate> = plan.into_iter().map(|plan| Candidate { place: 0, plan }).collect();
     let Some(room) = Room::new(gpu, product, &candidates)? else { return Ok(None) };
     let own = match candidates.first() {
-        Some(Candidate { plan, .. }) => room.time(product, plan, None),
-        None => room.time_apart(product),
+        Some(Candidate { plan, .. }) => room.time(product, plan, None)?,
+        None => Some(room.time_apart(product)?),
     };
-    let own = own.inspect_err(|e| log::debug!("{}: {e}", product.words())).ok();
-    gpu.stream.synchronize()?;
     let more = room.pass(0)?.mul_f64(passes);
     Ok(own.map(|own| own.saturating_add(more)))
 }
@@ -454,8 +484,7 @@ pub fn rates(gpu: &Rc<Gpu>, real: Real) -> Result<(f64, f64)> {
 /// Repeats these words all over the memory.
 fn fill(gpu: &Gpu, memory: &Memory, words: &[u32]) -> Result<()> {
     let mut filled = (4 * words.len()).min(memory.bytes());
-    // SAFETY: the words are pageable: the driver has copied them when this returns.
-    unsafe { gpu.stream.upload(&bytes_of(words)[..filled], &memory.slice(0, filled)) }?;
+    gpu.stream.upload(&bytes_of(words)[..filled], &memory.slice(0, filled))?;
     while filled < memory.bytes() {
         let more = filled.min(memory.bytes() - filled);
         gpu.stream.copy(&memory.slice(0, more), &memory.slice(filled, more), more)?;
@@ -466,17 +495,21 @@ fn fill(gpu: &Gpu, memory: &Memory, words: &[u32]) -> Result<()> {
 
 /// How long one run takes; once is enough where that is more than `limit`.
 fn time(gpu: &Gpu, limit: Option<Duration>, run: impl Fn() -> Result<()>) -> Result<Duration> {
-    let measured = |runs: u32| -> Result<Duration> {
-        let begun = Instant::now();
-        (0..runs).try_for_each(|_| run())?;
-        gpu.stream.synchronize()?;
-        Ok(begun.elapsed() / runs)
-    };
-    // The first run loads the engine's code.
-    measured(1)?;
-    let once = measured(1)?;
-    match limit.is_some_and(|limit| once > limit) {
+    gpu.dnn.wake(&gpu.stream, &run)?;
+    let once = measured(&gpu.stream, 1, &run)?;
+    let time = match limit.is_some_and(|limit| once > limit) {
         true => Ok(once),
-        false => measured(REPEATS),
-    }
+        false => measured(&gpu.stream, REPEATS, &run),
+    };
+    gpu.dnn.timed.set(Some(Instant::now()));
+    time
+}
+
+/// What one of so many runs takes, by the GPU's events.
+fn measured(stream: &Stream, runs: u32, mut run: impl FnMut() -> Result<()>) -> Result<Duration> {
+    let begun = stream.record_time()?;
+    (0..runs).try_for_each(|_| run())?;
+    let ended = stream.record_time()?;
+    stream.synchronize()?;
+    Ok(Duration::from_secs_f64(ended.seconds_since(&begun)?.max(0.0)) / runs)
 }

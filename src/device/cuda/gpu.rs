@@ -200,8 +200,8 @@ impl Gpu {
         let parts = if keeps { [0..SKIP.start, SKIP.end..SCALARS_BYTES] } else { [0..SCALARS_BYTES, 0..0] };
         for part in parts.iter().filter(|part| !part.is_empty()) {
             let [from, to] = [&slot, &self.scalars].map(|memory| memory.slice(part.start, part.len()));
-            // SAFETY: host memory that no reference exists to; nobody writes to it before the stream has come by.
-            unsafe { self.stream.upload(from.as_slice(), &to) }?;
+            // SAFETY: host memory, to which nobody writes before the stream has come by.
+            unsafe { self.stream.upload_later(&from, &to) }?;
         }
         self.current.set(Some(*scalars));
         Ok(())
@@ -242,7 +242,7 @@ impl Slots {
 
     fn new(context: &Rc<Context>) -> Result<Slots> {
         let memory = pages(2 * Slots::HALF * SCALARS_BYTES)?;
-        // Without, the driver copies them before it goes on.
+        // Without, copies take longer.
         let locked = Registered::new(context, &memory).ok();
         Ok(Slots { memory, _locked: locked, given: Cell::new(0), passed: RefCell::default() })
     }

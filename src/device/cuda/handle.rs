@@ -47,6 +47,8 @@ pub struct Context {
     pub ordinal: usize,
     /// Events that nobody uses: making one costs more than marking a point with it.
     events: RefCell<Vec<CUevent>>,
+    /// Host memory that copies of streams which are gone may read or write: freed behind the context's own release.
+    copied: RefCell<Vec<Memory>>,
 }
 
 impl Context {
@@ -63,7 +65,13 @@ impl Context {
             libraries.driver.cuDevicePrimaryCtxRetain(&mut raw, device)?;
         }
         // From here on dropping releases it.
-        let context = Rc::new(Context { libraries, device, ordinal, events: RefCell::default() });
+        let context = Rc::new(Context {
+            libraries,
+            device,
+            ordinal,
+            events: RefCell::default(),
+            copied: RefCell::default(),
+        });
         // SAFETY: the context was just retained.
         unsafe { libraries.driver.cuCtxSetCurrent(raw) }?;
         Ok(context)
@@ -93,6 +101,8 @@ impl Drop for Context {
 pub struct Stream {
     pub context: Rc<Context>,
     raw: CUstream,
+    /// Host memory that copies under way may read or write: it lives at least until they have ended.
+    copied: RefCell<Vec<Memory>>,
 }
 
 impl Stream {
@@ -100,7 +110,7 @@ impl Stream {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
         unsafe { context.libraries.driver.cuStreamCreate(&mut raw, STREAM_NON_BLOCKING) }?;
-        Ok(Rc::new(Stream { context: context.clone(), raw }))
+        Ok(Rc::new(Stream { context: context.clone(), raw, copied: RefCell::default() }))
     }
 
     pub fn raw(&self) -> CUstream {
@@ -114,7 +124,9 @@ impl Stream {
     /// Waits until all that was enqueued has finished.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is alive.
-        Ok(unsafe { self.driver().cuStreamSynchronize(self.raw) }?)
+        unsafe { self.driver().cuStreamSynchronize(self.raw) }?;
+        self.copied.borrow_mut().clear();
+        Ok(())
     }
 
     /// Marks this point of the queue.
@@ -140,25 +152,71 @@ impl Stream {
         Ok(unsafe { self.driver().cuStreamWaitEvent(self.raw, event.raw, 0) }?)
     }
 
-    /// Copies host memory to the GPU behind what is enqueued.
+    /// Copies to the GPU behind what is enqueued, and waits for it. (Of pageable memory CUDA 12.2 and newer no more say
+    /// that it has been read when the call returns: a GPU that reaches the host's memory itself need not stage it.)
+    pub fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
+        assert_eq!(from.len(), to.bytes(), "an upload of unequal lengths");
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: lengths are equal, the device memory is alive in the queue; `from` is borrowed until the copy has ended.
+        unsafe {
+            self.driver().cuMemcpyHtoDAsync_v2(address(to), from.as_ptr().cast(), from.len(), self.raw)
+        }?;
+        self.synchronize()
+    }
+
+    /// Copies to the host behind what is enqueued, and waits for it.
+    pub fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
+        assert_eq!(from.bytes(), to.len(), "a download of unequal lengths");
+        if to.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: as in `upload`.
+        unsafe {
+            self.driver().cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), address(from), from.bytes(), self.raw)
+        }?;
+        self.synchronize()
+    }
+
+    /// Copies host memory to the GPU behind what is enqueued. The stream keeps it alive until then.
     ///
     /// # Safety
-    /// `from` must stay as it is until that has happened, if it is pinned.
-    pub unsafe fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
-        assert_eq!(from.len(), to.bytes(), "an upload of unequal lengths");
-        // SAFETY: lengths are equal, the device memory is alive in the queue; of the rest the caller takes care.
+    /// Host memory, to which nobody may write until that has happened.
+    pub unsafe fn upload_later(&self, from: &Memory, to: &Memory) -> Result<()> {
+        assert_eq!(from.bytes(), to.bytes(), "an upload of unequal lengths");
+        self.keep(from)?;
+        // SAFETY: lengths are equal, both memories are alive in the queue; of the rest the caller takes care.
         Ok(unsafe {
-            self.driver().cuMemcpyHtoDAsync_v2(address(to), from.as_ptr().cast(), from.len(), self.raw)
+            self.driver().cuMemcpyHtoDAsync_v2(address(to), from.address().cast(), from.bytes(), self.raw)
         }?)
     }
 
-    /// Copies GPU memory to the host behind what is enqueued.
+    /// Copies GPU memory to the host behind what is enqueued. The stream keeps that alive until then.
     ///
     /// # Safety
-    /// Nobody may touch `to` until that has happened, if it is pinned.
-    pub unsafe fn download(&self, from: &Memory, to: *mut u8) -> Result<()> {
-        // SAFETY: as in `upload`.
-        Ok(unsafe { self.driver().cuMemcpyDtoHAsync_v2(to.cast(), address(from), from.bytes(), self.raw) }?)
+    /// Host memory, which nobody may touch until that has happened.
+    pub unsafe fn download_later(&self, from: &Memory, to: &Memory) -> Result<()> {
+        assert_eq!(from.bytes(), to.bytes(), "a download of unequal lengths");
+        self.keep(to)?;
+        // SAFETY: as in `upload_later`.
+        Ok(unsafe {
+            self.driver().cuMemcpyDtoHAsync_v2(to.address().cast(), address(from), from.bytes(), self.raw)
+        }?)
+    }
+
+    /// Keeps memory alive until it is known that no copy is under way. Steps use the same few again and again.
+    fn keep(&self, memory: &Memory) -> Result<()> {
+        const MOST: usize = 64;
+        let is_kept = |kept: &Memory| Rc::ptr_eq(kept.owner(), memory.owner());
+        if self.copied.borrow().iter().any(is_kept) {
+            return Ok(());
+        }
+        if self.copied.borrow().len() == MOST {
+            self.synchronize()?;
+        }
+        self.copied.borrow_mut().push(memory.clone());
+        Ok(())
     }
 
     /// Copies within the GPU.
@@ -239,6 +297,8 @@ fn destroy(driver: &sys::Driver, graph: CUgraph) {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        // Destroying it does not wait for what is under way.
+        self.context.copied.borrow_mut().append(&mut self.copied.take());
         // SAFETY: made by `new`, destroyed once.
         freed(unsafe { self.driver().cuStreamDestroy_v2(self.raw) });
     }

@@ -70,14 +70,13 @@ impl PeerMemory for IpcMemory {
         let own = self.parts[self.own].slice(bytes.start, bytes.len());
         assert_eq!(host.bytes(), own.bytes(), "a copy of unequal lengths");
         // SAFETY: host memory of that length, which the caller leaves alone until the event behind this is reached.
-        unsafe { self.stream.download(&own, host.address()) }
+        unsafe { self.stream.download_later(&own, host) }
     }
 
     fn copy_to_device_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()> {
         let own = self.parts[self.own].slice(bytes.start, bytes.len());
-        // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event behind this is
-        // reached.
-        unsafe { self.stream.upload(host.as_slice(), &own) }
+        // SAFETY: host memory, which the caller leaves alone until the event behind this is reached.
+        unsafe { self.stream.upload_later(host, &own) }
     }
 
     fn record(&self) -> Result<Event> {

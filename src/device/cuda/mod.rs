@@ -295,25 +295,17 @@ impl Device for Cuda {
         if from.len() != to.bytes() {
             return Err(Error::internal(format!("{} bytes for {}", from.len(), to.bytes())));
         }
-        if from.is_empty() {
-            return Ok(());
+        if !from.is_empty() {
+            self.gpu.halves.written(to);
         }
-        self.gpu.halves.written(to);
-        // SAFETY: whether pinned or not, nobody may write to `from` before the copy has ended, when this returns.
-        unsafe { self.gpu.stream.upload(from, to) }?;
-        self.synchronize()
+        self.gpu.stream.upload(from, to)
     }
 
     fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
         if from.bytes() != to.len() {
             return Err(Error::internal(format!("{} bytes for {}", from.bytes(), to.len())));
         }
-        if to.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: `to` is borrowed until the copy has ended, when this returns.
-        unsafe { self.gpu.stream.download(from, to.as_mut_ptr()) }?;
-        self.synchronize()
+        self.gpu.stream.download(from, to)
     }
 
     fn zero(&self, memory: &Memory) -> Result<()> {
@@ -351,31 +343,30 @@ impl Device for Cuda {
         let leaving = &self.gpu.leaving;
         event_of(after).map_or(Ok(()), |after| leaving.wait(after))?;
         // SAFETY: `to` is host memory that the caller leaves alone until the event.
-        unsafe { leaving.download(from, to.address()) }?;
+        unsafe { leaving.download_later(from, to) }?;
         mark(leaving)
     }
 
     fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
         let coming = &self.gpu.coming;
         self.gpu.halves.written(to);
-        // SAFETY: host memory, alive with `from`, that no reference exists to; who writes to it next comes behind the
-        // event.
-        unsafe { coming.upload(from.as_slice(), to) }?;
+        // SAFETY: host memory; who writes to it next comes behind the event.
+        unsafe { coming.upload_later(from, to) }?;
         mark(coming)
     }
 
     fn upload_async(&self, from: &Memory, to: &Memory) -> Result<()> {
         self.gpu.halves.written(to);
         // SAFETY: as above; the caller leaves it alone until it knows that the stream has come by.
-        unsafe { self.gpu.stream.upload(from.as_slice(), to) }
+        unsafe { self.gpu.stream.upload_later(from, to) }
     }
 
     fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {
         let inputs = &self.gpu.inputs;
         self.gpu.halves.written(to);
         event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
-        // SAFETY: host memory that no reference exists to; the caller leaves it alone until the event.
-        unsafe { inputs.upload(host.as_slice(), to) }?;
+        // SAFETY: host memory, which the caller leaves alone until the event.
+        unsafe { inputs.upload_later(host, to) }?;
         mark(inputs)
     }
 
@@ -395,7 +386,7 @@ impl Device for Cuda {
     fn time(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars, runs: usize) -> Result<Vec<Vec<f64>>> {
         let stream = &self.gpu.stream;
         steps.iter_mut().try_for_each(|step| step.run(scalars))?;
-        self.synchronize()?;
+        self.gpu.dnn.wake(stream, || steps.iter_mut().try_for_each(|step| step.run(scalars)))?;
         let mut marks = Vec::new();
         for _ in 0..=runs {
             marks.push(stream.record_time()?);

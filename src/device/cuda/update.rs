@@ -42,10 +42,7 @@ impl Table {
 /// Bytes on the GPU.
 pub fn put(gpu: &Gpu, bytes: &[u8]) -> Result<Memory> {
     let memory = allocate(&gpu.context, bytes.len())?;
-    if !bytes.is_empty() {
-        // SAFETY: the bytes are pageable: the driver has copied them when this returns.
-        unsafe { gpu.stream.upload(bytes, &memory) }?;
-    }
+    gpu.stream.upload(bytes, &memory)?;
     Ok(memory)
 }
 

@@ -24,6 +24,7 @@ busy() {
 machine() {
     local load
     load=$(busy)
+    echo "date:     $(date -u '+%F %T') UTC"
     echo "machine:  $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(env -u OMP_NUM_THREADS nproc) cores"
     echo "dltrain:  $("$dltrain" --version | cut -d' ' -f2), $("$dltrain" info | sed -n 's/^MPI *//p')"
     echo "revision: $(git describe --always --dirty 2>/dev/null || echo 'no git')"

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""How long a step should take on an H200: a prediction from the plan, until a card has been measured.
+"""How long a step should take on a GPU: a prediction from the plan, until a card has been measured.
 
     predict.py DLTRAIN [--libraries DIR] [--models NAME,...] [--precisions bf16,f16] [--batch N] [--parts]
+               [--card h200|h100|a100] [--short]
 
 DLTRAIN is asked for its plan (`--dry-run --plan-steps`), so that what changes the program changes the prediction.
 Without a GPU give --libraries the doubles of CUDA's libraries (tests/fake_cuda). Each step takes as long as its
 products or its bytes at the rates below, whichever is longer, divided by the share of that which its kernel reaches.
 The changes are then put in one after the other: a column is the step with it and all before it. --parts prints where
-the time goes, before and after.
+the time goes, before and after; --short the step with all changes alone.
 """
 
 import argparse
@@ -19,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 
-# ---- The card: a large product and a copy of PyTorch on an H200 (989 TFLOP/s and 4.8 TB/s by its data sheet). ----
-PRODUCTS, COPY = 790e12, 4.3e12
-# Warp instructions a second: 132 multiprocessors, 4 schedulers each, 1.755 GHz, 65 % of the slots used.
-ISSUED = 132 * 4 * 1.755e9 * 0.65
+# ---- The cards: a large product and a copy of PyTorch (by its data sheet an H200 has 989 TFLOP/s and 4.8 TB/s, an H100
+# as many and 3.35 TB/s), and warp instructions a second: multiprocessors, 4 schedulers each, GHz, 65 % of the slots
+# used. An A100 (312 TFLOP/s, 2.0 TB/s) is taken to reach as large shares: nobody measured it. ----
+CARDS = {"h200": (790e12, 4.3e12, 132 * 4 * 1.755e9 * 0.65), "h100": (798e12, 3.0e12, 132 * 4 * 1.755e9 * 0.65),
+         "a100": (255e12, 1.8e12, 108 * 4 * 1.410e9 * 0.65)}
+PRODUCTS, COPY, ISSUED = CARDS["h200"]
 
 # ---- Shares of the least time that kernels reach, before and after the change. "SASS": counted in the disassembly of
 # the kernels for sm_90 (bytes in flight, instructions), before they were changed. "Assumed": nobody measured it. ----
@@ -224,8 +227,13 @@ def main():
     parser.add_argument("--precisions", default="bf16,f16")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--card", choices=CARDS, default="h200")
+    parser.add_argument("--short", action="store_true")
     given = parser.parse_args()
-    titles = ["network", "before", *(f"+ {change}" for change in CHANGES)]
+    global PRODUCTS, COPY, ISSUED
+    PRODUCTS, COPY, ISSUED = CARDS[given.card]
+    counts = [len(CHANGES)] if given.short else range(len(CHANGES) + 1)
+    titles = ["network", "ms"] if given.short else ["network", "before", *(f"+ {change}" for change in CHANGES)]
     titles += ["images/s", "possible", "of the roofline", "+ fused set"]
     if not given.parts:
         print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
@@ -233,7 +241,7 @@ def main():
         for precision in given.precisions.split(","):
             steps, fused = (plan(given.dltrain, model, given.batch, precision, given.libraries, normalised)
                             for normalised in (False, True))
-            made = [CHANGES[:count] for count in range(len(CHANGES) + 1)]
+            made = [CHANGES[:count] for count in counts]
             if given.parts:
                 print_parts(model, precision, steps, fused)
             else:

@@ -480,6 +480,14 @@ impl Args {
     /// That what is asked of weights goes with the files that there are.
     fn weights(&self) -> Result<()> {
         let has_file = model::is_file(&self.model);
+        if let Some(path) = self.save_weights.as_ref().filter(|path| model::is_file(&path.to_string_lossy()))
+        {
+            return Err(Error::usage(format!(
+                "--save-weights {}: it writes weights alone, and an ONNX file holds a network; give it a name that ends \
+                 in .safetensors or .h5, of which dltrain export makes the network",
+                path.display()
+            )));
+        }
         let wanted = [
             (self.init_from.is_none() && !has_file, "weights (--init-from FILE, or --model FILE.onnx)"),
             (self.evaluate && self.data.path().is_none(), "test images (--data PATH)"),
@@ -718,6 +726,7 @@ mod tests {
     fn what_cannot_work_is_refused_by_flag() {
         for (flags, named) in [
             (vec!["--batch", "0"], "--batch 0"),
+            (vec!["--save-weights", "net.onnx"], "it writes weights alone, and an ONNX file holds a network"),
             (vec!["--classes", "0"], "--classes 0"),
             (vec!["--classes", "2000000"], "at most 1000000"),
             (vec!["--image-size", "0"], "--image-size 0"),

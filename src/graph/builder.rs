@@ -187,7 +187,7 @@ impl Builder {
     pub(super) fn image_shape(&self, name: &str, x: TensorId) -> Result<[usize; 4]> {
         self.shape(x)
             .nchw()
-            .ok_or_else(|| Error::internal(format!("layer {name}: needs an image, got {}", self.shape(x))))
+            .ok_or_else(|| Error::usage(format!("layer {name}: needs an image, got {}", self.shape(x))))
     }
 
     pub(super) fn too_small(
@@ -223,10 +223,10 @@ impl Builder {
     /// Numbers that stay as they are, last dimension fastest. One that is there already is given again.
     ///
     /// # Errors
-    /// `Internal` where they are not as many as the shape has.
+    /// `Usage` where they are not as many as the shape has.
     pub fn constant(&mut self, name: &str, shape: Shape, values: &[f32]) -> Result<TensorId> {
         if values.len() != shape.elements() {
-            return Err(Error::internal(format!("{name}: {} numbers for {shape}", values.len())));
+            return Err(Error::usage(format!("{name}: {} numbers for {shape}", values.len())));
         }
         let is_same =
             |tensor: &Tensor| tensor.spec.shape == shape && tensor.values.as_deref() == Some(values);

@@ -73,9 +73,14 @@ impl Backward {
         self.needed[of.0]
     }
 
-    /// Adds `gradient` to what is known of the gradient of `of`.
+    /// Adds `gradient` to what is known of the gradient of `of`. Of a parameter, which one node reads, it is all.
     pub fn contribute(&mut self, of: TensorId, gradient: TensorId) {
         if !self.needs(of) {
+            return;
+        }
+        if self.graph.tensor(of).role == Role::Parameter {
+            let tensor = &mut self.graph.tensors[gradient.0];
+            (tensor.role, tensor.gradient_of) = (Role::Gradient, Some(of));
             return;
         }
         self.gradients[of.0] = Some(match self.gradients[of.0] {

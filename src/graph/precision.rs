@@ -1,6 +1,8 @@
 //! Lower precision: the same network with narrower numbers between its layers.
 
-use super::{DType, Graph, Op, Role, TensorId};
+use std::collections::HashMap;
+
+use super::{DType, Graph, Node, Op, Role, Spec, Tensor, TensorId};
 
 impl Graph {
     /// The network computing in bf16, which has the range of f32, so that no loss is scaled.
@@ -13,10 +15,14 @@ impl Graph {
     /// and their gradients, statistics, the loss and the scores that a layer gives it stay f32. For a forward graph;
     /// the backward one follows its types.
     pub fn narrowed_to(mut self, half: DType) -> Graph {
+        let mut of_losses: Vec<TensorId> = Vec::new();
         for node in &self.nodes {
             // These and the losses are what a normalisation gives besides its result.
             let result = match node.op {
-                op if op.is_loss() => continue,
+                op if op.is_loss() || node.inputs.iter().any(|id| of_losses.contains(id)) => {
+                    of_losses.extend(&node.outputs);
+                    continue;
+                }
                 // The sums of products are f32 until they are stored: the loss may as well have all digits.
                 _ if self.is_scored(node.outputs[0]) => continue,
                 // What is a parameter, in another shape: f32 until it meets an activation. No shape changes a type.
@@ -24,24 +30,63 @@ impl Graph {
                 _ => node.outputs[0],
             };
             let tensor = &mut self.tensors[result.0];
-            // One number a sample: a loss, or a sum of losses.
-            if tensor.spec.shape.rank() == 1 {
-                continue;
-            }
             if (tensor.role, tensor.spec.dtype) == (Role::Activation, DType::F32) {
                 tensor.spec.dtype = half;
             }
         }
+        self.convert();
         self
     }
 
-    /// Whether a loss reads this tensor as scores, or what ops without parameters make of it alone.
+    /// Whether a loss reads this tensor as scores, or what ops without products make of it and of parameters alone.
     fn is_scored(&self, id: TensorId) -> bool {
         self.consumers(id).any(|reader| {
-            let reader = self.node(reader);
-            let is_alone = reader.inputs.len() == 1 && self.is_scored(reader.outputs[0]);
-            reader.inputs[0] == id && (reader.op.is_loss() || is_alone)
+            let node = self.node(reader);
+            let is_kept = |id: &TensorId| matches!(self.tensor(*id).role, Role::Parameter | Role::Statistic);
+            let is_alone = self.products(reader) == 0 && node.inputs[1..].iter().all(is_kept);
+            node.inputs[0] == id && (node.op.is_loss() || is_alone && self.is_scored(node.outputs[0]))
         })
+    }
+
+    /// Images, what is stored and scores are f32 beside what is not: where an op reads and gives numbers of one type,
+    /// what it reads becomes that before it.
+    fn convert(&mut self) {
+        let mut converted: HashMap<TensorId, TensorId> = HashMap::new();
+        for mut node in std::mem::take(&mut self.nodes) {
+            let wanted = self.tensor(node.outputs[0]).spec.dtype;
+            let alike = match node.op {
+                Op::Add { .. } | Op::Concat { .. } => node.inputs.len(),
+                Op::BatchNorm(_) | Op::BatchNormInference(_) | Op::LocalResponseNorm(_) => 1,
+                Op::LayerNorm { .. } | Op::Softmax | Op::Activation(_) | Op::Dropout { .. } => 1,
+                Op::MaxPool(_) | Op::AvgPool(_) | Op::AdaptiveAvgPool => 1,
+                Op::Pad { .. } | Op::Slice { .. } | Op::Reshape => 1,
+                // These read other types as well.
+                _ => 0,
+            };
+            for input in &mut node.inputs[..alike] {
+                let Tensor { name, spec, .. } = self.tensor(*input).clone();
+                if spec.dtype == wanted {
+                    continue;
+                }
+                let to = *converted.entry(*input).or_insert_with(|| {
+                    let name = format!("{name}.{}", if wanted == DType::F32 { "wide" } else { "narrow" });
+                    let spec = Spec { dtype: wanted, ..spec };
+                    self.tensors.push(Tensor::new(name.clone(), spec, Role::Activation));
+                    let to = TensorId(self.tensors.len() - 1);
+                    // A sum gives f32, and what is stretched is of any type.
+                    let op = match wanted {
+                        DType::F32 => Op::Sum { scale: 1.0 },
+                        _ => Op::Expand { scale: 1.0 },
+                    };
+                    let (inputs, outputs) = (vec![*input], vec![to]);
+                    self.nodes.push(Node { name, op, inputs, outputs, forward: None });
+                    to
+                });
+                *input = to;
+            }
+            self.nodes.push(node);
+        }
+        self.forward_nodes = self.nodes.len();
     }
 }
 

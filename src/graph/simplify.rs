@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{Activation, DType, Graph, Op, Pool2d, Role, Shape, TensorId};
+use super::{Activation, DType, Graph, Node, Op, Pool2d, Role, Shape, TensorId};
 
 impl Graph {
     /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
@@ -61,18 +61,23 @@ impl Graph {
         let main = self.nodes.iter().find(|node| node.op.is_loss() && node.inputs[0] == self.logits);
         self.losses = main.expect("a loss of the logits").outputs[0];
         self.tensors[self.losses.0].role = Role::Metric;
-        let mut read = vec![false; self.tensors.len()];
-        read[self.losses.0] = true;
-        let mut needed = vec![false; self.nodes.len()];
-        for (index, node) in self.nodes.iter().enumerate().rev() {
-            needed[index] = node.outputs.iter().any(|id| read[id.0]);
-            if needed[index] {
-                node.inputs.iter().for_each(|id| read[id.0] = true);
-            }
-        }
-        let mut needed = needed.into_iter();
+        let mut needed = self.leads_to(self.losses).into_iter();
         self.nodes.retain(|_| needed.next() == Some(true));
         self.forward_nodes = self.nodes.len();
+    }
+
+    /// Which nodes a tensor is computed by.
+    pub fn leads_to(&self, id: TensorId) -> Vec<bool> {
+        let mut is_read = vec![false; self.tensors.len()];
+        is_read[id.0] = true;
+        let mut leads = vec![false; self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            leads[index] = node.outputs.iter().any(|id| is_read[id.0]);
+            if leads[index] {
+                node.inputs.iter().for_each(|id| is_read[id.0] = true);
+            }
+        }
+        leads
     }
 
     /// An adaptive pooling to the size that is there does nothing; one with windows of one size at one distance is
@@ -110,8 +115,11 @@ impl Graph {
             }
             let input = self.nodes[index].inputs[0];
             let batch = |id: TensorId| self.shape_of(id).batch();
+            // Devices read two to five axes so.
+            let is_read = |id: TensorId| (2..=5).contains(&self.shape_of(id).rank());
             let is_flattening = |p: &usize| {
-                self.nodes[*p].op == Op::Reshape && batch(self.nodes[*p].inputs[0]) == batch(input)
+                let Node { op, inputs, .. } = &self.nodes[*p];
+                *op == Op::Reshape && batch(inputs[0]) == batch(input) && is_read(inputs[0])
             };
             if let Some(reshape) = self.producer(input).filter(is_flattening) {
                 self.nodes[index].inputs[0] = self.nodes[reshape].inputs[0];

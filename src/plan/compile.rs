@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::arena::{self, Block};
 use super::describe::Sizes;
-use super::stage::{Contexts, Division, Edge, Pass, Stage};
+use super::stage::{Contexts, Division, Edge, Pass, Stage, Stages};
 use super::{Constant, Location, Parameter, Phase, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, KernelRequest, Layout};
@@ -76,6 +76,14 @@ impl Compiled {
         }
         let masters = master_layouts(&graph, &kernels, device, training)?;
         Ok(Compiled { graph, kernels, layouts, masters })
+    }
+
+    /// The layers before which this network can be cut into stages, as the device wants it.
+    ///
+    /// # Errors
+    /// None but the library's own.
+    pub fn possible_cuts(&self) -> Result<Vec<String>> {
+        Stages::possible(&self.graph)
     }
 
     /// The same with parameters kept as another network keeps those of these names, of which it has the same: that of
@@ -154,7 +162,11 @@ fn master_layouts(
             if let Some(parameter) = graph.tensor(*id).gradient_of
                 && masters.insert(parameter, layout.clone()).is_some()
             {
-                return Err(Error::internal(format!("two gradients for {}", graph.tensor(parameter).name)));
+                return Err(Error::usage(format!(
+                    "{}: two layers of {} read it, which only one can; let both read one Builder::reshape of it",
+                    graph.tensor(parameter).name,
+                    graph.name
+                )));
             }
         }
     }

@@ -36,6 +36,7 @@
 //! ```
 
 mod arena;
+mod balance;
 mod bucket;
 mod compile;
 mod describe;

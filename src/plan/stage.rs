@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::{Location, Phase};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, Role, Spec, Tensor, TensorId};
+use crate::graph::{Graph, NodeId, Role, TensorId};
 
 /// Where a network is cut.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -150,9 +150,10 @@ impl Division {
     }
 
     /// # Errors
-    /// `Usage` for cuts that this network does not have; `Internal` where what is cut does not flow one way.
+    /// `Usage` for cuts that this network does not have, or where it cannot be cut.
     pub fn new(graph: &Graph, stage: &Stage) -> Result<Division> {
         let chunks = stage.stages.of_nodes(graph)?;
+        stage.stages.check(graph)?;
         let ranks = stage.stages.ranks;
         let own: Vec<usize> = (stage.own..stage.stages.chunks()).step_by(ranks).collect();
         let nodes = |chunk: usize, range: Range<usize>| {
@@ -175,7 +176,7 @@ impl Division {
             contexts: stage.contexts,
             passes: forward.chain(backward).collect(),
             crossings: crossings(graph, &chunks, ranks)?,
-            keeper: keepers(graph, &chunks, ranks)?,
+            keeper: keepers(graph, &chunks, ranks),
         })
     }
 
@@ -213,61 +214,6 @@ impl Stages {
             }
         }
         layers
-    }
-
-    /// The network in so many chunks of which the slowest is as fast as can be. `seconds` has what each node takes, in
-    /// both passes; a boundary costs both sides `latency` and `per_byte` for what goes over it, there and back.
-    ///
-    /// # Errors
-    /// `Usage` where there are more chunks than layers that learn.
-    pub fn balanced(
-        graph: &Graph,
-        [ranks, chunks]: [usize; 2],
-        seconds: &[f64],
-        [latency, per_byte]: [f64; 2],
-    ) -> Result<Stages> {
-        let layers = Self::layers(graph);
-        let learns = |layer: &&str| {
-            let of_layer = |tensor: &Tensor| self::layer(&tensor.name) == *layer && !tensor.frozen;
-            graph.with_role(Role::Parameter).any(|(_, tensor)| of_layer(tensor))
-        };
-        // A chunk begins with a layer that learns, so that each has something to update.
-        let first = layers.iter().position(learns).unwrap_or(layers.len());
-        let starts: Vec<&str> =
-            layers[layers.len().min(first + 1)..].iter().copied().filter(|l| learns(l)).collect();
-        if chunks > starts.len() + 1 {
-            return Err(Error::usage(format!(
-                "--pipeline: {} has {} layers that learn, which make no {chunks} stages",
-                graph.name,
-                starts.len() + usize::from(first < layers.len())
-            )));
-        }
-        let apart =
-            Stages { ranks: starts.len() + 1, cuts: starts.iter().map(ToString::to_string).collect() };
-        let of_node = apart.of_nodes(graph)?;
-        let mut of_piece = vec![0.0; starts.len() + 1];
-        of_node.iter().zip(seconds).for_each(|(&piece, seconds)| of_piece[piece] += seconds);
-        let boundary = boundaries(graph, &of_node, of_piece.len());
-        let boundary: Vec<f64> =
-            boundary.iter().map(|&bytes| 2.0 * (latency + bytes as f64 * per_byte)).collect();
-        let best = partition(&of_piece, &boundary, chunks);
-        Ok(Stages { ranks, cuts: best.into_iter().map(|piece| starts[piece - 1].to_string()).collect() })
-    }
-
-    /// Seconds of the slowest chunk, as `balanced` reckons them.
-    ///
-    /// # Errors
-    /// `Usage` for cuts that this network does not have.
-    pub fn slowest(&self, graph: &Graph, seconds: &[f64], [latency, per_byte]: [f64; 2]) -> Result<f64> {
-        let of_node = self.of_nodes(graph)?;
-        let mut of_chunk = vec![0.0; self.chunks()];
-        of_node.iter().zip(seconds).for_each(|(&chunk, seconds)| of_chunk[chunk] += seconds);
-        let boundary = boundaries(graph, &of_node, self.chunks());
-        let of = |chunk: usize| {
-            boundary.get(chunk).map_or(0.0, |&bytes| 2.0 * (latency + bytes as f64 * per_byte))
-        };
-        let slowest = of_chunk.iter().enumerate().map(|(chunk, seconds)| seconds + of(chunk) + of(chunk + 1));
-        Ok(slowest.fold(0.0, f64::max))
     }
 
     /// The same step with less memory, chunk by chunk. `in_flight` has how many micro-batches each stage keeps. To be
@@ -351,65 +297,12 @@ impl Stages {
 }
 
 /// The layer that a parameter belongs to.
-fn layer(parameter: &str) -> &str {
+pub(super) fn layer(parameter: &str) -> &str {
     parameter.rsplit_once('.').map_or(parameter, |(layer, _)| layer)
 }
 
-/// Bytes that the forward pass brings over each boundary between two pieces: those before the first piece are none.
-fn boundaries(graph: &Graph, of_node: &[usize], pieces: usize) -> Vec<usize> {
-    let mut last = vec![0; graph.tensors.len()];
-    for (node, &piece) in graph.nodes.iter().zip(of_node) {
-        node.inputs.iter().for_each(|id| last[id.0] = last[id.0].max(piece));
-    }
-    let mut bytes = vec![0; pieces];
-    for (node, &piece) in graph.nodes.iter().zip(of_node).take(graph.forward_nodes) {
-        for id in node.outputs.iter().filter(|id| graph.tensor(**id).role == Role::Activation) {
-            let Spec { shape, dtype } = &graph.tensor(*id).spec;
-            let of_tensor = shape.elements() * dtype.bytes();
-            bytes.iter_mut().take(last[id.0] + 1).skip(piece + 1).for_each(|bytes| *bytes += of_tensor);
-        }
-    }
-    bytes
-}
-
-/// Where so many chunks begin, so that the greatest sum of a chunk and of its boundaries is least; of equals the one
-/// that begins latest.
-fn partition(pieces: &[f64], boundary: &[f64], chunks: usize) -> Vec<usize> {
-    let count = pieces.len();
-    let sums: Vec<f64> = std::iter::once(0.0)
-        .chain(pieces.iter().scan(0.0, |sum, piece| {
-            *sum += piece;
-            Some(*sum)
-        }))
-        .collect();
-    let cost = |start: usize, end: usize| {
-        sums[end] - sums[start] + boundary[start] + boundary.get(end).copied().unwrap_or(0.0)
-    };
-    // By chunks so far and the end of the last one: the greatest of them, and where that one begins.
-    let mut best = vec![(0..=count).map(|end| (cost(0, end), 0)).collect::<Vec<_>>()];
-    for chunk in 1..chunks {
-        let before = &best[chunk - 1];
-        let of = |end: usize| {
-            let options = (chunk..end).map(|start| (before[start].0.max(cost(start, end)), start));
-            options.fold(
-                (f64::INFINITY, chunk),
-                |least, option| if option.0 <= least.0 { option } else { least },
-            )
-        };
-        best.push((0..=count).map(of).collect());
-    }
-    let mut starts = Vec::new();
-    let mut end = count;
-    for chunk in (1..chunks).rev() {
-        end = best[chunk][end].1;
-        starts.push(end);
-    }
-    starts.reverse();
-    starts
-}
-
 /// What goes from one stage to another, in the order in which it is made.
-fn crossings(graph: &Graph, chunks: &[usize], ranks: usize) -> Result<Vec<Crossing>> {
+pub(super) fn crossings(graph: &Graph, chunks: &[usize], ranks: usize) -> Result<Vec<Crossing>> {
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.tensors.len()];
     for (index, node) in graph.nodes.iter().enumerate() {
         node.inputs.iter().for_each(|id| readers[id.0].push(index));
@@ -442,27 +335,21 @@ fn crossings(graph: &Graph, chunks: &[usize], ranks: usize) -> Result<Vec<Crossi
 }
 
 /// Which stage keeps each parameter and statistic; inputs are those of the first.
-fn keepers(graph: &Graph, chunks: &[usize], ranks: usize) -> Result<Vec<Option<usize>>> {
+fn keepers(graph: &Graph, chunks: &[usize], ranks: usize) -> Vec<Option<usize>> {
     let mut keeper = vec![None; graph.tensors.len()];
     graph.with_role(Role::Input).for_each(|(id, _)| keeper[id.0] = Some(0));
     for (node, chunk) in graph.nodes.iter().zip(chunks) {
         for id in &node.inputs {
-            let tensor = graph.tensor(*id);
-            if matches!(tensor.role, Role::Parameter | Role::Statistic)
-                && keeper[id.0].replace(chunk % ranks).is_some_and(|other| other != chunk % ranks)
-            {
-                return Err(Error::usage(format!(
-                    "--pipeline: {} is read by two stages; cut the network elsewhere (--pipeline-cuts)",
-                    tensor.name
-                )));
+            if matches!(graph.tensor(*id).role, Role::Parameter | Role::Statistic) {
+                keeper[id.0] = Some(chunk % ranks);
             }
         }
     }
-    Ok(keeper)
+    keeper
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::super::{Action, Kind, Manner, Options, Plan, Prices, Program, Regions, plan, rehearse};
     use super::*;
     use crate::config::{MeshShape, PipelineSchedule};
@@ -472,7 +359,7 @@ mod tests {
     use crate::graph::{BatchNorm, Builder, Conv2d};
 
     /// Two blocks with a way around each, of which one has another layout behind it.
-    fn network() -> Graph {
+    pub fn network() -> Graph {
         let (mut net, x) = Builder::new("blocks", 4, [3, 8, 8]);
         let x = net.conv2d("stem", x, 16, Conv2d::square(3).padding(1)).unwrap();
         let x = net.batch_norm("norm0", x, BatchNorm::default()).unwrap();
@@ -725,27 +612,6 @@ mod tests {
 
     fn rule() -> Rule {
         Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 }
-    }
-
-    #[test]
-    fn pieces_are_divided_evenly_and_where_little_goes_over() {
-        let none = [0.0; 6];
-        assert_eq!(partition(&[1.0; 6], &none, 2), [3]);
-        assert_eq!(partition(&[1.0; 6], &none, 3), [2, 4]);
-        assert_eq!(partition(&[5.0, 1.0, 1.0, 1.0, 1.0, 1.0], &none, 2), [1]);
-        assert_eq!(partition(&[1.0; 6], &none, 6), [1, 2, 3, 4, 5]);
-        assert!(partition(&[1.0; 6], &none, 1).is_empty());
-        // An even division would send much.
-        assert_eq!(partition(&[1.0; 6], &[0.0, 9.0, 0.0, 9.0, 9.0, 9.0], 2), [2]);
-        let graph = network();
-        let seconds = vec![1.0; graph.nodes.len()];
-        let stages = Stages::balanced(&graph, [2, 4], &seconds, [0.0, 1e-9]).unwrap();
-        assert_eq!((stages.chunks(), stages.ranks), (4, 2));
-        let mut count = [0; 4];
-        stages.of_nodes(&graph).unwrap().into_iter().for_each(|chunk| count[chunk] += 1);
-        assert!(count.iter().max() < Some(&(graph.nodes.len() / 2)), "{count:?}");
-        let error = Stages::balanced(&graph, [12, 12], &seconds, [0.0; 2]).unwrap_err();
-        assert!(error.message.contains("has 11 layers that learn"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
 use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers, countable, dims};
-use crate::model::{self, Model};
+use crate::model::{self, Model, onnx};
 use crate::record;
 
 /// A model with the choices of a run. Its evaluation uses the same loss.
@@ -49,6 +49,13 @@ impl Network {
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
+        }
+        if network.model.file().is_some() && !config.evaluate {
+            let build = |batch| network.model.build_to_test(batch, network.image, network.classes);
+            if let Err(Error { message, .. }) = onnx::export::check(build) {
+                let what = "dltrain export will write what it learns as weights, and as no network";
+                record::say(world, &format!("{}: {what}: {message}", config.model));
+            }
         }
         Ok(network)
     }

@@ -734,6 +734,8 @@ struct Uncut<'a> {
     /// Stages.
     ranks: usize,
     schedule: PipelineSchedule,
+    /// The layers before which it can be cut.
+    possible: Vec<String>,
 }
 
 impl Uncut<'_> {
@@ -756,8 +758,9 @@ impl Uncut<'_> {
 
     /// Where it is cut so that its stages take equally long, each node so long.
     fn balanced(&self, whole: &Plan, seconds: &[f64]) -> Result<Stages> {
-        let pieces = self.ranks * self.schedule.chunks();
-        Stages::balanced(&whole.graph, [self.ranks, pieces], seconds, self.averaging.between_stages())
+        let counts = [self.ranks, self.ranks * self.schedule.chunks()];
+        let link = self.averaging.between_stages();
+        Stages::balanced(&whole.graph, &self.possible, counts, seconds, link)
     }
 
     /// The graph of these stages in which each computes its activations again.
@@ -805,8 +808,9 @@ fn in_stages(
         return Err(Error::internal("a stage of no pipeline"));
     };
     let (ranks, schedule) = (*ranks, *schedule);
-    let uncut = Uncut { graph, config, device, averaging, options, ranks, schedule };
     let kept = Compiled::for_stages(graph.clone(), device)?;
+    let possible = kept.possible_cuts()?;
+    let uncut = Uncut { graph, config, device, averaging, options, ranks, schedule, possible };
     let given = (!cuts.is_empty()).then(|| Stages { ranks, cuts: cuts.clone() });
     let (stages, again) = match (given, config.recompute) {
         (Some(stages), false) => (stages, None),

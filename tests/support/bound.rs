@@ -17,8 +17,11 @@ pub struct Bound<'a> {
 
 impl Bound<'_> {
     pub fn new(device: &dyn Device, graph: Graph, threshold: usize) -> Bound<'_> {
-        let plan = plan(graph, device, &Options { fusion_threshold: threshold, training: None, stage: None })
-            .unwrap();
+        let options = Options { fusion_threshold: threshold, training: None, stage: None };
+        Bound::of(device, plan(graph, device, &options).unwrap())
+    }
+
+    pub fn of(device: &dyn Device, plan: Plan) -> Bound<'_> {
         let memory = |bytes| {
             let memory = device.allocate(bytes).unwrap();
             // What no step has written must not matter: make it poisonous.

@@ -5,6 +5,7 @@ pub mod cases;
 pub mod digits;
 pub mod disturbed;
 pub mod driver;
+pub mod exported;
 pub mod fake_cuda;
 pub mod gpu_job;
 pub mod job;

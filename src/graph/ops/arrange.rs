@@ -219,14 +219,14 @@ impl Builder {
             Some(&[n, _, h, w]) if shapes.iter().all(|&[n2, _, h2, w2]| [n, h, w] == [n2, h2, w2]) => {
                 Ok(self.node(name, Op::Concat { axis: 1 }, parts.to_vec(), dims([n, channels, h, w])))
             }
-            _ => Err(Error::internal(format!("layer {name}: cannot put {shapes:?} together"))),
+            _ => Err(Error::usage(format!("layer {name}: cannot put {shapes:?} together"))),
         }
     }
 
     /// The elementwise sum of two tensors of one shape.
     pub fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> Result<TensorId> {
         if self.shape(a) != self.shape(b) {
-            return Err(Error::internal(format!("{name}: {} + {}", self.shape(a), self.shape(b))));
+            return Err(Error::usage(format!("{name}: {} + {}", self.shape(a), self.shape(b))));
         }
         let shape = self.shape(a).clone();
         Ok(self.node(name, Op::Add { relu: false }, vec![a, b], shape))

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, Role, Shape, TensorId};
+use crate::graph::{Builder, DType, Node, NodeId, Op, Role, Shape, TensorId};
 
 /// What is done with two numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,15 +107,17 @@ impl Backward {
     /// Adds `scale` times `gradient`, summed over the axes along which `of` was stretched, to what is known of the
     /// gradient of `of`, which may be a parameter.
     pub fn contribute_sum(&mut self, id: NodeId, of: TensorId, gradient: TensorId, scale: f32) {
-        let shape = |tensor: TensorId| &self.graph.tensor(tensor).spec.shape;
         let is_parameter = self.graph.tensor(of).role == Role::Parameter;
         if !self.needs(of) {
             return;
         }
-        if !is_parameter && shape(of) == shape(gradient) && scale == 1.0 {
+        let [to, from] = [of, gradient].map(|id| &self.graph.tensor(id).spec);
+        if !is_parameter && to == from && scale == 1.0 {
             return self.contribute(of, gradient);
         }
-        let op = match !is_parameter && shape(of) == shape(gradient) {
+        // What is stored has a gradient in f32, which is what sums are.
+        let widens = to.dtype == DType::F32 && from.dtype != DType::F32;
+        let op = match !is_parameter && !widens && to.shape == from.shape {
             true => Op::Expand { scale },
             false => Op::Sum { scale },
         };

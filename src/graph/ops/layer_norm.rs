@@ -24,7 +24,7 @@ impl Builder {
     /// The same over the channels of images, for each pixel by itself.
     ///
     /// # Errors
-    /// `Internal` where x is no image.
+    /// `Usage` where x is no image.
     pub fn layer_norm_of_channels(&mut self, name: &str, x: TensorId, epsilon: f32) -> Result<TensorId> {
         self.image_shape(name, x)?;
         let y = self.permute(&format!("{name}.channels_last"), x, &[0, 2, 3, 1])?;

@@ -190,7 +190,7 @@ impl Builder {
     ) -> Result<TensorId> {
         self.image_shape(name, x)?;
         if norm.size.is_multiple_of(2) {
-            return Err(Error::internal(format!("layer {name}: {} channels have no middle", norm.size)));
+            return Err(Error::usage(format!("layer {name}: {} channels have no middle", norm.size)));
         }
         let shape = self.shape(x).clone();
         Ok(self.saving_node(name, Op::LocalResponseNorm(norm), x, shape))

@@ -103,9 +103,7 @@ impl Builder {
     /// `Usage` when the image is smaller than a window.
     pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
         if pool.ceil {
-            return Err(Error::internal(format!(
-                "layer {name}: only max pooling may reach beyond the padding"
-            )));
+            return Err(Error::usage(format!("layer {name}: only max pooling may reach beyond the padding")));
         }
         let shape = self.pooled(name, x, pool)?;
         Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))

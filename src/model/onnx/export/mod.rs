@@ -1,10 +1,11 @@
 //! A network as an ONNX file, the way back from `import`: `ops` says what each op becomes, in one table; `proto` makes
 //! the format's messages; `fold` puts normalisations into the convolutions before them.
 //!
-//! What is written is the network that evaluation runs. Its batch is open. In a graph the rows of several places of an
-//! image may lie along the first axis, (N·L, …); in the file they have an axis of their own, (N, L, …), as all
-//! frameworks write them and as every reader wants them, who need not know what the batch is then.
+//! What is written is the network that evaluation runs. Its batch is open (`batch`). In a graph images may share an axis
+//! with places of theirs, as rows do, (N·L, …); in the file these have axes of their own, (N, L, …), as all frameworks
+//! write them and as every reader wants them, who need not know what the batch is then.
 
+mod batch;
 mod fold;
 mod ops;
 mod proto;
@@ -13,9 +14,11 @@ use std::collections::{HashMap, HashSet};
 
 use prost::Message;
 
+use self::batch::{Batch, batches};
+use self::proto::int;
 use super::schema::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, Role, TensorId};
+use crate::graph::{Graph, Node, Op, Role, Tensor, TensorId};
 
 /// The versions of the set of ops (the first with GELU, of 2023) and of the format that go together.
 const OPSET: i64 = 20;
@@ -36,12 +39,12 @@ pub type Values<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
 /// # Errors
 /// `Usage` where a layer cannot be written, or the file would be too large; those of `build` and `values`.
 pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: Values) -> Result<Vec<u8>> {
-    let [graph, twice] = [build(1)?.for_evaluation(), build(2)?.for_evaluation()];
-    let mut writer = Writer::new(&graph, &twice, values)?;
+    let (graph, batches) = batched(build)?;
+    let mut writer = Writer::new(&graph, batches, values);
     if fold {
         writer.folded = fold::pairs(&graph);
     }
-    let is_needed = needed(&graph);
+    let is_needed = graph.leads_to(graph.logits);
     for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| is_needed[*index]) {
         writer.layer(index, node)?;
     }
@@ -62,25 +65,27 @@ pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: Value
     }
 }
 
-/// Which nodes the logits need: not the loss.
-fn needed(graph: &Graph) -> Vec<bool> {
-    let mut is_read = vec![false; graph.tensors.len()];
-    is_read[graph.logits.0] = true;
-    let mut needed = vec![false; graph.nodes.len()];
-    for (index, node) in graph.nodes.iter().enumerate().rev() {
-        needed[index] = node.outputs.iter().any(|id| is_read[id.0]);
-        if needed[index] {
-            node.inputs.iter().for_each(|id| is_read[id.0] = true);
-        }
-    }
-    needed
+/// Whether a network can be written, whatever its weights are.
+///
+/// # Errors
+/// As for `network`, of layers.
+pub fn check(build: impl Fn(usize) -> Result<Graph>) -> Result<()> {
+    batched(build).map(|_| ())
+}
+
+/// The network that evaluation runs, and where its images lie.
+fn batched(build: impl Fn(usize) -> Result<Graph>) -> Result<(Graph, Vec<Option<Batch>>)> {
+    let [few, more] = batch::IMAGES.map(build);
+    let [few, more] = [few?, more?].map(Graph::for_evaluation);
+    let batches = batches(&few, &more)?;
+    Ok((few, batches))
 }
 
 /// A file under construction.
 struct Writer<'a> {
     graph: &'a Graph,
-    /// Of tensors that the batch is part of: rows that an image has along the first axis.
-    rows: Vec<Option<usize>>,
+    /// Where images lie in each tensor.
+    batches: Vec<Option<Batch>>,
     values: Values<'a>,
     /// Convolutions, by the number of their node, with the normalisation that becomes part of each.
     folded: HashMap<usize, usize>,
@@ -92,35 +97,69 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// `twice` is the same network for twice as many images, by which one sees what the batch is part of.
-    fn new(graph: &'a Graph, twice: &Graph, values: Values<'a>) -> Result<Writer<'a>> {
-        let mut rows = Vec::with_capacity(graph.tensors.len());
-        for (one, two) in graph.tensors.iter().zip(&twice.tensors) {
-            let [one_image, two_images] = [one, two].map(|tensor| &tensor.spec.shape.0[..]);
-            rows.push(match (one_image, two_images) {
-                _ if one_image == two_images => None,
-                ([rows, rest @ ..], [both, again @ ..]) if *both == 2 * rows && rest == again => Some(*rows),
-                _ => {
-                    let what = format!("layer {}: its images do not lie along the first axis", one.name);
-                    return Err(Error::usage(format!("{what}, which cannot be written as ONNX")));
-                }
-            });
-        }
+    fn new(graph: &'a Graph, batches: Vec<Option<Batch>>, values: Values<'a>) -> Writer<'a> {
         let named = HashMap::from([(graph.images, IMAGES.to_string())]);
         let taken = [IMAGES, LOGITS].map(String::from).into();
         let (folded, nodes, tensors) = (HashMap::new(), Vec::new(), Vec::new());
-        Ok(Writer { graph, rows, values, folded, named, taken, nodes, tensors })
+        Writer { graph, batches, values, folded, named, taken, nodes, tensors }
     }
 
     /// Writes a node of the graph, unless it is part of one before.
     fn layer(&mut self, index: usize, node: &Node) -> Result<()> {
-        let y = match self.folded.get(&index) {
+        let apart = self.join_axes(node)?;
+        let mut y = match self.folded.get(&index) {
             Some(&norm) => self.convolution_with_norm(node, &self.graph.nodes[norm])?,
             None if self.folded.values().any(|&norm| norm == index) => self.read(node.inputs[0])?,
             None => self.value(node)?,
         };
+        for (id, batch, name) in apart {
+            self.batches[id.0] = Some(batch);
+            match name {
+                Some(name) => drop(self.named.insert(id, name)),
+                None => y = self.reshaped(&node.name, y, &self.shape(id)),
+            }
+        }
         self.named.insert(node.outputs[0], y);
         Ok(())
+    }
+
+    /// Where the file has several axes for the images, and a node's op must see one, it gets one. Returns what was
+    /// otherwise, with names of inputs.
+    fn join_axes(&mut self, node: &Node) -> Result<Vec<(TensorId, Batch, Option<String>)>> {
+        let mut apart = Vec::new();
+        if !self.sees_one_axis(node) {
+            return Ok(apart);
+        }
+        let operands = node.inputs.iter().map(|&id| (id, true)).chain([(node.outputs[0], false)]);
+        for (id, is_read) in operands.filter(|(id, _)| self.is_apart(*id)).collect::<Vec<_>>() {
+            let Some(batch) = self.batches[id.0] else { continue };
+            self.batches[id.0] = Some(batch.joined());
+            let name = if is_read { Some(self.read(id)?) } else { None };
+            if let Some(name) = name.clone() {
+                let joined = self.reshaped(&format!("{}.joined", node.name), name, &self.shape(id));
+                self.named.insert(id, joined);
+            }
+            apart.push((id, batch, name));
+        }
+        Ok(apart)
+    }
+
+    /// Whether an op is of images, whose axes are four, or of matrices among which images are divided in other ways than
+    /// the file's product divides them.
+    fn sees_one_axis(&self, node: &Node) -> bool {
+        let rank = |id: TensorId| self.graph.tensor(id).spec.shape.rank();
+        let of = |place: usize| self.batches[node.inputs[place].0].map(|batch| batch.axis);
+        match node.op {
+            Op::Conv2d(_) | Op::Conv2dBackwardData(_) | Op::BatchNorm(_) | Op::BatchNormInference(_) => true,
+            Op::MaxPool(_) | Op::AvgPool(_) | Op::AdaptiveAvgPool | Op::LocalResponseNorm(_) => true,
+            Op::Linear { .. } => rank(node.inputs[0]) != 2,
+            Op::MatMul(product) => {
+                let matrices = rank(node.inputs[0]) - 2;
+                let are_rows = matrices == 0 && of(0) == Some(0) && !product.transposed[0];
+                !are_rows && !(of(0) == of(1) && of(0).is_some_and(|axis| axis < matrices))
+            }
+            _ => false,
+        }
     }
 
     /// The graph of the file.
@@ -152,31 +191,68 @@ impl<'a> Writer<'a> {
                 let numbers = (self.values)(&tensor.name)?;
                 self.stored(&tensor.name, dims, &numbers)
             }
-            (Role::Constant, Some(numbers)) => self.constant(&tensor.name, dims, numbers),
+            (Role::Constant, Some(numbers)) => match self.batches[id.0] {
+                None => self.constant(&tensor.name, dims, numbers),
+                Some(batch) => self.of_each_image(id, batch, numbers)?,
+            },
             _ => return Err(Error::internal(format!("{} is read before it is written", tensor.name))),
         };
         self.named.insert(id, name.clone());
         Ok(name)
     }
 
+    /// Numbers that are the same for each image.
+    fn of_each_image(&mut self, id: TensorId, batch: Batch, numbers: &[f32]) -> Result<String> {
+        let (graph, shape) = (self.graph, self.shape(id));
+        let Tensor { name, spec, .. } = graph.tensor(id);
+        let each = batch.inner * spec.shape.0[batch.axis + 1..].iter().product::<usize>();
+        let of_one: Vec<f32> =
+            numbers.chunks(batch::IMAGES[0] * each).flat_map(|images| &images[..each]).copied().collect();
+        let dims: Vec<usize> = shape.iter().map(|&extent| extent.max(1) as usize).collect();
+        let x = self.constant(name, &dims, &of_one);
+        self.stretched(&format!("{name}.batch"), x, &shape)
+    }
+
     /// The extents that a tensor has in the file; −1 stands for the batch.
     fn shape(&self, id: TensorId) -> Vec<i64> {
-        let dims = self.graph.tensor(id).spec.shape.0.iter().map(|&extent| extent as i64);
-        match self.rows[id.0] {
-            None => dims.collect(),
-            Some(1) => std::iter::once(-1).chain(dims.skip(1)).collect(),
-            Some(_) => std::iter::once(-1).chain(dims).collect(),
+        let mut dims: Vec<i64> =
+            self.graph.tensor(id).spec.shape.0.iter().map(|&extent| extent as i64).collect();
+        if let Some(Batch { axis, outer, inner }) = self.batches[id.0] {
+            let places = |places: usize| Some(places as i64).filter(|&places| places > 1);
+            dims.splice(axis..=axis, [places(outer), Some(-1), places(inner)].into_iter().flatten());
         }
+        dims
     }
 
-    /// The number that an axis of the graph's tensor has in the file.
+    /// The number that an axis of the graph's tensor, other than that of the images, has in the file.
     fn axis(&self, id: TensorId, axis: usize) -> usize {
-        axis + usize::from(self.has_rows(id))
+        let more = self.batches[id.0].filter(|batch| batch.axis < axis).map_or(0, |batch| batch.axes() - 1);
+        axis + more
     }
 
-    /// Whether several rows of an image lie along the first axis, so that the file has an axis more.
-    fn has_rows(&self, id: TensorId) -> bool {
-        self.rows[id.0].is_some_and(|rows| rows > 1)
+    /// Whether an image has several places along the axis of the images, so that the file has axes more.
+    fn is_apart(&self, id: TensorId) -> bool {
+        self.batches[id.0].is_some_and(|batch| batch.axes() > 1)
+    }
+
+    /// The same elements in another shape.
+    fn reshaped(&mut self, layer: &str, x: String, shape: &[i64]) -> String {
+        let shape = self.integers(&format!("{layer}.shape"), shape);
+        self.node(&format!("{layer}.reshape"), "Reshape", vec![x, shape], Vec::new())
+    }
+
+    /// What is stretched to a shape with the batch in it.
+    fn stretched(&mut self, layer: &str, x: String, shape: &[i64]) -> Result<String> {
+        let images = self.read(self.graph.images)?;
+        let attributes = vec![int("start", 0), int("end", 1)];
+        let count = self.node(&format!("{layer}.images"), "Shape", vec![images], attributes);
+        let (before, behind) = shape.split_at(shape.iter().position(|&extent| extent == -1).unwrap_or(0));
+        let mut sample =
+            |part: &[i64]| (!part.is_empty()).then(|| self.integers(&format!("{layer}.sample"), part));
+        let (before, behind) = (sample(before), sample(&behind[1..]));
+        let parts = before.into_iter().chain([count]).chain(behind).collect();
+        let shape = self.node(&format!("{layer}.shape"), "Concat", parts, vec![int("axis", 0)]);
+        Ok(self.node(layer, "Expand", vec![x, shape], Vec::new()))
     }
 
     /// Adds a node of the file, called after the layer, and gives what it computes a name.

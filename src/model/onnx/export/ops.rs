@@ -1,8 +1,8 @@
 //! What each op of a graph becomes in a file. An op without a line in the table does not compile.
 
 use super::super::schema::AttributeProto;
+use super::Writer;
 use super::proto::{int, ints, real};
-use super::{IMAGES, Writer};
 use crate::error::{Error, Result};
 use crate::graph::{
     Activation, BatchNorm, Binary, Conv2d, MatMul, Node, Op, Pool2d, TensorId, adaptive_window,
@@ -59,7 +59,10 @@ impl Writer<'_> {
                 let y = self.simple(node, "Add", Vec::new())?;
                 Ok(self.relu(relu, name, y))
             }
-            Op::Binary(of) => self.simple(node, word(of), Vec::new()),
+            Op::Binary(of) => {
+                let [a, b] = [0, 1].map(|place| self.aligned(node, node.inputs[place]));
+                Ok(self.node(name, word(of), vec![a?, b?], Vec::new()))
+            }
             Op::Sum { scale } => self.sum(node, scale),
             Op::Expand { scale } => {
                 let y = self.expand(node)?;
@@ -144,7 +147,7 @@ impl Writer<'_> {
     /// Gemm, which reads rows; where an image has several rows, a product along the last axis.
     fn linear(&mut self, node: &Node) -> Result<String> {
         let (x, layer) = (node.inputs[0], &node.name);
-        if !self.has_rows(x) && !self.has_rows(node.outputs[0]) {
+        if !self.is_apart(x) && !self.is_apart(node.outputs[0]) {
             let mut inputs = self.all(&node.inputs)?;
             if self.graph.tensor(x).spec.shape.rank() != 2 {
                 let flat = vec![inputs[0].clone()];
@@ -191,16 +194,22 @@ impl Writer<'_> {
             let attributes = vec![int("axis", -(of_row as i64)), real("epsilon", epsilon)];
             return Ok(self.node(&node.name, "LayerNormalization", inputs, attributes));
         }
-        let means = self.graph.tensor(node.outputs[1]).spec.shape.elements();
-        let groups = means / shape.batch().max(1);
-        if shape.rank() != 3 || shape.0[1] != groups || self.has_rows(node.inputs[0]) {
-            let what = format!("layer {}: a normalisation without weights over {shape}", node.name);
-            return Err(Error::usage(format!("{what}, which cannot be written as ONNX")));
+        let (x, rows) = (node.inputs[0], self.graph.tensor(node.outputs[1]).spec.shape.elements());
+        let groups = rows / shape.batch().max(1);
+        let are_groups =
+            shape.rank() == 3 && shape.0[1] == groups && self.shape(x)[0] == -1 && !self.is_apart(x);
+        let channels = if are_groups { groups } else { 1 };
+        if !are_groups {
+            let width = (shape.elements() / rows.max(1)) as i64;
+            let name = std::mem::take(&mut inputs[0]);
+            inputs[0] = self.reshaped(&format!("{}.rows", node.name), name, &[-1, 1, width]);
         }
         for (what, number) in [("ones", 1.0), ("zeros", 0.0)] {
-            inputs.push(self.constant(&format!("{}.{what}", node.name), &[groups], &vec![number; groups]));
+            let numbers = vec![number; channels];
+            inputs.push(self.constant(&format!("{}.{what}", node.name), &[channels], &numbers));
         }
-        Ok(self.node(&node.name, "InstanceNormalization", inputs, vec![real("epsilon", epsilon)]))
+        let y = self.node(&node.name, "InstanceNormalization", inputs, vec![real("epsilon", epsilon)]);
+        Ok(if are_groups { y } else { self.reshaped(&node.name, y, &self.shape(x)) })
     }
 
     fn matmul(&mut self, node: &Node, of: MatMul) -> Result<String> {
@@ -324,10 +333,11 @@ impl Writer<'_> {
 
     fn permute(&mut self, node: &Node, axes: &[usize]) -> Result<String> {
         let x = node.inputs[0];
-        let order: Vec<usize> = match self.has_rows(x) || self.has_rows(node.outputs[0]) {
-            false => axes.to_vec(),
-            true => std::iter::once(0).chain(axes.iter().map(|&axis| self.axis(x, axis))).collect(),
+        let places = |&axis: &usize| match self.batches[x.0].filter(|batch| batch.axis == axis) {
+            Some(batch) => axis..axis + batch.axes(),
+            None => self.axis(x, axis)..self.axis(x, axis) + 1,
         };
+        let order: Vec<usize> = axes.iter().flat_map(places).collect();
         self.simple(node, "Transpose", vec![ints("perm", &order)])
     }
 
@@ -339,39 +349,51 @@ impl Writer<'_> {
         let count: usize = axes.iter().map(|&axis| from.0[axis]).product();
         let is_mean = scale == 1.0 / count as f32;
         let along: Vec<i64> = axes.iter().map(|&axis| self.axis(x, axis) as i64).collect();
-        let over = self.integers(&format!("{}.axes", node.name), &along);
-        let x = self.read(x)?;
-        let op = if is_mean { "ReduceMean" } else { "ReduceSum" };
-        let sum = self.node(&node.name, op, vec![x, over], vec![int("keepdims", 1)]);
-        let sum = self.scaled(&node.name, sum, if is_mean { 1.0 } else { scale });
-        if self.graph.tensor(y).spec.shape.rank() == to.len() {
-            return Ok(sum);
+        let mut sum = self.read(x)?;
+        // Of an axis of length 1 there is nothing to sum up; and ONNX takes no axes for all of them.
+        if !along.is_empty() {
+            let over = self.integers(&format!("{}.axes", node.name), &along);
+            let op = if is_mean { "ReduceMean" } else { "ReduceSum" };
+            sum = self.node(&node.name, op, vec![sum, over], vec![int("keepdims", 1)]);
         }
-        let shape = self.shape(y);
-        let shape = self.integers(&format!("{}.shape", node.name), &shape);
-        Ok(self.node(&format!("{}.reshape", node.name), "Reshape", vec![sum, shape], Vec::new()))
+        let sum = self.scaled(&node.name, sum, if is_mean { 1.0 } else { scale });
+        match self.graph.tensor(y).spec.shape.rank() == to.len() {
+            true => Ok(sum),
+            false => Ok(self.reshaped(&node.name, sum, &self.shape(y))),
+        }
     }
 
     /// The batch is that of the images, unless x has it.
     fn expand(&mut self, node: &Node) -> Result<String> {
-        let (x, layer) = (node.inputs[0], &node.name);
-        let mut extents = self.shape(node.outputs[0]);
-        let of_batch = self.rows[node.outputs[0].0].is_some();
-        let x_name = self.read(x)?;
-        let shape = match of_batch && self.rows[x.0].is_none() {
-            false => {
-                // An extent of 1 leaves that of x.
-                extents.iter_mut().filter(|extent| **extent == -1).for_each(|extent| *extent = 1);
-                self.integers(&format!("{layer}.shape"), &extents)
-            }
-            true => {
-                let attributes = vec![int("start", 0), int("end", 1)];
-                let batch = self.node(&format!("{layer}.batch"), "Shape", vec![IMAGES.into()], attributes);
-                let rest = self.integers(&format!("{layer}.sample"), &extents[1..]);
-                self.node(&format!("{layer}.shape"), "Concat", vec![batch, rest], vec![int("axis", 0)])
-            }
-        };
+        let ([x, y], layer) = ([node.inputs[0], node.outputs[0]], &node.name);
+        let mut extents = self.shape(y);
+        let x_name = self.aligned(node, x)?;
+        if extents.contains(&-1) && self.batches[x.0].is_none() {
+            return self.stretched(layer, x_name, &extents);
+        }
+        if extents == self.shape(x) {
+            return Ok(x_name);
+        }
+        // An extent of 1 leaves that of x.
+        extents.iter_mut().filter(|extent| **extent == -1).for_each(|extent| *extent = 1);
+        let shape = self.integers(&format!("{layer}.shape"), &extents);
         Ok(self.node(layer, "Expand", vec![x_name, shape], Vec::new()))
+    }
+
+    /// An operand that is stretched: with as many axes as the result has for its images.
+    fn aligned(&mut self, node: &Node, id: TensorId) -> Result<String> {
+        let (x, y) = (self.read(id)?, node.outputs[0]);
+        let rank = |id: TensorId| self.graph.tensor(id).spec.shape.rank();
+        let Some(batch) = self.batches[y.0].filter(|_| self.is_apart(y) && self.batches[id.0].is_none())
+        else {
+            return Ok(x);
+        };
+        // Its own axis there has one element; axes of more are before that.
+        let at = (batch.axis + rank(id)).checked_sub(rank(y)).filter(|&at| at > 0);
+        let Some(at) = at else { return Ok(x) };
+        let mut shape = self.shape(id);
+        shape.splice(at..=at, vec![1; batch.axes()]);
+        Ok(self.reshaped(&format!("{}.{}", node.name, x), x, &shape))
     }
 }
 

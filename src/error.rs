@@ -32,16 +32,23 @@ pub enum ErrorKind {
     /// Not a failure: stopped before the end as asked, by a signal or the time limit. The number is that of sysexits'
     /// EX_TEMPFAIL: try again later.
     Stopped = 75,
+    /// The same by SIGHUP, when a terminal was closed: what a shell says of a process that it ended.
+    HungUp = 129,
 }
 
 impl ErrorKind {
     /// The kind with this exit code; `Internal` for a code that is none.
     pub fn from_code(code: u8) -> ErrorKind {
         use ErrorKind::*;
-        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stalled, Stopped]
+        [Internal, Usage, Data, Environment, Foreign, Mismatch, Diverged, Output, Stalled, Stopped, HungUp]
             .into_iter()
             .find(|kind| *kind as u8 == code)
             .unwrap_or(Internal)
+    }
+
+    /// Whether it is no failure: a run that was told to stop.
+    pub fn is_stop(self) -> bool {
+        matches!(self, ErrorKind::Stopped | ErrorKind::HungUp)
     }
 }
 
@@ -135,7 +142,7 @@ mod tests {
 
     #[test]
     fn kinds_survive_the_trip_through_an_exit_code() {
-        for code in (1..=9).chain([75]) {
+        for code in (1..=9).chain([75, 129]) {
             assert_eq!(ErrorKind::from_code(code) as u8, code);
         }
         assert_eq!(ErrorKind::from_code(99), ErrorKind::Internal);

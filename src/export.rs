@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::comm::World;
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use crate::files::write_new;
 use crate::model::{self, Model, onnx};
 use crate::record::{self, WeightsFile, check_new, write_weights};
 use crate::train::Start;
@@ -72,7 +72,7 @@ impl Args {
             )));
         }
         let file = WeightsFile::open(&self.from)?;
-        write_weights(&self.to, file.shapes(), file.class_names(), &|name| file.values(name))?;
+        write_weights(&self.to, file.shapes(), file.class_names(), &|name| file.values(name), None)?;
         Ok(file.shapes().len())
     }
 
@@ -94,7 +94,7 @@ impl Args {
         };
         let bytes = onnx::export::network(build, self.network.fold, &values)?;
         let wrong = |error| Error::output(&self.to, format!("cannot write the network: {error}"));
-        write_whole(&self.to, "the network", |new| fs::write(new, &bytes).map_err(wrong))?;
+        write_new(&self.to, "the network", |new| fs::write(new, &bytes).map_err(wrong))?;
         Ok(start.tensors())
     }
 

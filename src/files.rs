@@ -6,8 +6,16 @@
 //!
 //! What dltrain writes and reads again is checked by CRC-32 (`crc32`), with two exceptions. TensorBoard's format
 //! dictates CRC-32C (`record/tensorboard.rs`). Texts that ranks compare, and the tuning file, have 64 bits of FNV-1a
-//! (`fnv1a`). May use: `error`. Used by: everything above.
+//! (`fnv1a`).
+//!
+//! Two runs never write one file: `owner` says who owns what, and what is half-written has a name of its process's own.
+//! May use: `config`, `error`, `host`. Used by: everything above.
 
+pub mod date;
+mod kept;
+mod owner;
+
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
@@ -15,6 +23,9 @@ use std::path::{Path, PathBuf};
 
 /// CRC-32 of what comes piece by piece.
 pub use flate2::Crc;
+
+pub use kept::Kept;
+pub use owner::{Owner, disown, forget, living_owner, own, own_if_free, owned, owner};
 
 use crate::error::{Error, Result};
 
@@ -65,11 +76,27 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     }
 }
 
-/// The name that a file has before it is whole.
+/// The name that a file has before it is whole: no other process has the same.
 pub fn temporary(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".tmp");
-    name.into()
+    temporary_of(path, owner::id())
+}
+
+/// The same as a process of this name has it.
+fn temporary_of(path: &Path, id: &str) -> PathBuf {
+    beside(path, "", &format!(".{id}.tmp"))
+}
+
+/// The path of a file beside another, named after it; where no name is so long, after its checksum.
+fn beside(path: &Path, before: &str, behind: &str) -> PathBuf {
+    /// Bytes of the longest name that file systems take.
+    const LONGEST: usize = 255;
+    let name = path.file_name().unwrap_or_default();
+    let short = OsString::from(format!("{:016x}", fnv1a(name.as_encoded_bytes().iter().copied())));
+    let fits = before.len() + name.len() + behind.len() <= LONGEST;
+    let mut all = OsString::from(before);
+    all.push(if fits { name } else { &short });
+    all.push(behind);
+    path.with_file_name(all)
 }
 
 /// Has `write` make a file under another name, brings it to disk, and only then gives it its own, in place of one that
@@ -79,13 +106,31 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// # Errors
 /// `ErrorKind::Output`, and those of `write`; nothing is left behind.
 pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    write_and(path, what, write, |temporary| fs::rename(temporary, path))
+}
+
+/// The same where no file may be there: none is replaced.
+///
+/// # Errors
+/// `ErrorKind::Output`, and those of `write`; nothing is left behind.
+pub fn write_new<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    write_and(path, what, write, |temporary| name(temporary, path))
+}
+
+fn write_and<T>(
+    path: &Path,
+    what: &str,
+    write: impl FnOnce(&Path) -> Result<T>,
+    name: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<T> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return write(path);
     }
     let temporary = temporary(path);
     let settle = || {
         File::open(&temporary)?.sync_all()?;
-        fs::rename(&temporary, path)?;
+        owner::check_own(path)?;
+        name(&temporary)?;
         // The name is on disk once the directory is.
         File::open(directory_of(path))?.sync_all()
     };
@@ -97,19 +142,44 @@ pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Resu
     })
 }
 
+/// Removes the half-written files of a directory whose names will do: those of dead processes, where this one owns what
+/// they were to be.
+pub fn sweep(directory: &Path, is_ours: impl Fn(&str) -> bool) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.ends_with(".tmp") && is_ours(&name) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Gives a file its name, unless another has it by now.
 ///
 /// # Errors
 /// `AlreadyExists` where another has it, or what the system says. The file is gone then.
 pub fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     let named = match fs::hard_link(temporary, path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(error),
         // A file system may know no second name of a file.
+        Err(_) if path.symlink_metadata().is_ok() => Err(ErrorKind::AlreadyExists.into()),
         Err(_) => fs::rename(temporary, path),
         Ok(()) => Ok(()),
     };
     let _ = fs::remove_file(temporary);
     named
+}
+
+/// Makes a directory where there is none, but not its parent: that is more likely a typing error.
+///
+/// # Errors
+/// The system's.
+pub fn make_directory(directory: &Path) -> io::Result<()> {
+    match fs::create_dir(directory) {
+        // Another run may make it at the same time.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && directory.is_dir() => Ok(()),
+        made => made,
+    }
 }
 
 /// The directory that a file is in.

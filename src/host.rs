@@ -1,11 +1,12 @@
 //! What the operating system and the CPU say of this machine and of its processes: /proc, and the cores.
 //!
-//! May use: nothing. Used by: `comm`, `device`, `collective`, `record`, `train`, `info`,
-//! `elastic`.
+//! May use: nothing. Used by: `files`, `comm`, `device`, `collective`, `record`, `train`, `info`, `elastic`.
 
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The model of this machine's processor.
 pub fn cpu_model() -> Option<String> {
@@ -42,6 +43,32 @@ pub fn name() -> Option<String> {
     Some(text.trim().to_string()).filter(|name| !name.is_empty())
 }
 
+/// The boot of this machine's kernel, and the space of process numbers that this process sees: where both are another
+/// process's, its number means that process here too.
+pub fn machine() -> Option<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let numbers = fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(format!("{} {}", boot.trim(), numbers.display()))
+}
+
+/// Raises the limit of open files to what the system allows, within reason: a data set may lie in thousands.
+pub fn raise_open_files() {
+    /// More than any set needs; some libraries go over all numbers below the limit.
+    const ENOUGH: u64 = 1 << 16;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.map_or(ENOUGH, |maximum| maximum.min(ENOUGH));
+    if current.is_some_and(|current| current < wanted) {
+        // Where it is not allowed, files are closed and opened again (`files::Kept`).
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+    }
+}
+
+/// Whether this process was started with a signal ignored, as nohup does.
+pub fn ignores(signal: i32) -> bool {
+    let ignored = status("SigIgn:").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
+    ignored >> (signal - 1) & 1 == 1
+}
+
 /// Bytes that this machine can still give.
 pub fn available_memory() -> Option<usize> {
     kilobytes(&value(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?)
@@ -75,6 +102,8 @@ pub struct Process {
     pub state: char,
     /// The process that started it.
     pub parent: u32,
+    /// When it began, in ticks after the machine's boot.
+    pub began: u64,
 }
 
 /// The process of a number, or "self".
@@ -87,6 +116,8 @@ pub fn process(id: &str) -> Option<Process> {
         name: head.split_once('(')?.1.to_string(),
         state: words.next()?.chars().next()?,
         parent: words.next()?.parse().ok()?,
+        // The 22nd field, and the parent is the fourth.
+        began: words.nth(17)?.parse().ok()?,
     })
 }
 

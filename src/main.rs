@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use dltrain::comm::{self, NotStarted, World};
 use dltrain::error::{Error, ErrorKind, Result};
 use dltrain::record::Volume;
-use dltrain::{bench, elastic, export, info, models, pack, record, train};
+use dltrain::{bench, elastic, export, files, info, models, pack, record, train};
 
 use cli::{Asked, Command, Parsed};
 
 fn main() -> ExitCode {
     let started = Instant::now();
+    comm::prepare_process();
     record::built_from(revision::revision!());
     let args: Vec<OsString> = std::env::args_os().collect();
     let parsed = cli::parse(args);
@@ -26,7 +27,9 @@ fn main() -> ExitCode {
         if let Ok(Parsed::Whole(cli)) = &parsed
             && let Some(Command::Elastic(args)) = &cli.command
         {
-            return elastic::run(args).map_or_else(|error| report(&error, true), ExitCode::from);
+            let code = elastic::run(args).map_or_else(|error| report(&error, true), ExitCode::from);
+            files::disown();
+            return code;
         }
         match &parsed {
             Err(shown) => return print_shown(shown),
@@ -136,7 +139,7 @@ fn exit(outcome: Result<()>) -> ExitCode {
 
 fn report(error: &Error, speak: bool) -> ExitCode {
     if speak {
-        let label = if error.kind == ErrorKind::Stopped { "" } else { "error: " };
+        let label = if error.kind.is_stop() { "" } else { "error: " };
         // In one write, which no launcher can cut in two or mix with another rank's. Nobody can be told that it failed.
         let _ = std::io::stderr().write_all(format!("dltrain: {label}{error}\n").as_bytes());
     }

@@ -83,8 +83,15 @@ struct PackFile {
 }
 
 fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
-    let jobs = world.agree(plan(args))?;
+    let jobs = world.agree(plan(args, world.rank() == 0))?;
     let place = record::RankInfo::from(world);
+    if let (0, Some(output)) = (world.rank(), &args.output) {
+        // Before another rank begins.
+        let names: Vec<_> = jobs.iter().filter_map(|job| job.path.file_name()?.to_str()).collect();
+        files::sweep(files::directory_of(output), |name| {
+            names.iter().any(|file| name.strip_prefix(file).is_some_and(|rest| rest.starts_with('.')))
+        });
+    }
     let same = jobs.iter().map(|job| (job.path.display().to_string(), job.header.source.clone()));
     world.check_same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&PackFile> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
@@ -109,8 +116,8 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     Ok(())
 }
 
-/// What goes into which file.
-fn plan(args: &Args) -> Result<Vec<PackFile>> {
+/// What goes into which file; the first rank owns all of them.
+fn plan(args: &Args, is_first: bool) -> Result<Vec<PackFile>> {
     let Some(output) = &args.output else {
         return Err(Error::usage("dltrain pack SOURCE OUTPUT.h5: the output is missing"));
     };
@@ -122,6 +129,9 @@ fn plan(args: &Args) -> Result<Vec<PackFile>> {
         let what =
             format!("the directory {} does not exist; make it or choose another output", directory.display());
         return Err(Error::output(output, what));
+    }
+    if is_first {
+        files::own(output, "choose another output")?;
     }
     if !(8..=4096).contains(&args.size) || !(1..=LARGEST_FILE).contains(&args.file_mb) {
         let limits =
@@ -196,7 +206,7 @@ fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &Progress) ->
         progress.advance(job.images.len() as u64);
         return Ok(job.images.len() - header.images as usize);
     }
-    files::write_whole(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
+    files::write_new(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
 }
 
 /// Writes one file to a place of its own; returns how many images were left out.

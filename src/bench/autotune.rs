@@ -34,6 +34,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let path = path.ok_or_else(|| Error::usage("no place for the tuning file: give --output FILE"));
     let path = world.agree(path)?;
     let sizes = world.agree(sizes(args))?;
+    world.agree(record::once(world, || Tuning::own(&path)))?;
     let machine = Machine::of(world)?;
     let limits = limits::measure(world)?;
     if world.rank() == 0 {

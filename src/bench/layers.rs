@@ -17,6 +17,7 @@ use crate::device::cuda::{self, Cuda};
 use crate::device::onednn::Cpu;
 use crate::device::{Device, Rule};
 use crate::error::{Error, ErrorKind, Result};
+use crate::files;
 use crate::graph::{DType, Graph, Node, NodeId, Op};
 use crate::model;
 use crate::plan::{self, Measured, Options, Plan, Times};
@@ -68,8 +69,10 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     record::say(world, &text);
     let path = args.csv.as_ref().filter(|_| world.rank() == 0);
     world.agree(path.map_or(Ok(()), |path| {
-        std::fs::write(path, csv)
-            .map_err(|error| Error::new(ErrorKind::Output, format!("--csv {}: {error}", path.display())))
+        files::write_whole(path, "the table", |new| {
+            std::fs::write(new, csv)
+                .map_err(|error| Error::new(ErrorKind::Output, format!("--csv {}: {error}", path.display())))
+        })
     }))
 }
 

@@ -11,8 +11,8 @@ use super::values::at_least_one;
 #[group(skip)]
 #[command(next_help_heading = "Stop and resume")]
 pub struct Args {
-    /// Directory for checkpoints: all that is needed to go on, written in the background. SIGTERM, SIGUSR1 and SIGINT
-    /// write one and stop.
+    /// Directory for checkpoints: all that is needed to go on, written in the background. SIGTERM, SIGUSR1, SIGINT and
+    /// SIGHUP write one and stop.
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
     /// How often: 500steps, 10min, 2h or 1epochs.

@@ -302,6 +302,16 @@ impl Tuning {
         }))
     }
 
+    /// Makes this process the owner of a file that is to be written, before anything is measured.
+    ///
+    /// # Errors
+    /// `Output`: it is another's, or its directory cannot be made.
+    pub fn own(path: &Path) -> Result<()> {
+        std::fs::create_dir_all(directory_of(path))
+            .map_err(|error| Error::output(path, format!("cannot write the tuning file: {error}")))?;
+        files::own(path, "choose another --output")
+    }
+
     /// Writes the file, whole or not at all; what is no file (/dev/stdout) as it is.
     ///
     /// # Errors
@@ -310,7 +320,6 @@ impl Tuning {
         let failed =
             |error: std::io::Error| Error::output(path, format!("cannot write the tuning file: {error}"));
         let text = self.to_text()?;
-        std::fs::create_dir_all(directory_of(path)).map_err(failed)?;
         write_whole(path, "the tuning file", |new| std::fs::write(new, &text).map_err(failed))
     }
 }

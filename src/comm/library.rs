@@ -111,6 +111,20 @@ pub fn release_user_signal() {
     unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
 }
 
+/// What holds for the whole process, before it has a second thread. A file that would be longer than allowed (ulimit
+/// -f) is an error of whoever writes it, as on a full disk, and not the end of the process. HDF5 takes no locks, which
+/// some file systems have not (unless the user wants them): who writes which file is `files`' business.
+pub fn prepare_process() {
+    const LOCKS: &str = "HDF5_USE_FILE_LOCKING";
+    // SAFETY: ignoring a signal runs no code of ours, and the number is valid; no other thread reads the environment.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        if std::env::var_os(LOCKS).is_none() {
+            std::env::set_var(LOCKS, "FALSE");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

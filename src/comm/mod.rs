@@ -36,7 +36,7 @@ pub use board::Phase;
 pub use channel::{Channel, Request};
 pub use clock::{Offset, now};
 pub use launcher::{launched, leave};
-pub use library::{Family, Library, is_cuda_aware, release_user_signal};
+pub use library::{Family, Library, is_cuda_aware, prepare_process, release_user_signal};
 pub use mesh::Mesh;
 pub use node_shared::{Barrier, NodeShared};
 pub use region::Region;

@@ -3,8 +3,6 @@
 //! Some of oneDNN's kernels for matrix products keep their buffer's address in the stack pointer. A handler that comes
 //! then has its frame written below it, over whatever the heap holds there.
 
-use std::ffi::c_int;
-
 use crate::error::{Error, Result};
 
 /// From here on signals that have a handler or end the process go to a thread of their own, or to one of the MPI
@@ -25,7 +23,7 @@ pub(super) fn keep_off_this_thread() -> Result<()> {
         .stack_size(64 << 10)
         .spawn(wait)
         .map_err(|error| failed("start a thread for signals", error))?;
-    let numbers: [c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGUSR2];
+    let numbers = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
     // SAFETY: a set to write to, whose zeros are a value of it, and numbers of signals.
     let code = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();

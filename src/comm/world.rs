@@ -20,7 +20,7 @@ use super::topology::Topology;
 use super::{region, signals, stall, window};
 use crate::config::most;
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::fnv1a;
+use crate::files::{self, fnv1a};
 use crate::host;
 
 /// How long a job that aborts leaves the launcher to pass on its message.
@@ -97,6 +97,7 @@ impl World {
         launch.prepare(&library)?;
         library.thread_level = initialize()?;
         signals::keep_off_this_thread()?;
+        host::raise_open_files();
         let world = Communicator::world()?;
         if let Err(error) = launch.check(&library, world.size()) {
             // SAFETY: MPI is initialised and nothing is in flight. A failure changes nothing any more.
@@ -429,6 +430,7 @@ impl Drop for Job {
             // The other ranks know nothing of the panic and would wait for ever.
             abort(ErrorKind::Internal as i32);
         }
+        files::disown();
         // MPI_Win_free and MPI_Finalize spin until all are there; let them come first. Nothing can be done
         // about a failure on the way out.
         let _ = self.control.barrier();

@@ -6,7 +6,6 @@
 //! read at once and never wait for the results file; and a damaged file meets this parser only, which trusts nothing.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +16,7 @@ pub use super::header::{CHUNK, Header};
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg, Sums};
 use crate::error::{Error, Result};
-use crate::files::{self, crc32};
+use crate::files::{Kept, crc32};
 
 /// Opens a directory of packed files, one file, or `NAME.h5` for all of `NAME-*.h5`.
 ///
@@ -81,7 +80,7 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
 #[derive(Clone)]
 struct Pack {
     path: PathBuf,
-    file: Arc<File>,
+    file: Arc<Kept>,
     header: Arc<Header>,
     offsets: Arc<Vec<u64>>,
     shapes: Arc<Vec<[u32; 3]>>,
@@ -95,7 +94,7 @@ impl Pack {
     }
 
     fn parse(path: &Path) -> std::result::Result<Pack, String> {
-        let file = files::open(path).map_err(|error| error.to_string())?;
+        let (kept, file) = Kept::open(path).map_err(|error| error.to_string())?;
         let size = file.metadata().map_err(|error| error.to_string())?.len();
         let header = Header::read(&file, size)?;
         let mut tables = Vec::new();
@@ -129,7 +128,7 @@ impl Pack {
         }
         Ok(Pack {
             path: path.to_path_buf(),
-            file: Arc::new(file),
+            file: Arc::new(kept),
             header: Arc::new(header),
             offsets: Arc::new(offsets),
             shapes: Arc::new(shapes),

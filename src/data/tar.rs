@@ -8,7 +8,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use super::folder::{TEST_NAMES, is_image};
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
-use crate::files::{self, crc32};
+use crate::files::{Kept, crc32};
 
 /// A `.cls` file that is longer is none.
 const LONGEST_LABEL: u64 = 64;
@@ -66,7 +65,7 @@ struct Entry {
 
 pub struct Shards {
     paths: Vec<PathBuf>,
-    files: Vec<File>,
+    files: Vec<Kept>,
     images: Vec<Entry>,
     labels: Vec<i32>,
     classes: Vec<String>,
@@ -77,10 +76,10 @@ impl Shards {
     fn list(place: &Path, paths: Vec<PathBuf>, known: Option<&[String]>, jpeg: Jpeg) -> Result<Shards> {
         let (mut files, mut images, mut numbers) = (Vec::new(), Vec::new(), HashMap::new());
         for (index, path) in paths.iter().enumerate() {
-            let read = || -> std::result::Result<File, String> {
-                let file = files::open(path).map_err(|error| error.to_string())?;
+            let read = || -> std::result::Result<Kept, String> {
+                let (kept, file) = Kept::open(path).map_err(|error| error.to_string())?;
                 index_file(index, &file, &mut images, &mut numbers)?;
-                Ok(file)
+                Ok(kept)
             };
             let mut read = read;
             files.push(read().map_err(|what| Error::data(path, what))?);

@@ -13,6 +13,8 @@ const BRIEF: Duration = Duration::from_secs(30);
 const FRUITLESS: usize = 3;
 /// The code of a job that was stopped as asked.
 pub const STOPPED: i32 = ErrorKind::Stopped as i32;
+/// That of one whose terminal was closed.
+const HUNG_UP: i32 = ErrorKind::HungUp as i32;
 
 /// Why a job was told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +129,7 @@ fn meaning(code: i32) -> String {
         8 => "results or checkpoints cannot be written",
         9 => "a rank was killed, or waited too long for another",
         STOPPED => "stopped as asked",
+        HUNG_UP => "stopped as its terminal was closed",
         _ => match low_level::signal_name(code - 128) {
             Some(name) => return format!("killed by {name}"),
             None => "the launcher's own, or MPI's",

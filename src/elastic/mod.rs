@@ -10,21 +10,22 @@ mod launcher;
 mod process;
 
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::{flag, low_level};
 
 use self::discovery::{Discovery, Look};
 use self::end::{Asked, End, Judge, Next, STOPPED};
 use self::hosts::{Host, Roster, allot, listed, ranks};
 use self::launcher::{CommandLine, Ear};
-use self::process::Running;
+use self::process::{AGAIN, Running};
 use crate::error::{Error, ErrorKind, Result};
-use crate::{record, train};
+use crate::{files, host, record, train};
 
 /// How often the job, signals and looks at hosts are attended to: what a restart takes longer at most.
 const TICK: Duration = Duration::from_millis(10);
@@ -39,7 +40,9 @@ const LEAVING: Duration = Duration::from_secs(600);
   dltrain elastic --min-ranks 2 --hosts 'cat hosts' -- mpirun dltrain --checkpoint run …
   dltrain elastic --min-ranks 8 -- srun dltrain --checkpoint run …
 
-It ends with the job's code, and with 75 when it was told to stop (SIGTERM, SIGINT, SIGUSR1).")]
+It ends with the job's code, and with 75 when it was told to stop (SIGTERM, SIGINT, SIGQUIT, SIGUSR1, or SIGHUP without
+nohup). One at a time works on a directory of checkpoints. A job that outlived an earlier one, which was killed, is told
+to write a checkpoint and end before the next starts.")]
 pub struct Args {
     /// Fewest ranks to go on with; as long as there is room for fewer, it waits.
     #[arg(long, value_name = "A")]
@@ -107,9 +110,11 @@ impl Elastic {
                 count(ranks)
             )));
         }
+        own(job.checkpoint())?;
         let told = Arc::new(AtomicUsize::new(0));
-        [SIGINT, SIGTERM, SIGUSR1]
+        [SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGHUP]
             .into_iter()
+            .filter(|&number| number != SIGHUP || !host::ignores(number))
             .try_for_each(|number| flag::register_usize(number, told.clone(), number as usize).map(|_| ()))
             .map_err(|error| Error::environment(format!("cannot handle signals: {error}")))?;
         Ok(Elastic {
@@ -128,10 +133,15 @@ impl Elastic {
 
     fn run(&mut self) -> Result<i32> {
         let mut used = Vec::new();
+        if !self.ends_what_was_left()? {
+            return Ok(self.close(STOPPED));
+        }
         loop {
             let Some(places) = self.find_places(&used)? else { return Ok(self.close(STOPPED)) };
             let end = self.run_job(&places)?;
             self.ended = Some(Instant::now());
+            // Its ranks are gone, also those of other hosts, of which the next job would wait for a sign of life.
+            files::forget(self.job.checkpoint());
             let (next, said) = self.judge.next(&end);
             self.say(&said);
             used = match next {
@@ -139,6 +149,40 @@ impl Elastic {
                 Next::Moves => Vec::new(),
                 Next::Failed => places,
             };
+        }
+    }
+
+    /// Has a job write a checkpoint and end that an earlier `dltrain elastic` left behind: two would work on the same
+    /// files. False when told to stop meanwhile.
+    ///
+    /// # Errors
+    /// `Output`: it runs elsewhere, or no `dltrain elastic` started it, or it does not end.
+    fn ends_what_was_left(&self) -> Result<bool> {
+        let directory = self.job.checkpoint().to_path_buf();
+        let Some(owner) = files::living_owner(&directory) else { return Ok(true) };
+        let remedy =
+            format!("end it: kill -USR1 {} on {} has it write a checkpoint", owner.process, owner.host);
+        if !owner.elastic || !owner.is_here() {
+            return Err(files::owned(&directory, &owner, &remedy));
+        }
+        let what = "is of a job that outlived its dltrain elastic: it is to write a checkpoint and end";
+        self.say(&format!("{owner}, {what}"));
+        let (begun, mut told) = (Instant::now(), None::<Instant>);
+        let ends = || {
+            let is_due = told.is_none_or(|told| told.elapsed() > AGAIN);
+            // It may have been starting, and not have known the signal.
+            if is_due {
+                told = Some(Instant::now());
+                process::stop_rank(owner.process);
+            }
+            begun.elapsed() > LEAVING || files::owner(&directory).is_none_or(|now| now != owner)
+        };
+        if !self.passes(ends) {
+            return Ok(false);
+        }
+        match files::owner(&directory) {
+            None => Ok(true),
+            Some(owner) => Err(files::owned(&directory, &owner, &remedy)),
         }
     }
 
@@ -177,7 +221,7 @@ impl Elastic {
     }
 
     /// Waits until something is so; false when told to stop meanwhile.
-    fn passes(&self, so: impl Fn() -> bool) -> bool {
+    fn passes(&self, mut so: impl FnMut() -> bool) -> bool {
         while !so() {
             let signal = self.told.swap(0, Ordering::Relaxed);
             if signal != 0 {
@@ -299,6 +343,17 @@ impl Elastic {
         let line = format!("elastic {}: {text}\n", record::date(SystemTime::now()));
         // In one write, which the job's lines cannot cut in two. Nobody can be told that it failed.
         let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Makes this process the one `dltrain elastic` of a directory of checkpoints. Where none can be made the job says so.
+fn own(checkpoints: &Path) -> Result<()> {
+    match files::make_directory(checkpoints) {
+        Ok(()) => files::own(&checkpoints.join("elastic"), "choose another --checkpoint").map_err(|error| {
+            let message = error.message.replace("/elastic: another run", ": another dltrain elastic");
+            Error::new(error.kind, message)
+        }),
+        Err(_) => Ok(()),
     }
 }
 

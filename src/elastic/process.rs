@@ -15,7 +15,7 @@ use crate::host;
 const ENDING: Duration = Duration::from_secs(10);
 /// After how long a job that was told to stop is told again: a launcher that has not started its ranks yet passes
 /// nothing on.
-const AGAIN: Duration = Duration::from_secs(3);
+pub const AGAIN: Duration = Duration::from_secs(3);
 
 /// A job under way. Its launcher has a process group of its own: what a terminal sends does not reach it.
 pub struct Running {
@@ -100,6 +100,13 @@ impl Running {
     fn processes(&self) -> Vec<Pid> {
         let numbers = host::processes_with(&format!("{}={}", ELASTIC_JOB, self.mark));
         numbers.into_iter().filter_map(Pid::from_raw).collect()
+    }
+}
+
+/// Tells a rank of a job that another process started to write a checkpoint and end, with all others.
+pub fn stop_rank(process: u32) {
+    if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
+        signal(process, Signal::USR1);
     }
 }
 

@@ -7,6 +7,8 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -16,9 +18,11 @@ use super::checkpoint::{self, Contents};
 use super::{RankInfo, path};
 use crate::config::Resume;
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::temporary;
+use crate::files::{self, temporary};
 
 const BEST: &str = "best.h5";
+/// How an error ends about a directory that a run may not have.
+const REMEDY: &str = "; choose another --checkpoint";
 
 /// The checkpoints of a run. Every rank has this; on rank 0 it writes, on the others it does nothing.
 pub struct Checkpoints {
@@ -36,6 +40,8 @@ struct Keeper {
     outcome: Result<()>,
     /// The longest time from a copy's beginning to its being on disk.
     seconds: f64,
+    /// Of copies that a run does without: whether it was said that one failed. Else each that fails is an error.
+    warned: Option<Arc<AtomicBool>>,
 }
 
 /// What the thread gives back.
@@ -46,8 +52,8 @@ struct Written {
 }
 
 impl Checkpoints {
-    /// Tries the directory, and makes it where it is missing (but not its parent: that is more likely a typing
-    /// error). `resumed` is the step at which the run goes on.
+    /// Makes the directory where it is missing, and tries it; the run owns it already (`own_checkpoints`). `resumed` is
+    /// the step at which the run goes on.
     ///
     /// # Errors
     /// `ErrorKind::Output` where it cannot be written, and where it holds checkpoints of a later step: nothing is
@@ -59,13 +65,7 @@ impl Checkpoints {
         resumed: Option<u64>,
     ) -> Result<Checkpoints> {
         let (0, Some(directory)) = (place.rank, directory) else { return Ok(Checkpoints { keeper: None }) };
-        if !directory.is_dir() {
-            fs::create_dir(directory)
-                .map_err(|error| Error::output(directory, format!("cannot make the directory: {error}")))?;
-        }
-        path::probe(directory).map_err(|error| {
-            Error::output(directory, format!("cannot be written: {error}; choose another --checkpoint"))
-        })?;
+        usable(directory, REMEDY)?;
         let there = list(directory)?;
         if let Some((step, path)) = there.first()
             && resumed.is_none_or(|resumed| resumed < *step)
@@ -76,12 +76,30 @@ impl Checkpoints {
             };
             return Err(Error::output(path, format!("{what}; move it away or choose another --checkpoint")));
         }
+        Ok(Checkpoints::keeping(directory, keep, None))
+    }
+
+    /// Copies that a run does without, of which one is kept: where there is no room one warning says so.
+    ///
+    /// # Errors
+    /// `ErrorKind::Output` where the directory cannot be written for another reason.
+    pub fn spare(directory: &Path) -> Result<Checkpoints> {
+        let warned = match usable(directory, "") {
+            Err(error) if is_full(&error) => {
+                log::warn!("{}", missing(&error));
+                true
+            }
+            usable => usable.map(|()| false)?,
+        };
+        Ok(Checkpoints::keeping(directory, 1, Some(Arc::new(warned.into()))))
+    }
+
+    fn keeping(directory: &Path, keep: usize, warned: Option<Arc<AtomicBool>>) -> Checkpoints {
         sweep(directory);
         let directory = directory.to_path_buf();
         let (spare, outcome) = (Vec::new(), Ok(()));
-        Ok(Checkpoints {
-            keeper: Some(Keeper { directory, keep, writing: None, spare, outcome, seconds: 0.0 }),
-        })
+        let keeper = Keeper { directory, keep, writing: None, spare, outcome, seconds: 0.0, warned };
+        Checkpoints { keeper: Some(keeper) }
     }
 
     /// On the rank that writes: memory to copy numbers to, once the checkpoint before is on disk.
@@ -127,7 +145,7 @@ impl Checkpoints {
 
 impl Keeper {
     fn start(&mut self, step: u64, best: Option<u64>, contents: Contents, begun: Instant) {
-        let (directory, keep) = (self.directory.clone(), self.keep);
+        let (directory, keep, warned) = (self.directory.clone(), self.keep, self.warned.clone());
         let work = move || {
             // Of this thread alone: it takes what the computing ones leave. Who waits for it leaves everything.
             if let Err(error) = rustix::process::nice(19) {
@@ -140,7 +158,11 @@ impl Keeper {
                     log::debug!("{}: written", path.display());
                     thin(&directory, keep, best);
                 }
-                Err(error) => log::error!("{error}; training goes on, and the next one will be tried"),
+                Err(error) => match warned.map(|warned| warned.swap(true, Ordering::Relaxed)) {
+                    None => log::error!("{error}; training goes on, and the next one will be tried"),
+                    Some(false) => log::warn!("{}", missing(error)),
+                    Some(true) => log::debug!("{error}"),
+                },
             }
             Written { values: contents.values, outcome, seconds: begun.elapsed().as_secs_f64() }
         };
@@ -172,6 +194,31 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.wait();
     }
+}
+
+/// Makes the directory of a run's checkpoints, tries it and owns it; on other ranks than 0 nothing.
+///
+/// # Errors
+/// `ErrorKind::Output`: it cannot be made or written, or is another run's.
+pub fn own_checkpoints(place: RankInfo, directory: &Path) -> Result<()> {
+    if place.rank != 0 {
+        return Ok(());
+    }
+    usable(directory, REMEDY)?;
+    files::own(directory, REMEDY.trim_start_matches("; "))
+}
+
+/// Makes a directory where it is missing (but not its parent: that is more likely a typing error), and tries it.
+fn usable(directory: &Path, remedy: &str) -> Result<()> {
+    files::make_directory(directory)
+        .map_err(|error| Error::output(directory, format!("cannot make the directory: {error}")))?;
+    path::probe(directory)
+        .map_err(|error| Error::output(directory, format!("cannot be written: {error}{remedy}")))
+}
+
+/// What is said of a copy that a run does without.
+fn missing(error: &Error) -> String {
+    format!("--commit: {error}; training goes on without copies in memory until there is room (said once)")
 }
 
 /// On the rank that reads: the checkpoint that a run is to go on at, if there is one.
@@ -311,13 +358,7 @@ fn thin(directory: &Path, keep: usize, best: Option<u64>) {
 
 /// Removes what a killed run had not finished.
 fn sweep(directory: &Path) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.ends_with(".h5.tmp") && (name.starts_with("step-") || name.starts_with("best")) {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
+    files::sweep(directory, |name| name.starts_with("step-") || name.starts_with(BEST));
 }
 
 #[cfg(test)]

@@ -161,15 +161,8 @@ impl ResultsFile {
             return Err(super::path::exists(path));
         }
         let temporary = files::temporary(path);
-        let _ = std::fs::remove_file(&temporary);
-        let file = Self::build(&temporary, about, added, None).map_err(|error| {
-            let text = error.to_string();
-            let hint = match text.contains("unable to lock file") {
-                true => "; this file system knows no locks: set HDF5_USE_FILE_LOCKING=FALSE",
-                false => "",
-            };
-            Error::output(path, format!("cannot create the results file: {text}{hint}"))
-        })?;
+        let file = Self::build(&temporary, about, added, None)
+            .map_err(|error| Error::output(path, format!("cannot create the results file: {error}")))?;
         files::name(&temporary, path).map_err(|error| match error.kind() {
             std::io::ErrorKind::AlreadyExists => super::path::exists(path),
             _ => Error::output(path, format!("cannot be given its name: {error}")),
@@ -205,8 +198,6 @@ impl ResultsFile {
             }
         }
         let file = files::write_whole(path, "the results file", |temporary| {
-            // One that a run left which was killed here; HDF5 would not write over it.
-            let _ = std::fs::remove_file(temporary);
             Self::build(temporary, about, &added, Some(&earlier))
                 .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))
         })?;
@@ -407,9 +398,7 @@ impl ResultsFile {
         for ((name, ..), value) in SUMMARY_VALUES.iter().zip(values) {
             self.summary.dataset(name)?.write_scalar(&value)?;
         }
-        self.summary
-            .dataset("ended")?
-            .write_scalar(&fixed(&super::date::iso(std::time::SystemTime::now())))?;
+        self.summary.dataset("ended")?.write_scalar(&fixed(&super::date(std::time::SystemTime::now())))?;
         self.summary.dataset("status")?.write_scalar(&fixed(status))
     }
 

@@ -8,7 +8,6 @@
 
 mod checkpoint;
 mod checkpoint_dir;
-mod date;
 mod file;
 mod logging;
 mod path;
@@ -29,8 +28,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
-pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest_step};
-pub use date::iso as date;
+pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest_step, own_checkpoints};
 use file::ResultsFile;
 pub use logging::{Volume, start_logging};
 pub use path::{is_results_file, results_path, resumed_path};
@@ -43,11 +41,12 @@ use tensorboard::EventFile;
 pub use tensorboard::check_events;
 pub use terminal::{outcome_of, printed, say as print};
 pub use timeline::{RankEvents, TimelineFile};
-pub use weights::{CLASS_NAMES, WeightsFile, check_new, write_weights};
+pub use weights::{CLASS_NAMES, OfRun, WeightsFile, check_new, check_weights, write_weights};
 
 use crate::comm::World;
 use crate::device::Usage;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+pub use crate::files::date::iso as date;
 pub use crate::trace::BucketTime;
 
 /// How long rows wait in memory at most (while steps come in), and so what a kill can take.
@@ -109,7 +108,7 @@ impl Recorder {
         if place.rank != 0 {
             return Ok(Recorder { writer: None });
         }
-        let now = date::iso(std::time::SystemTime::now());
+        let now = date(std::time::SystemTime::now());
         let mut added = vec![
             ("revision", git_revision().to_string()),
             ("mpicc", mpicc().to_string()),
@@ -321,7 +320,7 @@ impl Writer {
         terminal::end_bar();
         let status = match outcome {
             Ok(()) => "finished".to_string(),
-            Err(why) if why.kind == ErrorKind::Stopped => why.message.clone(),
+            Err(why) if why.kind.is_stop() => why.message.clone(),
             Err(why) => format!("failed: {}", why.message),
         };
         self.on_events(EventFile::flush);

@@ -1,12 +1,12 @@
-//! Where a run's results go: found and tried before the expensive set-up, never over a file that is there.
+//! Where a run's results go: found, tried and owned before the expensive set-up, never over a file that is there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{RankInfo, date};
+use super::RankInfo;
 use crate::error::{Error, Result};
-use crate::files::directory_of;
+use crate::files::{self, date, directory_of};
 
 /// The directory used when none is given.
 const DEFAULT: &str = "results";
@@ -16,14 +16,18 @@ pub fn is_results_file(given: &Path) -> bool {
     given.extension().is_some_and(|e| e == "h5" || e == "hdf5") && !given.is_dir()
 }
 
-/// The results file of this run; `None` on ranks that write none. Creates no file.
+/// What a second run is told that wants the results of a first.
+const REMEDY: &str = "choose another --results";
+
+/// The results file of this run, which owns it from now on; `None` on ranks that write none. Creates no file but the
+/// owner's note.
 ///
 /// `given` is what the user asked for: a file (`….h5`), or a directory, in which the file is named after the
 /// model, the time and, under Slurm, the job. Without it the directory is `results`. A directory is made where it is
 /// missing, but not its parent: that is more likely a typing error.
 ///
 /// # Errors
-/// `ErrorKind::Output`: the file is there already, the directory is missing or cannot be written.
+/// `ErrorKind::Output`: the file is there already or another run's, the directory is missing or cannot be written.
 pub fn results_path(place: RankInfo, given: Option<&Path>, model: &str) -> Result<Option<PathBuf>> {
     if place.rank != 0 {
         return Ok(None);
@@ -31,20 +35,27 @@ pub fn results_path(place: RankInfo, given: Option<&Path>, model: &str) -> Resul
     let given = given.unwrap_or(Path::new(DEFAULT));
     if is_results_file(given) {
         check(given)?;
+        own_new(given, REMEDY)?;
         return Ok(Some(given.to_path_buf()));
     }
     if !given.exists() {
-        fs::create_dir(given)
+        files::make_directory(given)
             .map_err(|error| Error::output(given, format!("cannot make the directory: {error}")))?;
     }
     // Two runs of one model may start in one second, and jobs of an array at the very same time.
     let job = std::env::var("SLURM_JOB_ID").map_or(String::new(), |job| format!("-job{job}"));
     let stem = format!("{model}-{}{job}", date::compact(SystemTime::now()));
+    check_directory(&given.join(format!("{stem}.h5")))?;
     let names = std::iter::once(format!("{stem}.h5")).chain((2..).map(|n| format!("{stem}-{n}.h5")));
-    let path = names.map(|name| given.join(name)).find(|path| path.symlink_metadata().is_err());
-    let path = path.ok_or_else(|| Error::internal("no free name for a results file"))?;
-    check(&path)?;
-    Ok(Some(path))
+    for path in names.map(|name| given.join(name)) {
+        let is_there = || path.symlink_metadata().is_ok();
+        let owned = |error| Error::output(&path, format!("cannot be made: {error}; {REMEDY}"));
+        // One that was made in between has an owner no more, but is there.
+        if !is_there() && files::own_if_free(&path).map_err(owned)? && !is_there() {
+            return Ok(Some(path));
+        }
+    }
+    Err(Error::internal("no free name for a results file"))
 }
 
 /// The same for a run that goes on: `earlier`, the file of its earlier part, where that is still there and where
@@ -63,21 +74,41 @@ pub fn resumed_path(
         (Ok(given), Ok(directory)) => given == directory,
         _ => false,
     };
-    match given {
-        _ if place.rank != 0 => Ok(None),
-        Some(file) if file.is_file() => Ok(Some(file.to_path_buf())),
-        None if earlier.is_file() => Ok(Some(earlier.to_path_buf())),
-        Some(directory) if earlier.is_file() && same(directory) => Ok(Some(earlier.to_path_buf())),
-        _ => results_path(place, given, model),
-    }
+    let path = match given {
+        _ if place.rank != 0 => return Ok(None),
+        Some(file) if file.is_file() => file,
+        None if earlier.is_file() => earlier,
+        Some(directory) if earlier.is_file() && same(directory) => earlier,
+        _ => return results_path(place, given, model),
+    };
+    files::own(path, REMEDY)?;
+    Ok(Some(path.to_path_buf()))
+}
+
+/// Owns a file that is to be new.
+///
+/// # Errors
+/// `Output`: it is there, or another's.
+pub(super) fn own_new(path: &Path, remedy: &str) -> Result<()> {
+    files::own(path, remedy)?;
+    // Its owner may have ended in between.
+    if path.symlink_metadata().is_ok() { Err(exists(path)) } else { Ok(()) }
 }
 
 /// Whether a file can be made at `path`; makes none.
 pub(super) fn check(path: &Path) -> Result<()> {
     // Also true for a link that leads nowhere.
     if path.symlink_metadata().is_ok() {
-        return Err(exists(path));
+        return Err(match files::owner(path).filter(|owner| !owner.is_this()) {
+            Some(owner) => files::owned(path, &owner, REMEDY),
+            None => exists(path),
+        });
     }
+    check_directory(path)
+}
+
+/// Whether files can be made in the directory of a path.
+fn check_directory(path: &Path) -> Result<()> {
     let directory = directory_of(path);
     if !directory.exists() {
         return Err(Error::output(
@@ -99,7 +130,7 @@ pub(super) fn check(path: &Path) -> Result<()> {
 /// Whether a file can be made in a directory. Permission bits do not tell (root, read-only and full file systems,
 /// quotas): tries.
 pub(super) fn probe(directory: &Path) -> std::io::Result<()> {
-    let probe = directory.join(format!(".dltrain-{}", std::process::id()));
+    let probe = files::temporary(&directory.join(".dltrain"));
     fs::write(&probe, b"dltrain").and_then(|()| fs::remove_file(&probe)).inspect_err(|_| {
         let _ = fs::remove_file(&probe);
     })

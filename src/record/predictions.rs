@@ -8,7 +8,7 @@ use ndarray::Array2;
 
 use super::{CLASS_NAMES, check_new};
 use crate::error::{Error, Result};
-use crate::files::write_whole;
+use crate::files::write_new;
 
 /// The most probable classes of images.
 #[derive(Debug, Default, PartialEq)]
@@ -33,7 +33,7 @@ impl Predictions {
         let wrong = |error: &dyn std::fmt::Display| {
             Error::output(path, format!("cannot write the predictions: {error}"))
         };
-        write_whole(path, "the predictions", |new| match path.extension().is_some_and(|end| end == "h5") {
+        write_new(path, "the predictions", |new| match path.extension().is_some_and(|end| end == "h5") {
             true => self.write_hdf5(new).map_err(|error| wrong(&error)),
             false => fs::write(new, self.csv()).map_err(|error| wrong(&error)),
         })

@@ -9,6 +9,7 @@ use ndarray::ArrayView;
 use super::file::{Columns, Outcome, STEP_CHUNK, describe, text};
 use super::{date, git_revision, hdf5_version, path};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Rows copied at a time from the file of an interrupted run.
 const COPIED: usize = 16 * STEP_CHUNK;
@@ -147,7 +148,7 @@ pub fn write_table<T: H5Type>(
     if path.symlink_metadata().is_ok() {
         return Err(path::exists(path));
     }
-    let write = || -> hdf5::Result<()> {
+    let write = |path: &Path| -> hdf5::Result<()> {
         // Every HDF5 from 1.10 on reads it.
         let file = File::with_options()
             .with_fapl(|access| access.libver_bounds(LibraryVersion::V110, LibraryVersion::V110))
@@ -157,7 +158,7 @@ pub fn write_table<T: H5Type>(
             ("revision", git_revision().to_string()),
             ("dltrain_version", env!("CARGO_PKG_VERSION").to_string()),
             ("hdf5_version", hdf5_version()),
-            ("date", date::iso(std::time::SystemTime::now())),
+            ("date", date(std::time::SystemTime::now())),
         ];
         for (name, value) in added.iter().chain(attributes) {
             text(&file, name, value)?;
@@ -170,8 +171,7 @@ pub fn write_table<T: H5Type>(
         }
         file.close()
     };
-    write().map_err(|error| {
-        let _ = std::fs::remove_file(path);
-        Error::output(path, format!("cannot write the results: {error}"))
+    files::write_new(path, "the results", |new| {
+        write(new).map_err(|error| Error::output(path, format!("cannot write the results: {error}")))
     })
 }

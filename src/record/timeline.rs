@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::RankInfo;
+use super::{RankInfo, path};
 use crate::comm::Offset;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::trace::{Event, EventKind, FOR_RANK};
 
 /// The file of a run; on other ranks than 0 all calls do nothing.
@@ -35,8 +36,18 @@ pub struct RankEvents<'a> {
     pub events: Vec<Event>,
 }
 
+/// The file of a later part of a run.
+fn part_of(path: &Path, part: usize) -> PathBuf {
+    let text =
+        |text: Option<&std::ffi::OsStr>| text.map_or_else(String::new, |text| text.to_string_lossy().into());
+    let (stem, ending) = (text(path.file_stem()), text(path.extension()));
+    path.with_file_name(format!("{stem}-{part}")).with_extension(ending)
+}
+
 struct Writer {
     path: PathBuf,
+    /// Where it is until it is whole.
+    temporary: PathBuf,
     out: BufWriter<File>,
     clocks: Vec<Value>,
     /// The first failure: nothing is written after it.
@@ -45,23 +56,27 @@ struct Writer {
 }
 
 impl TimelineFile {
-    /// Makes an empty file, which goes again unless it is written to its end.
+    /// Owns the file, and begins it under another name, which goes again unless it is written to its end. Of a run that
+    /// goes on each part has a file of its own: NAME-2.json.
     ///
     /// # Errors
     /// `Output`: the file is there already or cannot be made. Rank 0 alone can fail here.
-    pub fn create(place: RankInfo, path: &Path) -> Result<TimelineFile> {
+    pub fn create(place: RankInfo, path: &Path, goes_on: bool) -> Result<TimelineFile> {
         if place.rank != 0 {
             return Ok(TimelineFile { writer: None });
         }
-        let file = File::create_new(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::AlreadyExists => Error::output(
-                path,
-                "is there already and is not overwritten; remove it or choose another --timeline",
-            ),
-            _ => Error::output(path, format!("cannot write the timeline: {error}")),
-        })?;
+        let parts = std::iter::once(path.to_path_buf()).chain((2..).map(|part| part_of(path, part)));
+        let mut free = parts.filter(|path| !goes_on || path.symlink_metadata().is_err());
+        let path = free.next().unwrap_or_else(|| path.into());
+        path::check(&path)
+            .and_then(|()| path::own_new(&path, "choose another --results"))
+            .map_err(|error| Error::new(error.kind, error.message.replace("--results", "--timeline")))?;
+        let temporary = files::temporary(&path);
+        let file = File::create_new(&temporary)
+            .map_err(|error| Error::output(&path, format!("cannot write the timeline: {error}")))?;
         let writer = Writer {
-            path: path.to_path_buf(),
+            path,
+            temporary,
             out: BufWriter::new(file),
             clocks: Vec::new(),
             failed: None,
@@ -92,8 +107,9 @@ impl TimelineFile {
         let last = json!({"ph": "M", "name": "clock_sync", "pid": 0, "args": {}});
         let clocks = Value::Array(std::mem::take(&mut writer.clocks));
         writer.write(&format!("{last}\n],\"otherData\":{}}}\n", json!({"clocks": clocks})));
-        let flushed = writer.out.flush();
-        match writer.failed.take().map_or(flushed, Err) {
+        let written = writer.out.flush();
+        let written = writer.failed.take().map_or(written, Err);
+        match written.and_then(|()| files::name(&writer.temporary, &writer.path)) {
             Ok(()) => {
                 writer.whole = true;
                 Ok(())
@@ -107,7 +123,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         if !self.whole {
             // Half a file opens nowhere. Nothing can be done where it cannot be removed.
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.temporary);
         }
     }
 }

@@ -16,13 +16,18 @@ use safetensors::{SafeTensors, View, serialize_to_file};
 
 use super::checkpoint::{Array, Stored, text};
 use crate::error::{Error, ErrorKind, Result};
-use crate::files::{self, crc32_from, write_whole};
+use crate::files::{self, crc32_from, write_new, write_whole};
 use crate::model::{self, Model};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
 const BATCHES: &str = "num_batches_tracked";
 /// What torchvision keeps beside a table of numbers for ways within a window: which of them each pair of places has.
 const WAYS: [&str; 2] = ["relative_position_bias_table", "relative_position_index"];
+
+/// Where the directory of a run's checkpoints says which file of weights is the run's.
+const NOTE: &str = ".weights";
+/// Bytes of the longest such note.
+const LONGEST_NOTE: u64 = 1 << 16;
 
 /// What names of classes, a list as JSON, are called in files.
 pub const CLASS_NAMES: &str = "class_names";
@@ -314,12 +319,63 @@ pub fn write_weights(
     shapes: &[(String, Vec<usize>)],
     class_names: &[String],
     values: Values,
+    of: Option<OfRun>,
 ) -> Result<()> {
-    check_new(path)?;
+    let earlier = of.and_then(|of| sum_of_run(of, path));
+    if earlier.is_none() {
+        check_new(path)?;
+    }
     let write = if is_hdf5(path) { write_hdf5 } else { write_safetensors };
     let wrong = |error: &dyn Display| Error::output(path, format!("cannot write the weights: {error}"));
     let names = (!class_names.is_empty()).then(|| serde_json::json!(class_names).to_string());
-    write_whole(path, "the weights", |new| write(new, shapes, names, values, &wrong))
+    let write = |new: &Path| {
+        write(new, shapes, names, values, &wrong)?;
+        of.map_or(Ok(()), |of| note(of, path, new, earlier))
+    };
+    match earlier {
+        None => write_new(path, "the weights", write),
+        Some(_) => write_whole(path, "the weights", write),
+    }
+}
+
+/// The directory of a run's checkpoints, and the run's name: the file that it wrote there is replaced where it goes on
+/// and writes it again.
+pub type OfRun<'a> = (&'a Path, &'a str);
+/// The name of a run, and a file of weights that it wrote: where, and its CRC-32, now and before.
+type Note = (String, PathBuf, Vec<u32>);
+
+/// Notes, before a file of weights has its name, that it is a run's.
+fn note((directory, run): OfRun, path: &Path, new: &Path, earlier: Option<u32>) -> Result<()> {
+    let wrong = |error: std::io::Error| Error::output(path, format!("cannot note whose it is: {error}"));
+    let sum = files::open(new).and_then(|file| crc32_from(&file, 0)).map_err(wrong)?;
+    let note: Note = (run.into(), whole(path), [sum].into_iter().chain(earlier).collect());
+    let text = serde_json::to_string(&note).map_err(|error| wrong(error.into()))?;
+    write_whole(&directory.join(NOTE), "whose the weights are", |to| std::fs::write(to, &text).map_err(wrong))
+}
+
+/// The CRC-32 of a file of weights that this run wrote, as the directory of its checkpoints has it.
+fn sum_of_run((directory, run): OfRun, path: &Path) -> Option<u32> {
+    let text = files::read_text(&directory.join(NOTE), LONGEST_NOTE).ok()?;
+    let (of, at, sums): Note = serde_json::from_str(&text).ok()?;
+    let sum = crc32_from(&files::open(path).ok()?, 0).ok()?;
+    (of == run && at == whole(path) && sums.contains(&sum)).then_some(sum)
+}
+
+/// A path that means the same in every directory.
+fn whole(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// Whether weights can be written at `path`, which this process owns from now on: a new file, or in place of what this
+/// run wrote there before.
+///
+/// # Errors
+/// As for `check_new`.
+pub fn check_weights(path: &Path, of: Option<OfRun>) -> Result<()> {
+    match of.and_then(|of| sum_of_run(of, path)) {
+        Some(_) => files::own(path, "choose another name"),
+        None => check_new(path),
+    }
 }
 
 /// Gives the numbers of the tensor of a name, last dimension fastest.
@@ -327,12 +383,13 @@ pub type Values<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
 /// Makes an error of another library's.
 type Wrong<'a> = &'a dyn Fn(&dyn Display) -> Error;
 
-/// Whether a file of weights can be made at `path`.
+/// Whether a new file can be made at `path`, which this process owns from now on.
 ///
 /// # Errors
-/// `Output` when it is there already, or its directory is not or cannot be written.
+/// `Output` when it is there already or another's, or its directory is not or cannot be written.
 pub fn check_new(path: &Path) -> Result<()> {
     super::path::check(path)
+        .and_then(|()| super::path::own_new(path, "choose another --results"))
         .map_err(|e| Error::new(ErrorKind::Output, e.message.replace("--results", "name")))
 }
 
@@ -478,26 +535,28 @@ mod tests {
         for name in ["w.safetensors", "w.h5"] {
             let path = directory.path().join(name);
             let names = ["a cat".to_string(), "\"dog\", é".into()];
-            write_weights(&path, &shapes(), &names, &values).unwrap();
+            write_weights(&path, &shapes(), &names, &values, None).unwrap();
             let file = WeightsFile::open(&path).unwrap();
             assert_eq!((file.shapes(), file.class_names()), (&shapes()[..], &names[..]));
             for (name, _) in shapes() {
                 assert_eq!(file.values(&name), values(&name));
             }
-            let again = write_weights(&path, &shapes(), &[], &values).unwrap_err();
+            let again = write_weights(&path, &shapes(), &[], &values, None).unwrap_err();
             assert!(again.message.contains("is there already"), "{again}");
         }
         // The same weights are the same file, every time.
         let first = std::fs::read(directory.path().join("w.safetensors")).unwrap();
         for number in 0..16 {
             let path = directory.path().join(format!("{number}.safetensors"));
-            write_weights(&path, &shapes(), &["a cat".to_string(), "\"dog\", é".into()], &values).unwrap();
+            write_weights(&path, &shapes(), &["a cat".to_string(), "\"dog\", é".into()], &values, None)
+                .unwrap();
             assert!(std::fs::read(&path).unwrap() == first);
             std::fs::remove_file(path).unwrap();
         }
         let failing = |_: &str| Err(Error::internal("no values"));
         for name in ["none.safetensors", "none.h5"] {
-            let error = write_weights(&directory.path().join(name), &shapes(), &[], &failing).unwrap_err();
+            let error =
+                write_weights(&directory.path().join(name), &shapes(), &[], &failing, None).unwrap_err();
             assert_eq!(error.message, "no values");
         }
         // Nothing else is left behind.
@@ -569,7 +628,7 @@ mod tests {
         fn damage_is_survived(at in prop::collection::vec((0usize..2000, any::<u8>()), 1..6), keep in 0usize..4000, hdf5: bool) {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join(if hdf5 { "w.h5" } else { "w.safetensors" });
-            write_weights(&path, &shapes(), &[], &values).unwrap();
+            write_weights(&path, &shapes(), &[], &values, None).unwrap();
             let mut bytes = std::fs::read(&path).unwrap();
             bytes.truncate(keep.max(64));
             for (at, value) in at {

@@ -52,8 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
     let predicted = args.predicted.iter().map(|path| Prediction::read(path)).collect::<Result<Vec<_>>>()?;
     let sections = sections(&runs, &predicted)?;
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
-    fs::write(&args.output, html)
-        .map_err(|error| Error::output(&args.output, format!("cannot be written: {error}")))?;
+    put(&args.output, &html)?;
     record::print(&format!("report: {}", args.output.display()));
     if let Some(directory) = &args.plots {
         let figures: Vec<&Figure> = sections.iter().flat_map(|section| &section.figures).collect();
@@ -147,5 +146,10 @@ fn sections(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Section>> {
 
 fn write_plot(directory: &Path, figure: &Figure) -> Result<()> {
     let path = directory.join(format!("{}.svg", figure.name));
-    fs::write(&path, &figure.svg).map_err(|error| Error::output(&path, format!("cannot be written: {error}")))
+    put(&path, &figure.svg)
+}
+
+fn put(path: &Path, text: &str) -> Result<()> {
+    let wrong = |error: std::io::Error| Error::output(path, format!("cannot be written: {error}"));
+    files::write_whole(path, "the report", |new| fs::write(new, text).map_err(wrong))
 }

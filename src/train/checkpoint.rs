@@ -239,6 +239,11 @@ impl Saver {
         Saver { active, watch, checkpoints, every, texts, saved, due: false, copying: 0.0 }
     }
 
+    /// The name of the run.
+    pub fn run(&self) -> &str {
+        self.texts.get("run").map_or("", String::as_str)
+    }
+
     /// Whether a checkpoint is due after so many steps. `clock`: by the clock of some rank.
     pub fn is_due(&self, done: usize, clock: bool) -> bool {
         self.active

@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files::fnv1a;
 use crate::host;
-use crate::record::{self, Checkpoints, Contents, RankInfo};
+use crate::record::{self, Checkpoints, Contents};
 
 /// File system in memory that every Linux has.
 const MEMORY: &str = "/dev/shm";
@@ -126,7 +126,8 @@ impl Commits {
         let keeps = world.is_first() || Some(world.rank()) == second;
         let group = world.split(usize::from(!keeps), world.rank())?;
         let twins = (keeps && second.is_some()).then_some(group);
-        let keeper = keeps.then(|| keeper(&directory)).transpose();
+        // Commits of the job before stay until there is one of this job.
+        let keeper = keeps.then(|| Checkpoints::spare(&directory)).transpose();
         let keeper = world.agree(keeper.map_err(|error| error.context("--commit")))?;
         Ok(Some(Commits { every, directory, keeper, twins, texts, has_taken: false }))
     }
@@ -175,12 +176,6 @@ impl Commits {
             remove(&self.directory);
         }
     }
-}
-
-/// Commits of the job before stay until there is one of this job.
-fn keeper(directory: &Path) -> Result<Checkpoints> {
-    let at = RankInfo { rank: 0, size: 1 };
-    Checkpoints::open(at, Some(directory), 1, Some(u64::MAX))
 }
 
 fn remove(directory: &Path) {

@@ -94,7 +94,7 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     let config = planner::decided(world, config, model.as_ref())?;
     let groups = Groups::new(world, &config)?;
     let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
-    let watch = world.agree(Watch::start(&config.session, started))?;
+    let watch = world.agree(Watch::start(world, &config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
     let Some((mut job, mut recorder)) = setup::prepare(&groups, &config, model, watch, started)? else {
         return Ok(());
@@ -111,7 +111,7 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
         _ => fusion.leave(),
     };
     // An orderly end waits until the last checkpoint is on disk.
-    let orderly = outcome.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Stopped);
+    let orderly = outcome.as_ref().err().is_none_or(|error| error.kind.is_stop());
     let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
     if let Some(commits) = job.commits.take_if(|_| orderly && kept.is_ok()) {
         commits.remove(world);
@@ -174,7 +174,7 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     if apart.is_finite() {
         record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
     }
-    let plan = (&job.plan, &job.class_names[..]);
+    let plan = (&job.plan, &job.class_names[..], job.saver.run());
     weights::save(&job.groups, &job.peers, config, &*job.device, plan, &job.memories)?;
     give_back(world, job)
 }
@@ -413,9 +413,10 @@ fn stopped(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> 
         true => "--resume auto goes on",
         false => "without --checkpoint there is nothing to go on from",
     };
-    let (reason, done) = (stop::reason(signal[0] as usize), job.standing.at.done);
+    let signal = signal[0] as usize;
+    let (reason, done) = (job.saver.watch.reason(signal), job.standing.at.done);
     world.agree(Err(Error::new(
-        ErrorKind::Stopped,
+        stop::kind(signal),
         format!("stopped by {reason} after {done} of {} steps; {remedy}", job.total_steps),
     )))
 }

@@ -106,10 +106,15 @@ pub fn prepare(
     if config.evaluate {
         return testing::run(world, config, network, &watch).map(|()| None);
     }
+    if let Some(directory) = config.session.checkpoint.as_deref().filter(|_| !config.dry_run) {
+        // Before any of them is looked at: another run may be writing them.
+        owning(world, config, || record::own_checkpoints(world.into(), directory))?;
+    }
     let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
-    let (path, checkpoints) = world.agree(outputs(world, config, network.model.name(), resumed.as_ref()))?;
+    let (path, checkpoints) =
+        owning(world, config, || outputs(world, config, network.model.name(), resumed.as_ref()))?;
     comm::enter(Phase::Data, 0);
-    world.agree(weights_path(world, config))?;
+    owning(world, config, || weights_path(world, config, resumed.as_ref()))?;
     // A run that goes on has its weights.
     let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let sets = open_sets(world, config, &network)?;
@@ -361,6 +366,14 @@ fn keep_apart_alike(world: &World, device: &dyn Device) -> Result<bool> {
     Ok(found.iter().any(|names| *names != all.join("\n")))
 }
 
+/// What rank 0 owns, which may wait for a sign of life of who owned it before: no stall. Collective.
+fn owning<T>(world: &World, config: &Config, own: impl FnOnce() -> Result<T>) -> Result<T> {
+    world.limit_stalls(config.stall_warn, 0.0);
+    let owned = world.agree(own());
+    world.limit_stalls(config.stall_warn, config.stall_abort);
+    owned
+}
+
 /// Where results and checkpoints go; both are tried before the expensive part begins.
 fn outputs(
     world: &World,
@@ -385,14 +398,12 @@ fn outputs(
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }
 
-/// Whether the weights can be written where they are to go.
-fn weights_path(world: &World, config: &Config) -> Result<()> {
-    match &config.save_weights {
-        Some(path) if !config.dry_run => {
-            record::once(world, || record::check_new(path).map_err(|e| e.context("--save-weights")))
-        }
-        _ => Ok(()),
-    }
+/// Whether the weights can be written where they are to go. Those that this run has left there before are replaced.
+fn weights_path(world: &World, config: &Config, resumed: Option<&Resumed>) -> Result<()> {
+    let Some(path) = config.save_weights.as_ref().filter(|_| !config.dry_run) else { return Ok(()) };
+    let run = resumed.map(|resumed| resumed.contents.text("run"));
+    let of = config.session.checkpoint.as_deref().zip(run);
+    record::once(world, || record::check_weights(path, of).map_err(|e| e.context("--save-weights")))
 }
 
 /// What a rank does when, for the record.

@@ -5,17 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::{flag, low_level};
 
 use crate::comm;
 use crate::config::{Interval, Session};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host;
+use crate::record;
 
 /// What a shell says of a process that an interrupt ended.
 const INTERRUPTED: i32 = 130;
 /// Seconds that closing files and MPI may take.
 const CLOSING: f64 = 5.0;
+
+/// When Slurm's job ends, in seconds since 1970.
+const SLURM_END: &str = "SLURM_JOB_END_TIME";
 
 /// What one rank has noticed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -31,6 +36,8 @@ pub struct Watch {
     /// The last signal; 0 before one came.
     signal: Arc<AtomicUsize>,
     deadline: Option<Instant>,
+    /// Whose end it is, in words.
+    limit: &'static str,
     /// Time between checkpoints, where it is time that counts.
     every: Option<Duration>,
     last: Instant,
@@ -38,11 +45,14 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// From now on SIGTERM, SIGUSR1 and SIGINT only leave a note; a second SIGINT ends the process at once.
+    /// From now on SIGTERM, SIGUSR1, SIGINT and SIGHUP only leave a note; a second SIGINT ends the process at once.
+    /// SIGHUP stays ignored where it was (nohup).
     ///
     /// # Errors
     /// `Environment` when the system lets no signal be handled.
-    pub fn start(session: &Session, started: Instant) -> Result<Watch> {
+    pub fn start(place: impl Into<record::RankInfo>, session: &Session, started: Instant) -> Result<Watch> {
+        let heard = [SIGINT, SIGTERM, SIGUSR1, SIGHUP].into_iter();
+        let heard = heard.filter(|&number| number != SIGHUP || !host::ignores(number));
         let signal = Arc::new(AtomicUsize::new(0));
         let interrupted = Arc::new(AtomicBool::new(false));
         // What handled a signal before would be called too.
@@ -51,7 +61,7 @@ impl Watch {
         flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupted.clone())
             .and_then(|_| flag::register(SIGINT, interrupted))
             .and_then(|_| {
-                [SIGINT, SIGTERM, SIGUSR1].into_iter().try_for_each(|number| {
+                heard.into_iter().try_for_each(|number| {
                     flag::register_usize(number, signal.clone(), number as usize).map(|_| ())
                 })
             })
@@ -62,8 +72,21 @@ impl Watch {
             }
             _ => None,
         };
-        let deadline = deadline(session, started);
-        Ok(Watch { signal, deadline, every, last: Instant::now(), longest_step: 0.0 })
+        let (deadline, limit) = match session.time_limit {
+            Some(seconds) => (Some(started + Duration::from_secs_f64(seconds)), "the time limit"),
+            None => {
+                (end_of_slurm_job(place.into(), session), "the end of the Slurm job (SLURM_JOB_END_TIME)")
+            }
+        };
+        Ok(Watch { signal, deadline, limit, every, last: Instant::now(), longest_step: 0.0 })
+    }
+
+    /// What stopped the run, in words: this signal of some rank, or the clock.
+    pub fn reason(&self, signal: usize) -> &'static str {
+        match signal as i32 {
+            0 => self.limit,
+            number => low_level::signal_name(number).unwrap_or("a signal"),
+        }
     }
 
     /// What this rank has noticed. `checkpoint` is how long writing one takes, in seconds.
@@ -92,24 +115,21 @@ impl Watch {
     }
 }
 
-/// When the run should have ended: by the flag, or with checkpoints by the end of the Slurm job.
-fn deadline(session: &Session, started: Instant) -> Option<Instant> {
-    let asked = session.time_limit.map(|seconds| started + Duration::from_secs_f64(seconds));
-    let slurm = || {
-        session.checkpoint.as_ref()?;
-        let end: u64 = std::env::var("SLURM_JOB_END_TIME").ok()?.trim().parse().ok()?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-        Some(Instant::now() + Duration::from_secs(end).saturating_sub(now))
-    };
-    asked.or_else(slurm)
+/// When the Slurm job ends, where there are checkpoints to end with. One in the past is of a job that a shell outlived.
+fn end_of_slurm_job(place: record::RankInfo, session: &Session) -> Option<Instant> {
+    session.checkpoint.as_ref()?;
+    let end: u64 = std::env::var(SLURM_END).ok()?.trim().parse().ok()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let left = Duration::from_secs(end).checked_sub(now);
+    if left.is_none() {
+        let text =
+            format!("{SLURM_END}={end} is in the past, and is ignored; --time-limit says when to stop");
+        record::log(place, log::Level::Warn, &text);
+    }
+    Some(Instant::now() + left?)
 }
 
-/// What stopped the run, in words.
-pub fn reason(signal: usize) -> String {
-    match signal as i32 {
-        SIGINT => "SIGINT".into(),
-        SIGTERM => "SIGTERM".into(),
-        SIGUSR1 => "SIGUSR1".into(),
-        _ => "the time limit".into(),
-    }
+/// What a run that such a signal stopped, or the clock, ends with.
+pub fn kind(signal: usize) -> ErrorKind {
+    if signal as i32 == SIGHUP { ErrorKind::HungUp } else { ErrorKind::Stopped }
 }

@@ -83,8 +83,11 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
 pub fn stopped(world: &World, watch: &Watch) -> Result<()> {
     let mut signal = [watch.signal() as f64];
     world.max_f64(&mut signal)?;
-    let reason = stop::reason(signal[0] as usize);
-    world.agree(Err(Error::new(ErrorKind::Stopped, format!("stopped by {reason} before the test's end"))))
+    let reason = watch.reason(signal[0] as usize);
+    world.agree(Err(Error::new(
+        stop::kind(signal[0] as usize),
+        format!("stopped by {reason} before the test's end"),
+    )))
 }
 
 fn say(world: &World, test: &Test) -> Result<()> {

@@ -35,7 +35,7 @@ impl Timeline {
         else {
             return Ok(Timeline(None));
         };
-        let file = world.agree(TimelineFile::create(world.into(), path))?;
+        let file = world.agree(TimelineFile::create(world.into(), path, config.session.resume.is_some()))?;
         let offsets = world.clock_offsets()?;
         let (first, last) = config.timeline_steps.unwrap_or((0, u64::MAX));
         trace::start((EVENTS / world.size()).min(EVENTS_A_RANK), first, last);

@@ -181,12 +181,13 @@ pub fn save(
     peers: &World,
     config: &Config,
     device: &dyn Device,
-    (plan, class_names): (&Plan, &[String]),
+    (plan, class_names, run): (&Plan, &[String], &str),
     memories: &Memories,
 ) -> Result<()> {
     let Some(path) = &config.save_weights else { return Ok(()) };
     agree_on_statistics(peers, device, &memories.regions.statistics)?;
     let parameters = memories.evaluated().parameters;
+    let of = config.session.checkpoint.as_deref().map(|directory| (directory, run));
     let apart = memories.holds_own();
     let split = groups.split.is_some();
     let values = |name: &str| match plan.parameters.iter().find(|parameter| parameter.name == name) {
@@ -220,7 +221,8 @@ pub fn save(
     let mut shapes: Vec<_> = learned.chain(counted).collect();
     let world = &groups.job;
     if groups.stage.is_none() && !apart && !split {
-        world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values)))?;
+        world
+            .agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values, of)))?;
     } else {
         let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
         let own: Vec<Array> = shapes.iter().map(array).collect();
@@ -234,7 +236,8 @@ pub fn save(
         let lacks = |name: &str| Error::internal(format!("no values of {name}"));
         let of_all =
             |name: &str| contents.array(name).map(|(_, values)| values.to_vec()).ok_or_else(|| lacks(name));
-        world.agree(record::once(world, || record::write_weights(path, &shapes, class_names, &of_all)))?;
+        world
+            .agree(record::once(world, || record::write_weights(path, &shapes, class_names, &of_all, of)))?;
     }
     record::say(world, &format!("weights: {}", path.display()));
     Ok(())

@@ -311,12 +311,18 @@ fn told_to_stop_it_passes_that_on_and_leaves_nothing_behind() {
     let scratch = Scratch::new();
     let words = "--model mnist_small --batch 16 --threads 1 --steps 1000000 --results DIR/a.h5";
     let words = format!("{words} --checkpoint DIR/c --checkpoint-every 10steps");
-    let mut elastic = scratch.start("--min-ranks 1", "-n 2", DLTRAIN, &words);
-    elastic.wait("got further", || scratch.checkpoints() > 10);
-    elastic.signal("-TERM");
-    let (code, err) = elastic.end();
-    assert!(code == 75 && !err.contains("Z: restart "), "{code}: {err}");
-    assert_eq!(series(&scratch.path("a.h5"), "steps/step").len(), scratch.checkpoints());
+    // Under nohup, as tests may run, SIGHUP is ignored.
+    let heard = |name: &&str| *name != "HUP" || !dltrain::host::ignores(signal_hook::consts::SIGHUP);
+    for name in ["TERM", "HUP", "QUIT"].into_iter().filter(heard) {
+        let before = scratch.checkpoints();
+        let mut elastic = scratch.start("--min-ranks 1", "-n 2", DLTRAIN, &words);
+        elastic.wait("got further", || scratch.checkpoints() > before + 10);
+        elastic.signal(&format!("-{name}"));
+        let (code, err) = elastic.end();
+        let said = format!("SIG{name}: the job is to write a checkpoint");
+        assert!(code == 75 && !err.contains("Z: restart ") && err.contains(&said), "{code}: {err}");
+        assert_eq!(series(&scratch.path("a.h5"), "steps/step").len(), scratch.checkpoints());
+    }
     // Ranks that were not there yet are told again.
     let late = "trap 'n=1$n; [ $n = 1 ] || exit 75' USR1; touch DIR/late; while :; do sleep 0.1; done";
     let mut elastic = scratch.start("--min-ranks 1", "-n 1", &scratch.program(late), "--checkpoint DIR/c");
@@ -347,6 +353,40 @@ fn told_to_stop_it_passes_that_on_and_leaves_nothing_behind() {
         let (code, err) = elastic.end();
         assert_eq!((code, err.matches("waits").count()), (if end == "hosts" { 0 } else { 75 }, 1), "{err}");
     }
+}
+
+/// Another that is typed meanwhile is refused; one that is typed when the first was killed ends its job, and goes on.
+#[test]
+fn a_job_that_outlived_its_elastic_ends_before_the_next_begins() {
+    let scratch = Scratch::new();
+    let words = "--model mnist_small --batch 16 --threads 1 --results DIR/a.h5";
+    let words = format!("{words} --checkpoint DIR/c --checkpoint-every 10steps");
+    let long = format!("{words} --steps 1000000");
+    let mut first = scratch.start("--min-ranks 1", "-n 2", DLTRAIN, &long);
+    first.wait("got further", || scratch.checkpoints() > 10);
+    let mut command = Command::new(DLTRAIN);
+    command.args(["elastic", "--min-ranks", "1", "--"]).args(job::launcher()).args(["-n", "2", DLTRAIN]);
+    let refused = job::finish({
+        command.args(scratch.words(&long));
+        command
+    });
+    let named = format!("another dltrain elastic is at work on it: process {} on ", first.child.id());
+    assert!(refused.code == Some(8) && refused.stderr.contains(&named), "{}", refused.stderr);
+    first.signal("-KILL");
+    first.child.wait().unwrap();
+    let orphans = first.processes("dltrain");
+    assert_eq!(orphans.len(), 2);
+    let mut second = scratch.start("--min-ranks 1", "-n 2", DLTRAIN, &long);
+    let before = scratch.checkpoints();
+    second.hear("is of a job that outlived its dltrain elastic: it is to write a checkpoint and end", 1);
+    second.hear("starts 2 ranks on ", 1);
+    second.wait("got further", || scratch.checkpoints() > before + 30);
+    assert!(first.processes("dltrain").is_empty(), "two jobs at a time");
+    second.signal("-TERM");
+    let (code, err) = second.end();
+    assert_eq!(code, 75, "{err}");
+    let steps = series(&scratch.path("a.h5"), "steps/step");
+    assert!(steps.iter().enumerate().all(|(row, &step)| step == row as f64), "{steps:?}");
 }
 
 #[test]

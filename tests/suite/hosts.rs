@@ -9,7 +9,8 @@ use crate::support::fake_cuda;
 use crate::support::job;
 use crate::support::residual::residual;
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
 
 use dltrain::comm::{Family, Library};
 use job::{DLTRAIN, series};
@@ -124,6 +125,57 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
         large_models_gather(&hosts);
     }
     elastic_outlives_a_host(&hosts);
+    files_have_one_owner(&hosts);
+}
+
+/// A run on one host owns its files for those on others, too, until it is dead there.
+fn files_have_one_owner(_: &Hosts) {
+    let scratch = Scratch::new();
+    let (checkpoints, results) = (scratch.path("c").display().to_string(), scratch.path("a.h5"));
+    let run = |host: &str, steps: &str| {
+        let mut command = Command::new(SCRIPT);
+        command.args([
+            "run",
+            host,
+            DLTRAIN,
+            "--model",
+            "mnist_net",
+            "--batch",
+            "4",
+            "--threads",
+            "1",
+            "--resume",
+            "auto",
+        ]);
+        command.args([
+            "--steps",
+            steps,
+            "--checkpoint",
+            &checkpoints,
+            "--results",
+            results.to_str().unwrap(),
+        ]);
+        command.env("OMP_NUM_THREADS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let mut first = run("h0", "1000000").spawn().unwrap();
+    let begun = Instant::now();
+    while !results.exists() {
+        assert!(begun.elapsed() < job::SECONDS && first.try_wait().unwrap().is_none());
+    }
+    let second = run("h1", "30").output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    let named = format!("another run is at work on it: process {} on h0, since 20", first.id());
+    assert!(second.status.code() == Some(8) && said.contains(&named), "{said}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    // It takes half a minute to tell.
+    if full() {
+        let third = run("h1", "30").output().unwrap();
+        let said = String::from_utf8_lossy(&third.stderr).into_owned();
+        assert!(third.status.success() && said.contains("taken over after 30 s without one"), "{said}");
+        assert_eq!(series(&results, "steps/step").len(), 30);
+    }
 }
 
 /// A host is lost with its launcher's daemon: the job goes on without it, and with it again once it is back.

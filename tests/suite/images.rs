@@ -868,6 +868,7 @@ fn packing_gives_the_same_files_on_any_number_of_ranks_and_can_be_taken_up_again
     let before = fs::metadata(name("three", 1)).unwrap().modified().unwrap();
     pack(root.path(), 2, "three.h5", &flags);
     assert!(fs::read(name("three", 2)).unwrap() == whole);
+    assert!(!name("three", 2).with_extension("h5.tmp").exists());
     assert_eq!(fs::metadata(name("three", 1)).unwrap().modified().unwrap(), before, "left alone");
     // Other choices do not replace what is there.
     let source = root.path().join("images").display().to_string();

@@ -36,6 +36,7 @@ mod models;
 mod onnx;
 mod ops;
 mod overlap;
+mod owners;
 mod pipeline;
 mod plan;
 mod planner;

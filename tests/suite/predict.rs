@@ -112,7 +112,7 @@ fn classes_are_called_as_the_data_call_them() {
     let file = WeightsFile::open(&place.path("w.safetensors")).unwrap();
     assert_eq!(file.class_names().len(), 10);
     fs::remove_file(place.path("w.safetensors")).unwrap();
-    write_weights(&place.path("w.safetensors"), file.shapes(), &[], &|name| file.values(name)).unwrap();
+    write_weights(&place.path("w.safetensors"), file.shapes(), &[], &|name| file.values(name), None).unwrap();
     let said = place.predict(2, &["--top", "2", "-o", &place.text("named.csv")], &place.text("named"));
     assert!(said.contains("36 images"), "{said}");
     let rows = place.rows("named.csv");

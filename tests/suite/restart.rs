@@ -352,7 +352,7 @@ impl Running {
     fn comes_to_write(&mut self, directory: &Path) -> bool {
         while self.0.try_wait().unwrap().is_none() {
             let mut entries = fs::read_dir(directory).into_iter().flatten().flatten();
-            if entries.any(|entry| entry.file_name().to_string_lossy().ends_with(".h5.tmp")) {
+            if entries.any(|entry| entry.file_name().to_string_lossy().ends_with(".tmp")) {
                 return true;
             }
         }
@@ -461,14 +461,14 @@ fn signals_do_not_come_to_the_thread_that_computes() {
         let status = fs::read_to_string(task.join("status")).unwrap();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
         let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
-        [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1].map(|signal| mask >> (signal - 1) & 1 == 1)
+        [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGHUP].map(|signal| mask >> (signal - 1) & 1 == 1)
     };
     let tasks = PathBuf::from(format!("/proc/{process}/task"));
-    assert_eq!(blocked(&tasks.join(process.to_string())), [true; 3]);
+    assert_eq!(blocked(&tasks.join(process.to_string())), [true; 4]);
     let named =
         |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "signals");
     let handler = fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path()).find(named).unwrap();
-    assert_eq!(blocked(&handler), [false; 3]);
+    assert_eq!(blocked(&handler), [false; 4]);
     signal("TERM", process as i32);
     assert_eq!(running.end().0, Some(75));
 }
@@ -510,10 +510,12 @@ fn the_time_limit_and_the_end_of_the_slurm_job_stop_in_time() {
         command
     };
     let mut steps = 0;
-    let runs: [&dyn Fn() -> std::process::Command; 2] = [&limited, &in_slurm];
-    for run in runs {
+    let slurm = "the end of the Slurm job (SLURM_JOB_END_TIME)";
+    let runs: [(&dyn Fn() -> std::process::Command, &str); 2] =
+        [(&limited, "the time limit"), (&in_slurm, slurm)];
+    for (run, by) in runs {
         let done = finish(run());
-        assert!(!done.success && done.stderr.contains("stopped by the time limit after"), "{}", done.stderr);
+        assert!(!done.success && done.stderr.contains(&format!("stopped by {by} after")), "{}", done.stderr);
         assert!(done.took < job::SECONDS, "{:?}", done.took);
         let rows = series(&scratch.path("a.h5"), "steps/step");
         assert!(rows.len() > steps);
@@ -712,7 +714,7 @@ fn a_killed_run_goes_on_at_its_last_commit() {
         running.end();
         let kept: u64 = committed();
         assert!(
-            kept >= 10 && names(&scratch.path("c")) == ["step-00000000.h5"],
+            kept >= 10 && names(&scratch.path("c")) == [".owner", "step-00000000.h5"],
             "{:?}",
             names(&scratch.path("c"))
         );

@@ -190,6 +190,6 @@ fn a_run_that_fails_leaves_its_timeline_and_one_that_cannot_have_it_does_not_beg
     let nowhere = directory.path().join("missing").join("run.json");
     flags[11] = nowhere.to_str().unwrap();
     let message = job::refused(&[(2, &flags)]);
-    assert!(message.contains("cannot write the timeline"), "{message}");
+    assert!(message.contains("missing does not exist; make it or choose another --timeline"), "{message}");
     assert!(!results.exists());
 }

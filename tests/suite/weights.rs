@@ -73,7 +73,7 @@ impl Place {
             }
             Ok(values)
         };
-        write_weights(&self.path(to), file.shapes(), file.class_names(), &values).unwrap();
+        write_weights(&self.path(to), file.shapes(), file.class_names(), &values, None).unwrap();
     }
 
     fn flags(&self, name: &str, flags: &str) -> Vec<String> {
@@ -144,7 +144,7 @@ fn weights_that_no_network_can_have_are_refused() {
         let (code, said) = place.test_alone(&flags);
         assert!(code == Some(ErrorKind::Data as i32) && said.contains(&named), "{code:?} {said}");
     }
-    assert!(!place.path("b.h5").exists(), "nothing was started");
+    assert!((0..7).all(|index| !place.path(&format!("b{index}.h5")).exists()), "nothing was started");
     // Finite, but too large for this network.
     place.change("w.safetensors", "large.safetensors", "fc.weight", &|_| 3e38);
     let (code, said) =
@@ -245,14 +245,15 @@ fn a_file_that_does_not_fit_is_refused_with_every_difference() {
         ("--save-weights @none/w.safetensors", &["does not exist"]),
     ];
     std::fs::write(place.path("w.pt"), b"PK\x03\x04").unwrap();
-    each(cases, |(flags, words)| {
-        let said = place.refused("b.h5", flags);
+    // Side by side: a file of results is one run's.
+    each(cases.into_iter().enumerate(), |(index, (flags, words))| {
+        let said = place.refused(&format!("b{index}.h5"), flags);
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
         // Another head is no remedy for another network.
         assert_eq!(said.contains("--reset-head"), flags.contains("--classes 12"), "{said}");
     });
     place.train(1, "c.h5", "--steps 1 --classes 12 --init-from @w.safetensors --reset-head");
-    assert!(!place.path("b.h5").exists(), "nothing was started");
+    assert!((0..7).all(|index| !place.path(&format!("b{index}.h5")).exists()), "nothing was started");
 }
 
 #[test]

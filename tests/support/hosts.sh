@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Several hosts on one Linux machine, for tests and benchmarks: each has a network, a name and a /dev/shm of its own.
+# Several hosts on one Linux machine, for tests and benchmarks: each has a network, a name, a /dev/shm and a number of
+# its boot of its own, by which programs tell machines apart.
 # Needs root, iproute2 and nsenter.
 #
 # Usage: hosts.sh up N [RATE]        hosts h0 … h(N-1); RATE of each one's link, as tc writes it (1gbit), both ways
@@ -44,7 +45,9 @@ start_host() { # name, address, rate
             [ "$open" -le 2 ] || exec {open}>&-
         done
         exec setsid ip netns exec "$network" unshare --uts --ipc --mount --propagation private sh -c "
-            hostname $host && mount -t tmpfs -o size=2g tmpfs /dev/shm && echo \$\$ >$state/$host.new &&
+            hostname $host && mount -t tmpfs -o size=2g tmpfs /dev/shm &&
+            cat /proc/sys/kernel/random/uuid >$state/$host.boot &&
+            mount --bind $state/$host.boot /proc/sys/kernel/random/boot_id && echo \$\$ >$state/$host.new &&
             mv $state/$host.new $state/$host && exec sleep infinity"
     ) </dev/null >/dev/null 2>&1 &
     for _ in $(seq 100); do
@@ -85,7 +88,7 @@ end_processes() { # the holder
 down() {
     local network file holder
     for file in "$state"/h[0-9]*; do
-        [ -e "$file" ] || continue
+        [ -e "$file" ] && [ "${file%.boot}" = "$file" ] || continue
         holder=$(cat "$file")
         [ ! -e "/proc/$holder" ] || end_processes "$holder"
         kill -9 "$holder" 2>/dev/null || true
@@ -113,7 +116,7 @@ case ${1:-} in
     crash) crash "$2" ;;
     back) mv "$state/$2.lost" "$state/$2" ;;
     *)
-        sed -n '2,10s/^# \{0,1\}//p' "$0"
+        sed -n '2,11s/^# \{0,1\}//p' "$0"
         exit 2
         ;;
 esac

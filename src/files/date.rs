@@ -10,7 +10,7 @@ pub fn iso(time: SystemTime) -> String {
 }
 
 /// "20260509T073525Z": the same without the signs that file systems and shells dislike.
-pub(super) fn compact(time: SystemTime) -> String {
+pub fn compact(time: SystemTime) -> String {
     iso(time).replace(['-', ':'], "")
 }
 

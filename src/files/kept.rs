@@ -1,0 +1,119 @@
+//! Files that are read all through a run, of which there may be more than a process may have open.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+/// A regular file for reading, which is closed while others are read where there are too many, and opened again.
+#[derive(Debug)]
+pub struct Kept {
+    path: PathBuf,
+    number: u64,
+    /// Device, number and length: a file that took its place is another.
+    mark: [u64; 3],
+}
+
+/// Those that are open, by number.
+static OPEN: Mutex<Option<HashMap<u64, Arc<File>>>> = Mutex::new(None);
+
+fn open_files() -> MutexGuard<'static, Option<HashMap<u64, Arc<File>>>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Kept {
+    /// # Errors
+    /// As for `files::open`.
+    pub fn open(path: &Path) -> io::Result<(Kept, Arc<File>)> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let file = Arc::new(with_room(path)?);
+        let kept = Kept {
+            path: path.to_path_buf(),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            mark: mark(&file)?,
+        };
+        keep(kept.number, &file);
+        Ok((kept, file))
+    }
+
+    /// # Errors
+    /// The system's; another file has its place.
+    pub fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.file()?.read_exact_at(bytes, at)
+    }
+
+    fn file(&self) -> io::Result<Arc<File>> {
+        if let Some(file) = open_files().as_ref().and_then(|open| open.get(&self.number)) {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(with_room(&self.path)?);
+        if mark(&file)? != self.mark {
+            return Err(io::Error::other("was replaced by another file while the run reads it"));
+        }
+        keep(self.number, &file);
+        Ok(file)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        open_files().as_mut().and_then(|open| open.remove(&self.number));
+    }
+}
+
+fn mark(file: &File) -> io::Result<[u64; 3]> {
+    file.metadata().map(|of| [of.dev(), of.ino(), of.len()])
+}
+
+/// Opens a file; where the process may have no more, those that are kept are closed first.
+fn with_room(path: &Path) -> io::Result<File> {
+    match super::open(path) {
+        Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+            *open_files() = None;
+            super::open(path)
+        }
+        file => file,
+    }
+}
+
+/// Keeps one open, in place of some other where a quarter of what a process may open is kept.
+fn keep(number: u64, file: &Arc<File>) {
+    let most = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| (most / 4).max(1) as usize);
+    let mut open = open_files();
+    let open = open.get_or_insert_default();
+    while open.len() >= most {
+        let Some(other) = open.keys().next().copied() else { break };
+        open.remove(&other);
+    }
+    open.insert(number, file.clone());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_opened_again_and_no_other_in_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        std::fs::write(&path, "0123").unwrap();
+        let (kept, _) = Kept::open(&path).unwrap();
+        let read = |kept: &Kept| {
+            let mut bytes = [0; 2];
+            kept.read_exact_at(&mut bytes, 1).map(|()| bytes)
+        };
+        let closed = || open_files().as_mut().and_then(|open| open.remove(&kept.number));
+        assert!(closed().is_some());
+        assert_eq!(read(&kept).unwrap(), *b"12");
+        assert!(closed().is_some(), "it was not kept open");
+        std::fs::rename(&path, directory.path().join("b")).unwrap();
+        std::fs::write(&path, "4567").unwrap();
+        assert!(read(&kept).unwrap_err().to_string().contains("was replaced"));
+    }
+}

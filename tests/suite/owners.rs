@@ -1,0 +1,423 @@
+//! Two runs at once, or one after another that was killed, never work on the same files:
+//!
+//! - of several that start in one second each has a record of its own, whole; of several that want one file or one
+//!   directory of checkpoints one runs, and the others name it: host, process, time
+//! - an owner that was killed is taken over at once by one of those that come next, a stopped one is not
+//! - a command that was done, or killed at any moment, can be typed again: also with --save-weights and --timeline
+//! - a closed terminal is a checkpoint; a Slurm job that ended long ago stops nothing
+//! - limits of a process (open files, length of files) and a full /dev/shm cost no run
+//!
+//! How owners on other nodes are seen is tested in `lib::files::owner` and in `hosts`.
+
+use crate::support::digits::few_tests;
+use crate::support::job;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use dltrain::random::Stream;
+use job::{DLTRAIN, finish, series};
+
+/// A directory in which runs are started.
+struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// One rank without a launcher, in this directory.
+    fn alone(&self, words: &str) -> Command {
+        self.within(&["exec"], words)
+    }
+
+    /// The same behind words of a shell, the last of which starts a program.
+    fn within(&self, shell: &[&str], words: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{} \"$@\"", shell.join(" ")), "sh", DLTRAIN]);
+        command.args(words.split_whitespace()).current_dir(self.0.path());
+        command
+            .env("OMP_NUM_THREADS", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, words: &str) -> String {
+        let done = finish(self.alone(words));
+        assert!(done.success, "{words}\n{}\n{}", done.stdout, done.stderr);
+        done.stdout + &done.stderr
+    }
+
+    fn names(&self, directory: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(directory)).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn text(output: &Output) -> String {
+    let [out, err] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    out + &err
+}
+
+fn signal(name: &str, process: u32) {
+    assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success());
+}
+
+/// Waits until something is so.
+fn wait(what: &str, so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < job::SECONDS, "never {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const QUICK: &str = "--model mnist_net --batch 4 --threads 1 --steps 3 --warmup 0";
+
+/// A round of runs that start together with the default --results, some of which are killed: of each that ends with 0
+/// the file that it names is its own and whole.
+fn records_are_each_runs_own(scratch: &Scratch, runs: usize, kill: Option<(usize, Duration)>) {
+    let seeds: Vec<usize> = (1..=runs).collect();
+    let start = |seed: &usize| scratch.alone(&format!("{QUICK} --seed {seed}")).spawn().unwrap();
+    let mut started: Vec<Child> = seeds.iter().map(start).collect();
+    if let Some((which, after)) = kill {
+        std::thread::sleep(after);
+        let _ = started[which % runs].kill();
+    }
+    let killed = kill.map(|(which, _)| which % runs);
+    let ended: Vec<Output> = started.into_iter().map(|run| run.wait_with_output().unwrap()).collect();
+    let mut taken = Vec::new();
+    for (seed, output) in seeds.iter().zip(&ended) {
+        let said = text(output);
+        if Some(seed - 1) == killed && !output.status.success() {
+            continue;
+        }
+        assert!(output.status.success(), "seed {seed}: {said}");
+        let file =
+            said.lines().find_map(|line| line.strip_prefix("results ")).expect("a file").trim().to_string();
+        let path = scratch.path(&file);
+        assert_eq!(series(&path, "steps/step").len(), 3, "{file}");
+        let config = hdf5::File::open(&path).unwrap().group("config").unwrap();
+        let of: hdf5::types::VarLenUnicode = config.attr("seed").unwrap().read_scalar().unwrap();
+        assert_eq!(of.as_str(), seed.to_string(), "{file}");
+        assert!(!taken.contains(&file), "{file} is two runs'");
+        taken.push(file);
+    }
+    let left = scratch.names("results");
+    assert!(killed.is_some() || left.iter().all(|name| name.ends_with(".h5")), "{left:?}");
+}
+
+/// A round of runs that want one directory of checkpoints: one of them has it. `before` was killed there.
+fn checkpoints_are_one_runs(scratch: &Scratch, runs: usize, round: usize) {
+    let words = format!("{QUICK} --checkpoint c{round} --resume auto --seed 1");
+    let stays = || scratch.alone(&format!("{words} --steps 1000000")).spawn().unwrap();
+    // One that is killed at its work, and leaves its note.
+    let mut before = stays();
+    wait("owned", || scratch.path(&format!("c{round}/.owner")).exists());
+    before.kill().unwrap();
+    before.wait().unwrap();
+    let mut started: Vec<Child> = (0..runs).map(|_| stays()).collect();
+    let ends = |child: &mut Child| child.try_wait().unwrap().is_some();
+    let begun = Instant::now();
+    while started.iter_mut().map(ends).filter(|ended| *ended).count() < runs - 1 {
+        assert!(begun.elapsed() < job::SECONDS, "more than one run works on the same checkpoints");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let owner = started.iter_mut().position(|child| !ends(child)).expect("one goes on");
+    let owner = started.swap_remove(owner);
+    for refused in started {
+        let output = refused.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(8), "{}", text(&output));
+        let named = format!("another run is at work on it: process {} on ", owner.id());
+        assert!(text(&output).contains(&named), "{named}: {}", text(&output));
+    }
+    signal("-TERM", owner.id());
+    let output = owner.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(75), "{}", text(&output));
+    let left = scratch.names(&format!("c{round}"));
+    assert!(left.iter().all(|name| name.starts_with("step-")), "{left:?}");
+}
+
+#[test]
+fn runs_that_start_together_have_records_of_their_own() {
+    let scratch = Scratch::new();
+    records_are_each_runs_own(&scratch, 6, None);
+    records_are_each_runs_own(&scratch, 3, Some((1, Duration::from_millis(120))));
+}
+
+#[test]
+fn of_runs_on_the_same_checkpoints_one_works_and_the_others_name_it() {
+    checkpoints_are_one_runs(&Scratch::new(), 4, 0);
+}
+
+/// With two ranks: all are refused, with one message. A stopped owner is alive.
+#[test]
+fn a_second_job_is_refused_at_once_and_a_dead_owner_is_taken_over() {
+    let scratch = Scratch::new();
+    let [checkpoints, results] = ["c", "a.h5"].map(|name| scratch.path(name).display().to_string());
+    let words =
+        format!("{QUICK} --steps 1000000 --checkpoint {checkpoints} --resume auto --results {results}");
+    let mut first = scratch.alone(&words).spawn().unwrap();
+    wait("began", || Path::new(&results).exists());
+    signal("-STOP", first.id());
+    let flags: Vec<&str> = words.split_whitespace().collect();
+    let message = job::refused(&[(2, &flags)]);
+    let owner = format!("{checkpoints}: another run is at work on it: process {} on ", first.id());
+    assert!(message.contains(&owner) && message.contains(", since 20"), "{message}");
+    assert!(message.contains("choose another --checkpoint"), "{message}");
+    let other = words.replace(&checkpoints, &scratch.path("d").display().to_string());
+    let message = job::refused(&[(2, &other.split_whitespace().collect::<Vec<_>>())]);
+    assert!(
+        message.contains(&format!("{results}: another run is at work on it: process {}", first.id())),
+        "{message}"
+    );
+    // Killed without a word, and still a child that nobody has waited for.
+    signal("-KILL", first.id());
+    wait("died", || fs::read_to_string(format!("/proc/{}/stat", first.id())).unwrap().contains(") Z"));
+    let said = scratch.run(&words.replace("--steps 1000000", "--steps 30"));
+    assert!(said.contains("which owned it, has ended: this run takes its place"), "{said}");
+    assert_eq!(series(Path::new(&results), "steps/step").len(), 30);
+    first.wait().unwrap();
+    assert!(!scratch.names("c").iter().any(|name| name.starts_with('.') || name.ends_with(".tmp")));
+}
+
+/// The first is stopped while it works.
+#[test]
+fn a_second_pack_export_or_autotune_names_the_first() {
+    let scratch = Scratch::new();
+    let data = few_tests();
+    for (words, note) in [
+        (format!("pack {data} out.h5 --size 32"), ".out.h5.owner"),
+        ("bench autotune --output t.json --sizes 4K".into(), ".t.json.owner"),
+        (format!("{QUICK} --save-weights w.h5"), ".w.h5.owner"),
+        (format!("{QUICK} --timeline l.json"), ".l.json.owner"),
+    ] {
+        let first = scratch.alone(&words).spawn().unwrap();
+        wait(note, || scratch.path(note).exists());
+        signal("-STOP", first.id());
+        let second = scratch.alone(&words).output().unwrap();
+        let named = format!("another run is at work on it: process {} on ", first.id());
+        assert!(
+            second.status.code() == Some(8) && text(&second).contains(&named),
+            "{words}: {}",
+            text(&second)
+        );
+        signal("-CONT", first.id());
+        let first = first.wait_with_output().unwrap();
+        assert!(first.status.success(), "{}", text(&first));
+        assert!(!scratch.path(note).exists(), "{note}");
+    }
+    // What is there now is whole, and nobody's.
+    assert!(scratch.run("pack out.h5 --verify").contains("every checksum is right"));
+    assert_eq!(scratch.names(".").iter().filter(|name| name.contains(".tmp")).count(), 0);
+}
+
+#[test]
+fn what_is_done_or_was_killed_can_be_typed_again() {
+    let scratch = Scratch::new();
+    let words =
+        format!("{QUICK} --checkpoint c --resume auto --save-weights w.safetensors --timeline t.json");
+    scratch.run(&words);
+    let weights = || fs::read(scratch.path("w.safetensors")).unwrap();
+    let done = weights();
+    scratch.run(&words);
+    assert_eq!(weights(), done);
+    assert!(["t.json", "t-2.json"].iter().all(|name| scratch.path(name).exists()));
+    // It is made longer: the file is that of the longer run.
+    let longer = words.replace("--steps 3", "--steps 6");
+    scratch.run(&longer);
+    assert_ne!(weights(), done);
+    // Not of this run any more.
+    let mut other = weights();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(scratch.path("w.safetensors"), &other).unwrap();
+    let refused = scratch.alone(&longer).output().unwrap();
+    assert!(
+        refused.status.code() == Some(8) && text(&refused).contains("is there already"),
+        "{}",
+        text(&refused)
+    );
+    assert_eq!(weights(), other);
+    // Killed behind the weights, as if before the run's end: its last checkpoint is missing.
+    fs::write(scratch.path("w.safetensors"), &done).unwrap();
+    let fresh = "--checkpoint d --save-weights v.safetensors --checkpoint-every 2steps";
+    let words = format!("{QUICK} --resume auto {fresh}");
+    scratch.run(&words);
+    let whole = fs::read(scratch.path("v.safetensors")).unwrap();
+    fs::remove_file(scratch.path("d/step-00000003.h5")).unwrap();
+    scratch.run(&words);
+    assert_eq!(fs::read(scratch.path("v.safetensors")).unwrap(), whole);
+    // Without checkpoints nothing says whose it is.
+    let plain = scratch.alone(&format!("{QUICK} --save-weights v.safetensors")).output().unwrap();
+    assert!(plain.status.code() == Some(8) && text(&plain).contains("is there already"), "{}", text(&plain));
+}
+
+#[test]
+fn a_closed_terminal_is_a_checkpoint_unless_nohup_ignores_it() {
+    let scratch = Scratch::new();
+    let words = format!("{QUICK} --steps 1000000 --checkpoint c --resume auto --results a.h5");
+    for (shell, name, code, said) in [
+        // Tests may run under nohup themselves.
+        (vec!["exec", "env", "--default-signal=HUP"], "-HUP", 129, "stopped by SIGHUP after"),
+        // Of these two the first changes nothing.
+        (vec!["exec", "nohup"], "-TERM", 75, "stopped by SIGTERM after"),
+    ] {
+        let before = dltrain::record::newest_step(&scratch.path("c"));
+        let run = scratch.within(&shell, &words).spawn().unwrap();
+        let recorded = || hdf5::File::open_as(scratch.path("a.h5"), hdf5::OpenMode::ReadSWMR).is_ok();
+        wait("steps", || {
+            recorded() && fs::read_to_string(format!("/proc/{}/comm", run.id())).unwrap() == "dltrain\n"
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        signal("-HUP", run.id());
+        if name != "-HUP" {
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(Path::new(&format!("/proc/{}/fd/0", run.id())).exists(), "it ended");
+            signal(name, run.id());
+        }
+        let output = run.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output));
+        assert!(text(&output).contains(said), "{}", text(&output));
+        assert!(dltrain::record::newest_step(&scratch.path("c")) > before);
+    }
+}
+
+#[test]
+fn a_slurm_job_that_ended_long_ago_stops_nothing() {
+    let scratch = Scratch::new();
+    let mut command = scratch.alone(&format!("{QUICK} --checkpoint c"));
+    command.env("SLURM_JOB_END_TIME", "1700000000");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let warned = "SLURM_JOB_END_TIME=1700000000 is in the past, and is ignored";
+    assert_eq!(text(&output).matches(warned).count(), 1, "{}", text(&output));
+}
+
+/// Of /dev/shm of its own, where there is room for nothing, or not for a commit.
+#[test]
+fn commits_without_room_are_warned_of_once() {
+    let scratch = Scratch::new();
+    let mounted =
+        Command::new("unshare").args(["--mount", "mount", "-t", "tmpfs", "none", "/dev/shm"]).output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED: this user may not mount a file system");
+        return;
+    }
+    let words = format!("{QUICK} --model mnist_small --steps 12 --commit 2");
+    for (name, fill) in [("full", "head -c 9m /dev/zero >/dev/shm/fill 2>/dev/null;"), ("small", "")] {
+        let shell = format!("mount -t tmpfs -o size=3m none /dev/shm; {fill} exec \"$@\"");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &shell, "sh", DLTRAIN]).args(words.split_whitespace());
+        command
+            .args(["--checkpoint", name, "--results", &format!("{name}.h5")])
+            .current_dir(scratch.0.path());
+        let output = command.env("OMP_NUM_THREADS", "1").stdin(Stdio::null()).output().unwrap();
+        let said = text(&output);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches("warn: --commit: ").count(), 1, "{said}");
+        assert!(!said.contains("] error:"), "{said}");
+    }
+}
+
+/// A tar file for each of so many images.
+fn tar_files(directory: &Path, count: usize) {
+    let mut png = Vec::new();
+    let mut encoder = png::Encoder::new(&mut png, 8, 8);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header().unwrap().write_image_data(&[7; 192]).unwrap();
+    fs::create_dir(directory).unwrap();
+    for number in 0..count {
+        let mut archive =
+            tar::Builder::new(fs::File::create(directory.join(format!("{number:04}.tar"))).unwrap());
+        for (name, bytes) in [("a.png", &png[..]), ("a.cls", if number % 2 == 0 { b"0" } else { b"1" })] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            archive.append_data(&mut header, name, bytes).unwrap();
+        }
+        archive.finish().unwrap();
+    }
+}
+
+/// With a limit that may be raised, and with one that may not.
+#[test]
+fn a_set_may_lie_in_more_files_than_may_be_open() {
+    let scratch = Scratch::new();
+    tar_files(&scratch.path("d"), 200);
+    let words = "--model mnist_net --data d --classes 2 --batch 20 --threads 1 --epochs 2";
+    for limit in ["ulimit -Sn 100;", "ulimit -n 60;"] {
+        let output = scratch.within(&[limit, "exec"], words).output().unwrap();
+        assert!(output.status.success(), "{limit} {}", text(&output));
+    }
+}
+
+/// A checkpoint that would be longer than allowed costs itself, as on a full disk, not the run.
+#[test]
+fn a_limit_of_files_lengths_is_an_error_and_no_kill() {
+    let scratch = Scratch::new();
+    let words = format!("{QUICK} --model mnist_large --checkpoint c --results a.h5");
+    // MPI's own files are of some megabytes.
+    let output = scratch.within(&["ulimit -f 20000;", "exec"], &words).output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(8), "{said}");
+    assert!(said.contains("total images/sec") && said.contains("File too large"), "{said}");
+    assert_eq!(series(&scratch.path("a.h5"), "steps/step").len(), 3);
+    assert!(scratch.names("c").is_empty(), "{:?}", scratch.names("c"));
+}
+
+/// As some mounts of NFS and Lustre are: who writes what does not hang on the locks of a file system.
+#[test]
+fn a_file_system_without_locks_is_written_and_read() {
+    let scratch = Scratch::new();
+    fs::write(
+        scratch.path("a.c"),
+        "#include <errno.h>\nint flock(int f, int o) { errno = ENOLCK; return -1; }",
+    )
+    .unwrap();
+    let library = scratch.path("a.so");
+    let compiled = Command::new("cc")
+        .args(["-w", "-shared", "-fPIC", "-o"])
+        .args([&library, &scratch.path("a.c")])
+        .output();
+    if !compiled.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED: no C compiler");
+        return;
+    }
+    let train = format!("{QUICK} --checkpoint c --resume auto --save-weights w.h5 --results a.h5");
+    let pack = format!("pack {} p.h5 --size 32", few_tests());
+    let predict = format!("predict {} --model mnist_net --init-from w.h5 -o said.h5", few_tests());
+    for words in [&train, &train, &pack, &predict, "report a.h5 -o a.html"] {
+        let output = scratch.alone(words).env("LD_PRELOAD", &library).output().unwrap();
+        assert!(output.status.success(), "{words}: {}", text(&output));
+    }
+}
+
+mod full {
+    use super::*;
+
+    #[test]
+    #[ignore = "minutes: make test-full"]
+    fn two_hundred_rounds_of_runs_that_start_together() {
+        let mut stream = Stream::new([std::process::id(), 0]);
+        for round in 0..200 {
+            let scratch = Scratch::new();
+            let runs = [2, 3, 6][round % 3];
+            let kill = (round % 2 == 1).then(|| {
+                (stream.below(runs as u32) as usize, Duration::from_millis(stream.below(600).into()))
+            });
+            records_are_each_runs_own(&scratch, runs, kill);
+            checkpoints_are_one_runs(&scratch, runs, round);
+        }
+    }
+}

@@ -29,7 +29,7 @@ use dltrain::pack;
 use dltrain::report;
 
 pub use manual::{Shell, completions, man};
-pub use parsed::{Asked, Parsed, complete, parse};
+pub use parsed::{Asked, Parsed, complete, parse, refused};
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///
@@ -45,7 +45,7 @@ pub use parsed::{Asked, Parsed, complete, parse};
 )]
 #[command(after_help = "Examples:
   mpirun -n 2 dltrain --model mnist_small --data data/digits
-  srun -N 4 dltrain --model mnist_large --batch 128
+  srun --exclusive -N 4 dltrain --model mnist_large --batch 128
   dltrain --model vgg16 --classes 10 --dry-run
   dltrain --model vgg16 --max-batch 16GiB
   dltrain --config run.toml --epochs 90

@@ -318,6 +318,8 @@ pub struct Config {
     pub reset_head: bool,
     /// Whether the network of a file starts as one of the zoo does, without the file's weights.
     pub fresh_weights: bool,
+    /// Whether elements and samples are dropped in training, where the model does so.
+    pub dropout: bool,
     /// "backbone", or names of layers, that are not learned.
     pub freeze: Vec<String>,
     /// `None`: synthetic images.
@@ -449,6 +451,7 @@ impl Config {
             init_from: None,
             reset_head: false,
             fresh_weights: false,
+            dropout: true,
             freeze: Vec::new(),
             data: Some(data.into()),
             input: Input::default(),
@@ -552,7 +555,8 @@ impl Config {
             "predict.output",
         ];
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
-        let mut items = match serde_json::to_value(self) {
+        // Through a text: 0.9 as f32 is another number as f64, with digits that nobody gave.
+        let mut items = match serde_json::from_str(&self.json()) {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
             _ => Vec::new(),
         };

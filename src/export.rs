@@ -79,6 +79,7 @@ impl Args {
     /// The same for a network with its weights.
     fn write_network(&self) -> Result<usize> {
         check_new(&self.to)?;
+        let file = WeightsFile::open(&self.from)?;
         let model = self.model()?;
         let [channels, height, width] = model.image;
         let image = self.network.image_size.map_or([channels, height, width], |size| [channels, size, size]);
@@ -87,7 +88,6 @@ impl Args {
             return Err(Error::usage("--classes and --image-size must be at least 1"));
         }
         let build = |batch| model.build_to_test(batch, image, classes);
-        let file = WeightsFile::open(&self.from)?;
         let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
         let values = |name: &str| {
             start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))

@@ -2,11 +2,13 @@
 //!
 //! May use: nothing. Used by: `files`, `comm`, `device`, `collective`, `record`, `train`, `info`, `elastic`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The model of this machine's processor.
 pub fn cpu_model() -> Option<String> {
@@ -24,6 +26,43 @@ pub fn binding() -> String {
     status("Cpus_allowed_list:").unwrap_or_default()
 }
 
+/// The logical processors of this machine, as a list like that of `binding`.
+pub fn online() -> String {
+    fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default().trim().to_string()
+}
+
+/// Those of them that this process would get if it asked for all: what its group of processes leaves it (a container's,
+/// or a job's). A launcher's binding, or taskset's, is no limit here.
+pub fn within_reach() -> Vec<usize> {
+    // The thread that asks ends with the answer.
+    let asked = std::thread::spawn(|| {
+        let mut all = CpuSet::new();
+        (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+        sched_setaffinity(None, &all).and_then(|()| sched_getaffinity(None)).ok()
+    });
+    let given = asked.join().ok().flatten();
+    given.map_or(Vec::new(), |given| (0..CpuSet::MAX_CPU).filter(|&cpu| given.is_set(cpu)).collect())
+}
+
+/// The numbers of a list: "0-2,8".
+pub fn numbers(list: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse::<usize>().ok()?..=last.trim().parse().ok()?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
+/// The cores of logical processors, each by its first one: those of one core compute by turns.
+pub fn cores_of(cpus: impl IntoIterator<Item = usize>) -> BTreeSet<usize> {
+    let core = |cpu: usize| {
+        let siblings =
+            fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
+        numbers(&siblings.unwrap_or_default()).first().copied().unwrap_or(cpu)
+    };
+    cpus.into_iter().map(core).collect()
+}
+
 /// Says that this rank's threads have cores of their own, so that they may wait awake. To be called before a library
 /// with threads is first used.
 pub fn cores_are_own() {
@@ -36,6 +75,22 @@ pub fn has_own_cores() -> bool {
 }
 
 static CORES_ARE_OWN: AtomicBool = AtomicBool::new(false);
+
+/// By these OpenMP binds threads to cores, each process from the first core on that it may use.
+pub const THREAD_BINDINGS: [&str; 4] = ["OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"];
+
+/// Says that other ranks may use the same cores as this one: bound, they would all have the first ones. To be called
+/// before a library with threads is first used.
+pub fn cores_are_shared() {
+    CORES_ARE_SHARED.store(true, Ordering::Relaxed);
+}
+
+/// Whether that was said.
+pub fn has_shared_cores() -> bool {
+    CORES_ARE_SHARED.load(Ordering::Relaxed)
+}
+
+static CORES_ARE_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// This machine's name.
 pub fn name() -> Option<String> {
@@ -149,6 +204,17 @@ fn kilobytes(text: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_processors_are_read_and_counted_by_cores() {
+        assert_eq!(numbers("0-2,8, 10-11"), [0, 1, 2, 8, 10, 11]);
+        assert!(numbers("").is_empty());
+        let (own, reach) = (numbers(&binding()), within_reach());
+        assert!(!own.is_empty() && own.iter().all(|cpu| reach.contains(cpu)), "{own:?} of {reach:?}");
+        let online = numbers(&online());
+        assert!(reach.iter().all(|cpu| online.contains(cpu)), "{reach:?} of {online:?}");
+        assert!((1..=own.len()).contains(&cores_of(own.iter().copied()).len()));
+    }
 
     /// A page counts once it is touched.
     #[test]

@@ -103,11 +103,9 @@ fn run_local(command: Option<&Command>) -> Result<()> {
 
 /// Help and version go to standard output and succeed; a wrong flag does not.
 fn print_shown(shown: &clap::Error) -> ExitCode {
-    let printed = shown.print();
     match shown.use_stderr() {
-        // Nobody can be told that writing to the terminal failed.
-        true => ExitCode::from(ErrorKind::Usage as u8),
-        false => exit(record::outcome_of(printed)),
+        true => report(&cli::refused(shown), true),
+        false => exit(record::outcome_of(shown.print())),
     }
 }
 

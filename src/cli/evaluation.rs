@@ -1,12 +1,12 @@
 //! Which flags have nothing to do in a run that only tests (`--evaluate`, `--predict`).
 
-use clap::CommandFactory;
+use clap::{Arg, Command, CommandFactory};
 
 use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 43] = [
+const OF_TRAINING: [&str; 44] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -26,6 +26,7 @@ const OF_TRAINING: [&str; 43] = [
     "memory-limit",
     "mesh",
     "micro-batches",
+    "no-dropout",
     "no-overlap",
     "outer-lr",
     "outer-momentum",
@@ -59,15 +60,12 @@ const OF_TRAINING: [&str; 43] = [
 /// `Usage`, naming all of them.
 pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Result<()> {
     let command = Cli::command();
-    let of_optimizer = |name: &str| {
+    let of_training = |name: &str| {
         let mut flags = command.get_arguments().filter(|arg| arg.get_long() == Some(name));
-        flags.any(|arg| arg.get_help_heading() == Some("Optimizer"))
+        flags.any(is_of_training)
     };
     let is_typed = |name: &str| !origins.iter().any(|(of_file, _)| of_file == name);
-    let is_idle = |name: &str| {
-        let of_training = OF_TRAINING.contains(&name) || of_optimizer(name);
-        file::PLACES.contains(&name) || (of_training && is_typed(name))
-    };
+    let is_idle = |name: &str| file::PLACES.contains(&name) || (of_training(name) && is_typed(name));
     let idle: Vec<String> =
         given.iter().filter(|name| is_idle(name)).map(|name| format!("--{name}")).collect();
     match idle.is_empty() {
@@ -78,6 +76,65 @@ pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Resu
             if idle.len() == 1 { "it" } else { "them" }
         ))),
     }
+}
+
+fn is_of_training(arg: &Arg) -> bool {
+    arg.get_long().is_some_and(|name| OF_TRAINING.contains(&name))
+        || arg.get_help_heading() == Some("Optimizer")
+}
+
+/// What may be said of a run that only tests, and is worth saying.
+const OF_TEST: [&str; 18] = [
+    "batch",
+    "classes",
+    "config",
+    "data",
+    "data-format",
+    "device",
+    "dry-run",
+    "image-size",
+    "init-from",
+    "jpeg-decoder",
+    "label-smoothing",
+    "loader-threads",
+    "model",
+    "precision",
+    "quiet",
+    "strict",
+    "threads",
+    "verbose",
+];
+/// Besides, what may be said of one that looks at images.
+const OF_PREDICTION: [&str; 2] = ["output", "top"];
+
+/// The command whose `--help` has what such a run may be told, and nothing of a training. It reads what the whole
+/// command reads.
+pub fn command(whole: Command, predicts: bool) -> Command {
+    let is_hidden = |arg: &Arg| {
+        let shown = |name| OF_TEST.contains(&name) || (predicts && OF_PREDICTION.contains(&name));
+        arg.get_long().is_some_and(|name| !shown(name))
+    };
+    let names: Vec<String> = whole.get_subcommands().map(|command| command.get_name().into()).collect();
+    let hidden = whole.mut_args(|arg| if is_hidden(&arg) { arg.hide(true) } else { arg });
+    let hidden =
+        names.iter().fold(hidden, |command, name| command.mut_subcommand(name, |sub| sub.hide(true)));
+    let (about, usage, examples) = match predicts {
+        true => (
+            "Say what images are, the most probable classes first, by weights that were trained.",
+            "dltrain predict --init-from WEIGHTS --model NAME [FLAGS] DATA\n       \
+             dltrain predict --model NET.onnx [FLAGS] DATA",
+            "Examples:\n  dltrain predict --init-from flowers.safetensors --model resnet50 --classes 5 photographs\n  \
+             mpirun -n 2 dltrain predict --model net.onnx rose.jpg --top 3 -o said.csv",
+        ),
+        false => (
+            "Test weights on the test images of a data set: loss and accuracy.",
+            "dltrain evaluate --init-from WEIGHTS --model NAME --data PATH [FLAGS]\n       \
+             dltrain evaluate --model NET.onnx --data PATH [FLAGS]",
+            "Examples:\n  dltrain evaluate --init-from flowers.safetensors --model resnet50 --classes 5 --data flowers\n  \
+             mpirun -n 2 dltrain evaluate --model net.onnx --data flowers",
+        ),
+    };
+    hidden.about(about).long_about(about).override_usage(usage).after_help(examples)
 }
 
 #[cfg(test)]
@@ -104,7 +161,7 @@ mod tests {
     #[test]
     fn every_name_is_that_of_a_flag() {
         let command = Cli::command();
-        for name in OF_TRAINING {
+        for name in OF_TRAINING.into_iter().chain(OF_TEST).chain(OF_PREDICTION) {
             assert!(command.get_arguments().any(|arg| arg.get_long() == Some(name)), "{name}");
         }
     }

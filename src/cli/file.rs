@@ -123,12 +123,42 @@ pub fn render(command: &Command, matches: &ArgMatches) -> String {
     text
 }
 
-/// What clap has to say, in one line and without its "error:".
+/// What clap has to say, in one sentence and without its "error:".
 pub fn plain(error: &clap::Error) -> String {
-    let text = error.render().to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let body = text.split("\n\nUsage:").next().unwrap_or(text).split("\n\nFor more").next().unwrap_or(text);
-    body.split_whitespace().collect::<Vec<_>>().join(" ")
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) if !texts.is_empty() => Some(texts.join(" and ")),
+        _ => None,
+    };
+    let [wrong, missing] = [ContextKind::InvalidSubcommand, ContextKind::InvalidArg].map(said);
+    let nearest =
+        said(ContextKind::SuggestedArg).or_else(|| match error.get(ContextKind::SuggestedSubcommand) {
+            // The last one is the nearest.
+            Some(ContextValue::Strings(names)) => names.last().cloned(),
+            _ => None,
+        });
+    let nearest = nearest.map_or(String::new(), |nearest| format!("; is it {nearest}?"));
+    match (error.kind(), wrong, missing) {
+        (ClapErrorKind::UnknownArgument, _, Some(flag)) if flag.starts_with('-') => {
+            format!("no flag has the name {flag}{nearest}")
+        }
+        (ClapErrorKind::InvalidSubcommand, Some(word), _) => {
+            format!("no command has the name {word}{nearest}")
+        }
+        (ClapErrorKind::MissingRequiredArgument, _, Some(names)) => {
+            format!("{names} {} missing", if names.contains(" and ") { "are" } else { "is" })
+        }
+        (ClapErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, ..) => {
+            "it needs to be said which one".into()
+        }
+        _ => {
+            let text = error.render().to_string();
+            let text = text.strip_prefix("error: ").unwrap_or(&text);
+            let body = text.split("\n\nUsage:").next().unwrap_or(text);
+            let body = body.split("\n\nFor more").next().unwrap_or(body).replace("\n\n  tip:", "; tip:");
+            body.split_whitespace().collect::<Vec<_>>().join(" ")
+        }
+    }
 }
 
 /// One key of the file, as it would be typed.

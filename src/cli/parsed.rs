@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, Command, CommandFactory, FromArgMatches, value_parser};
 
-use super::{Cli, file};
+use super::{Cli, evaluation, file};
 use dltrain::error::{Error, Result};
 use dltrain::record::Volume;
 
@@ -42,7 +42,7 @@ pub fn parse(args: Vec<OsString>) -> std::result::Result<Parsed, clap::Error> {
 /// say.
 fn with_flag(mut args: Vec<OsString>) -> Vec<OsString> {
     if let Some(word) = args.get_mut(1) {
-        for (name, flag) in [("evaluate", "--evaluate"), ("predict", PREDICT)] {
+        for (name, flag) in [("evaluate", EVALUATE), ("predict", PREDICT)] {
             if word == name {
                 *word = flag.into();
             }
@@ -51,16 +51,22 @@ fn with_flag(mut args: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
+const EVALUATE: &str = "--evaluate";
 const PREDICT: &str = "--predict";
 /// The images of `dltrain predict`, in place of --data. Elsewhere a word without a flag is the name of a command.
 const IMAGES: &str = "images";
 
 /// The definition of what may stand on a command line.
 fn definition(args: &[OsString]) -> Command {
-    let images = || Arg::new(IMAGES).value_name("DATA").value_parser(value_parser!(PathBuf));
-    match args.iter().any(|arg| arg == PREDICT) {
-        true => command().arg(images()),
-        false => command(),
+    let images = || {
+        let help = "An image, a directory of images, or a data set: of that the part to test with";
+        Arg::new(IMAGES).value_name("DATA").value_parser(value_parser!(PathBuf)).help(help)
+    };
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    match (has(PREDICT), has(EVALUATE)) {
+        (true, _) => evaluation::command(command().arg(images()), true),
+        (_, true) => evaluation::command(command(), false),
+        _ => command(),
     }
 }
 
@@ -110,7 +116,7 @@ pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Aske
     let (args, path) = match parsed {
         Err(shown) if !shown.use_stderr() => return Ok(Asked::Shown(shown.render().to_string())),
         Err(wrong) => {
-            return Err(Error::usage(format!("{}; dltrain --help lists all flags", file::plain(&wrong))));
+            return Err(refused(&wrong));
         }
         Ok(Parsed::Whole(cli)) => return Ok(Asked::Run(cli)),
         Ok(Parsed::WithFile { args, path }) => (args, path),
@@ -120,6 +126,16 @@ pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Aske
     let mut cli = cli.map_err(|error| file::located(error, &origins))?;
     cli.train.origins = origins;
     Ok(Asked::Run(Box::new(cli)))
+}
+
+/// A command line that clap does not take, in one sentence and with the help that is about it.
+pub fn refused(wrong: &clap::Error) -> Error {
+    let typed = std::env::args_os().nth(1).unwrap_or_default().to_string_lossy().into_owned();
+    let knows = typed == "predict" || typed == "evaluate" || command().find_subcommand(&typed).is_some();
+    let help = if knows { format!("dltrain {typed} --help") } else { "dltrain --help".into() };
+    let wrong = file::plain(wrong);
+    let end = if wrong.ends_with('?') { " " } else { "; " };
+    Error::usage(format!("{wrong}{end}{help} says what there is"))
 }
 
 #[cfg(test)]
@@ -136,6 +152,45 @@ mod tests {
         let said = parsed(&format!("dltrain evaluate {flags}"));
         assert_eq!(said, parsed(&format!("dltrain {flags} --evaluate")));
         assert!(said.contains("evaluate = true") && said.contains("batch = 7"), "{said}");
+    }
+
+    /// Each in one sentence, of which the rest names the help.
+    #[test]
+    fn what_is_not_taken_is_said_in_one_sentence() {
+        let said = |line: &str| match parse(line.split(' ').map(OsString::from).collect()) {
+            Err(wrong) => file::plain(&wrong),
+            Ok(_) => panic!("{line}"),
+        };
+        for (line, expected) in [
+            ("dltrain --modle resnet50", "no flag has the name --modle; is it --model?"),
+            ("dltrain --zzz", "no flag has the name --zzz"),
+            ("dltrain repot x.h5", "no command has the name repot; is it report?"),
+            ("dltrain report", "<RUN.h5>... is missing"),
+            ("dltrain export", "<FROM> and <TO> are missing"),
+            ("dltrain bench", "it needs to be said which one"),
+            ("dltrain --lr", "a value is required for '--lr <RATE>' but none was supplied"),
+        ] {
+            assert_eq!(said(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn predict_and_evaluate_have_help_of_their_own() {
+        let help = |line: &str| match parse(line.split(' ').map(OsString::from).collect()) {
+            Err(shown) if !shown.use_stderr() => shown.render().to_string(),
+            _ => panic!("{line}"),
+        };
+        let (predict, evaluate) = (help("dltrain predict --help"), help("dltrain evaluate --help"));
+        for (text, own) in [(&predict, ["DATA", "--top"]), (&evaluate, ["--data", "--init-from"])] {
+            assert!(own.iter().all(|name| text.contains(name)), "{text}");
+            assert!(
+                ["--optimizer", "--epochs", "--checkpoint", "autotune"].iter().all(|n| !text.contains(n)),
+                "{text}"
+            );
+            assert!(text.lines().count() < 150, "{text}");
+        }
+        assert!(!evaluate.contains("--top"), "{evaluate}");
+        assert!(help("dltrain --help").contains("--optimizer"));
     }
 
     #[test]

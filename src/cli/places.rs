@@ -23,6 +23,14 @@ pub fn check(places: &[(&str, Option<&Path>, Use)]) -> Result<()> {
     let given = places.iter().filter_map(|&(flag, path, what)| Some((flag, path?, what)));
     let given: Vec<_> = given.map(|(flag, path, what)| (flag, path, what, whole(path))).collect();
     for (index, (flag, path, what, place)) in given.iter().enumerate() {
+        let takes_hdf5 =
+            *flag == "--checkpoint" || *flag == "--results" || path.extension() == Some("h5".as_ref());
+        if *what != Use::Read && takes_hdf5 && path.to_str().is_none() {
+            return Err(Error::usage(format!(
+                "{flag} {}: the HDF5 library writes to names in UTF-8 alone, and this is none; choose another",
+                path.display()
+            )));
+        }
         let clash = |other: &&(&str, &Path, Use, PathBuf)| {
             other.3 == *place && (*what == Use::Write || other.2 == Use::Write)
         };
@@ -46,6 +54,18 @@ fn whole(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_hdf5_cannot_write_to_is_refused_before_anything_is_trained() {
+        use std::os::unix::ffi::OsStrExt;
+        let name = |bytes: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(bytes));
+        let refused = |flag, name: PathBuf, what| check(&[(flag, Some(&name), what)]).is_err();
+        assert!(refused("--checkpoint", name(b"kept\xe9"), Use::Directory));
+        assert!(refused("--results", name(b"\xe9.h5"), Use::Write));
+        assert!(refused("--save-weights", name(b"\xe9.h5"), Use::Write));
+        assert!(!refused("--save-weights", name(b"\xe9.safetensors"), Use::Write));
+        assert!(!refused("--data", name(b"\xe9.h5"), Use::Read));
+    }
 
     #[test]
     fn one_file_is_one_file_however_it_is_called() {

@@ -67,6 +67,9 @@ pub struct Args {
     /// Start the network of an ONNX file without the file's weights.
     #[arg(long, conflicts_with_all = ["init_from", "reset_head", "evaluate"], help_heading = "Model and data")]
     fresh_weights: bool,
+    /// Drop nothing in training: neither dropout nor stochastic depth (to compare losses with another program's).
+    #[arg(long, help_heading = "Model and data")]
+    no_dropout: bool,
     /// Do not learn these: backbone (all but the last layer), or names of layers as --dry-run has them.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Model and data")]
     freeze: Vec<String>,
@@ -619,6 +622,7 @@ impl Args {
             init_from: self.init_from,
             reset_head: self.reset_head,
             fresh_weights: self.fresh_weights,
+            dropout: !self.no_dropout,
             freeze: self.freeze,
             batch,
             accumulation,

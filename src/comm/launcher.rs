@@ -43,6 +43,10 @@ pub(super) struct Launch {
     flux: bool,
     /// The tasks of the Slurm allocation in whose shell this process was started without a launcher.
     idle_tasks: Option<usize>,
+    /// Within a job of Slurm's.
+    slurm: bool,
+    /// The cores that Slurm was asked for a task, where it was.
+    cpus_per_task: Option<usize>,
 }
 
 impl Launch {
@@ -52,7 +56,7 @@ impl Launch {
         AT_START.get_or_init(|| Launch::read(|name| std::env::var(name).ok()))
     }
 
-    fn read(variable: impl Fn(&str) -> Option<String>) -> Launch {
+    pub(super) fn read(variable: impl Fn(&str) -> Option<String>) -> Launch {
         let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
         let in_slurm_step = variable("SLURM_STEP_ID").is_some() || variable("SLURM_STEPID").is_some();
         let hydra = variable("HYDI_CONTROL_FD").is_some() || variable("MPI_LOCALNRANKS").is_some();
@@ -79,6 +83,37 @@ impl Launch {
             pmix: variable("PMIX_NAMESPACE").is_some(),
             flux: variable("FLUX_JOB_ID").is_some(),
             idle_tasks: tasks.filter(|&tasks| in_shell && tasks > 1),
+            slurm: variable("SLURM_JOB_ID").is_some(),
+            cpus_per_task: number("SLURM_CPUS_PER_TASK"),
+        }
+    }
+
+    /// Whether there is a Slurm that can be asked for more.
+    pub fn in_slurm(&self) -> bool {
+        self.slurm
+    }
+
+    /// Whether srun started this process itself.
+    pub fn is_srun(&self) -> bool {
+        self.claims.first().is_some_and(|&(launcher, _)| launcher == Launcher::Slurm)
+    }
+
+    /// Whether a rank's logical processors are those that Slurm was told to give it.
+    pub fn asked_for(&self, cpus: usize) -> bool {
+        self.slurm && self.cpus_per_task.is_some_and(|asked| asked <= cpus)
+    }
+
+    /// How ranks get the cores that something else than Slurm keeps them from, of which this is the last.
+    pub fn unbinding(&self, last: usize) -> String {
+        match self.claims.first() {
+            Some((Launcher::OpenMpi, _)) => {
+                "mpirun binds one or two ranks to a core each; type `mpirun --bind-to none`".into()
+            }
+            Some((Launcher::Pmi, _)) => "type `mpiexec -bind-to none`".into(),
+            Some((Launcher::Slurm, _)) | None => format!(
+                "taskset, numactl or the shell binds it; leave that out, or type `taskset --cpu-list 0-{last} \
+                 dltrain …`"
+            ),
         }
     }
 

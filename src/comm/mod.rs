@@ -17,6 +17,7 @@ mod bulk;
 mod channel;
 mod clock;
 mod communicator;
+mod cores;
 mod launcher;
 mod library;
 mod mesh;

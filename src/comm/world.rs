@@ -17,7 +17,7 @@ use super::progress::Progress;
 use super::request::check;
 use super::stall_gossip::StallGossip;
 use super::topology::Topology;
-use super::{region, signals, stall, window};
+use super::{cores, region, signals, stall, window};
 use crate::config::most;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, fnv1a};
@@ -171,20 +171,54 @@ impl World {
             }
             _ => Ok(()),
         })?;
-        let mine = format!("{} {}", self.node(), host::binding());
-        let sharing = self.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
+        let mine = cores::told(self);
+        let all = self.gather_text(&mine)?;
+        let sharing = all.iter().filter(|other| **other == mine).count();
         let cores = host::cores();
+        let unwanted = if wanted.is_none() { cores::warning(self, &all) } else { String::new() };
+        self.warn_of_cores(&self.gather_text(&unwanted)?);
         if let Some(threads) = wanted.filter(|&threads| threads > cores && self.rank() == 0) {
             let plural = if cores == 1 { "" } else { "s" };
             log::warn!(
                 "--threads {threads}: this rank may use {cores} core{plural}, and more threads than cores are far slower"
             );
         }
+        if sharing > 1 {
+            host::cores_are_shared();
+            self.warn_of_binding(sharing);
+        }
         let threads = wanted.unwrap_or((cores / sharing.max(1)).max(1));
         if threads * sharing <= cores {
             host::cores_are_own();
         }
         Ok(threads)
+    }
+
+    /// Says, once, that ranks which share cores leave variables alone that a site may set for programs of one process.
+    fn warn_of_binding(&self, sharing: usize) {
+        let set = host::THREAD_BINDINGS.iter().filter(|name| std::env::var_os(name).is_some());
+        let set: Vec<&str> = set.copied().collect();
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        if self.rank() == 0 && !set.is_empty() {
+            let names = set.join(", ");
+            let why = "the threads of all would be bound to the first of them; let the launcher bind ranks";
+            ONCE.call_once(|| {
+                log::warn!("{names}: not used, since {sharing} ranks may use the same cores: {why}")
+            });
+        }
+    }
+
+    /// Says, once, what the first node has to say of its cores, and how many others have.
+    fn warn_of_cores(&self, warnings: &[String]) {
+        let mut warnings = warnings.iter().filter(|warning| !warning.is_empty());
+        let Some(first) = warnings.next().filter(|_| self.rank() == 0) else { return };
+        let others = match warnings.count() {
+            0 => String::new(),
+            1 => "; it is alike on another node".into(),
+            others => format!("; it is alike on {others} other nodes"),
+        };
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| log::warn!("{first}{others}"));
     }
 
     /// Replaces each number by its sum over all ranks: the same bits on every rank. Collective.

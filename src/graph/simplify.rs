@@ -22,6 +22,9 @@ impl Graph {
     /// Numbers tensors by their places, as they are where additions are part of normalisations: first values shall be
     /// the same on devices that join them and on others, over one rank's statistics and over those of several.
     fn number(&mut self) {
+        if self.tensors.iter().any(|tensor| tensor.number > 0) {
+            return;
+        }
         let mut joined = self.clone();
         joined.join_additions();
         let numbers: HashMap<&str, u32> =
@@ -41,6 +44,24 @@ impl Graph {
                 node.outputs.truncate(1);
             }
         }
+        self.take_dropout_away();
+        self.drop_unused();
+        self
+    }
+
+    /// The same without dropout and stochastic depth, with the first values that it has with them. To be called right
+    /// before `simplify`.
+    pub fn without_dropout(mut self) -> Graph {
+        let whole = self.clone().simplify();
+        self.take_dropout_away();
+        for tensor in &mut self.tensors {
+            let same = whole.tensors.iter().find(|other| other.name == tensor.name);
+            tensor.number = same.map_or(0, |same| same.number);
+        }
+        self
+    }
+
+    fn take_dropout_away(&mut self) {
         while let Some(index) = self.nodes.iter().position(|node| matches!(node.op, Op::Dropout { .. })) {
             // Behind a flattening, which a linear layer could now do without, a reshape takes its place: that layer
             // shall read what it reads in training, with weights of the same dimensions and so of one layout.
@@ -52,8 +73,6 @@ impl Graph {
             self.forward_nodes -= 1;
             self.substitute(node.outputs[0], node.inputs[0]);
         }
-        self.drop_unused();
-        self
     }
 
     /// The loss becomes that of the main head alone.
@@ -307,6 +326,19 @@ mod tests {
         let graph = small().for_evaluation().simplify();
         assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. })));
         assert_eq!(graph.parameter_count(), small().parameter_count());
+    }
+
+    /// Whoever compares a run with dropout and one without starts both with the same weights.
+    #[test]
+    fn a_training_without_dropout_starts_with_the_same_values() {
+        let (whole, without) = (small().simplify(), small().without_dropout().simplify());
+        let first = |graph: &Graph| {
+            let parameters = graph.with_role(Role::Parameter);
+            parameters.map(|(_, tensor)| (tensor.name.clone(), tensor.number)).collect::<Vec<_>>()
+        };
+        assert_eq!(first(&whole), first(&without));
+        assert_eq!(without.nodes.len() + 1, whole.nodes.len());
+        assert!(!without.nodes.iter().any(|node| matches!(node.op, Op::Dropout { .. })));
     }
 
     #[test]

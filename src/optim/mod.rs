@@ -52,6 +52,14 @@ impl Schedule {
         Schedule { total_steps: self.total_steps.saturating_add_signed(ahead), ahead, ..self }
     }
 
+    /// The rate after warm-up and that of the last step, where the run ends before the first is reached.
+    pub fn cut_short(&self) -> Option<[f32; 2]> {
+        let warmup = f64::from(self.settings.warmup_epochs) * self.steps_per_epoch as f64;
+        let last = self.total_steps.saturating_sub(1).saturating_add_signed(-self.ahead);
+        (self.total_steps > 0 && warmup > self.total_steps as f64)
+            .then(|| [self.peak as f32, self.rate(last)])
+    }
+
     /// The rate of a step, counted from 0.
     pub fn rate(&self, step: usize) -> f32 {
         let step = step.saturating_add_signed(self.ahead);
@@ -103,6 +111,14 @@ mod tests {
         close(rates.rate(9), 0.2);
         close(rates.rate(19), 0.4);
         close(rates.rate(99), 0.4);
+    }
+
+    #[test]
+    fn a_warm_up_that_is_longer_than_the_run_is_noticed() {
+        assert_eq!(schedule(ScheduleKind::Constant, 10.0).cut_short(), None);
+        let [peak, last] = schedule(ScheduleKind::Constant, 20.0).cut_short().unwrap();
+        close(peak, 0.4);
+        close(last, 0.2);
     }
 
     #[test]

@@ -52,6 +52,17 @@ impl RunRecord {
         Ok(RunRecord { path: path.to_path_buf(), config, status, steps, epochs, file })
     }
 
+    /// That weights are not here, and where its run left them.
+    pub(super) fn has_no_weights(&self) -> String {
+        let place = |name: &str| self.config.get(name).filter(|place| *place != "null");
+        let kept = match (place("save_weights"), place("session.checkpoint")) {
+            (Some(file), _) => format!("those of this run are in {file} (--save-weights)"),
+            (None, Some(directory)) => format!("those of this run are in {directory}/best.h5 (--checkpoint)"),
+            _ => "this run kept none, which takes --save-weights FILE or --checkpoint DIR".into(),
+        };
+        format!("is the record of a run (--results), which holds no weights; {kept}")
+    }
+
     /// A series of `steps` or `epochs`.
     pub fn series(&self, name: &str) -> Vec<f64> {
         let rows = if name.starts_with("epochs/") { self.epochs } else { self.steps };

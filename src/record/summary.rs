@@ -136,7 +136,7 @@ fn on(hosts: &str) -> String {
 }
 
 /// Rule, rate and seed.
-fn optimizer(about: &Description) -> String {
+pub(super) fn optimizer(about: &Description) -> String {
     let (kind, rate) = (about.text("optimizer.kind"), about.text("rate.base"));
     if kind.is_empty() {
         return String::new();

@@ -1,5 +1,5 @@
 //! The texts of a run, from numbers: nothing here prints.
-use super::summary::Closing;
+use super::summary::{Closing, optimizer};
 use super::{Description, EpochRecord, RankInfo, StepRecord};
 use crate::device::Usage;
 
@@ -17,20 +17,21 @@ pub(super) fn epoch_header(r: &EpochRecord) -> String {
 /// Above the lines of `Speed::line`.
 pub(super) const STEP_HEADER: &str = "  step             images/sec       loss";
 
-/// What is about to be run, in two lines.
+/// What is about to be run, in three lines: also how weights change, which nobody may have chosen.
 pub(super) fn introduction(place: RankInfo, about: &Description) -> String {
     let work = match about.epochs {
         0 => format!("{}, {} of them warm-up", plural(about.steps as usize, "synthetic step"), about.warmup),
         n => format!("{}, {}", plural(n as usize, "epoch"), plural(about.steps as usize, "step")),
     };
     format!(
-        "{}: {} parameters; {} x {}, batch {}; {work}\n{}",
+        "{}: {} parameters; {} x {}, batch {}; {work}\n{}\n{}",
         about.model,
         thousands(about.parameters),
         plural(place.size, "rank"),
         plural(about.threads, "thread"),
         batch(about),
         about.device,
+        optimizer(about),
     )
 }
 

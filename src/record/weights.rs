@@ -15,6 +15,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
 use super::checkpoint::{Array, Stored, text};
+use super::read::RunRecord;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_new, write_whole};
 use crate::model::{self, Model};
@@ -211,7 +212,10 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
     let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
     let file = hdf5::File::open(path).map_err(wrong)?;
     let (mut sets, mut unread) = (Sets::new(), Vec::new());
-    // A results file has series, not weights.
+    if let Ok(record) = RunRecord::open(path) {
+        return Err(Error::data(path, record.has_no_weights()));
+    }
+    // One that is damaged has series still, not weights.
     if !file.link_exists("summary") {
         collect(&file, "", DEEPEST, &mut sets, &mut unread).map_err(wrong)?;
     }

@@ -145,20 +145,23 @@ pub struct Span {
     pub rehearsed: Vec<(f64, f64)>,
 }
 
-/// Spans of time below each other, and a line at `end`.
+/// Spans of time below each other, and a line at each of `ends`: the first black, the second in the colour of what was
+/// rehearsed.
 ///
 /// # Errors
 /// `Internal`: it cannot be drawn.
-pub fn spans(x: &Axis, spans: &[Span], names: [&str; 3], end: (f64, &str)) -> Result<String> {
+pub fn spans(x: &Axis, spans: &[Span], names: [&str; 3], ends: &[(f64, &str)]) -> Result<String> {
     let rehearsed = || spans.iter().flat_map(|span| span.rehearsed.iter().map(|(_, to)| *to));
-    let across = x.over(spans.iter().map(|span| span.end).chain(rehearsed()).chain([end.0]));
+    let across =
+        x.over(spans.iter().map(|span| span.end).chain(rehearsed()).chain(ends.iter().map(|end| end.0)));
     // What nothing is drawn of is not in the legend.
     let parts = if rehearsed().next().is_some() { 3 } else { 2 };
     let boxes = names.iter().enumerate().take(parts);
     let boxes =
         boxes.map(|(part, name)| Key { label: name.to_string(), colour: colour(part), shape: Shape::Box });
-    let keys: Vec<Key> =
-        boxes.chain([Key { label: end.1.into(), colour: BLACK, shape: Shape::Stroke }]).collect();
+    let ends = || ends.iter().zip([BLACK, colour(2)]);
+    let strokes = ends().map(|(end, colour)| Key { label: end.1.into(), colour, shape: Shape::Stroke });
+    let keys: Vec<Key> = boxes.chain(strokes).collect();
     let height = if spans.len() > 24 { 16 } else { 22 };
     // Of a row, from its bottom.
     let (own, above) = if parts == 3 { ([0.1, 0.62], [0.66, 0.9]) } else { ([0.18, 0.82], [0.0; 2]) };
@@ -173,8 +176,10 @@ pub fn spans(x: &Axis, spans: &[Span], names: [&str; 3], end: (f64, &str)) -> Re
             let part = |&(from, to): &(f64, f64)| bar(from, to, above.map(|edge| y + edge), colour(2));
             chart.draw_series(span.rehearsed.iter().map(part))?;
         }
-        let line = PathElement::new(vec![(end.0, 0.0), (end.0, spans.len() as f64)], BLACK.stroke_width(2));
-        chart.draw_series([line])?;
+        let line = |(end, colour): (&(f64, &str), RGBColor)| {
+            PathElement::new(vec![(end.0, 0.0), (end.0, spans.len() as f64)], colour.stroke_width(2))
+        };
+        chart.draw_series(ends().map(line))?;
         Ok(())
     })
 }

@@ -221,10 +221,11 @@ pub fn step(run: &Run) -> Result<Option<Figure>> {
     }
     let rehearsed = run.rehearsed();
     let ms = |times: &[(f64, f64)]| times.iter().map(|(from, to)| (1e3 * from, 1e3 * to)).collect::<Vec<_>>();
+    let [took, computed] = run.step_seconds();
     let compute = Span {
         label: "computing".into(),
         start: 0.0,
-        end: 1e3 * run.parts()[0],
+        end: 1e3 * computed,
         last: 0.0,
         rehearsed: ms(&rehearsed.computing),
     };
@@ -243,22 +244,24 @@ pub fn step(run: &Run) -> Result<Option<Figure>> {
         }
     });
     let spans: Vec<Span> = [compute].into_iter().chain(sums).collect();
-    let took = run.step_seconds();
     let axis = Axis::new("time from the start of the step on rank 0 [ms]", Scale::Whole);
     let names = ["under way, not waited for", "waited for (not hidden)", "rehearsed"];
-    let svg = chart::spans(&axis, &spans, names, (1e3 * took, "end of the step"))?;
+    let ends = [(1e3 * took, "end of the step"), (1e3 * rehearsed.seconds, "end as rehearsed")];
+    let known = if rehearsed.seconds > 0.0 { 2 } else { 1 };
+    let svg = chart::spans(&axis, &spans, names, &ends[..known])?;
     let expected = match rehearsed.seconds {
         0.0 => "What was expected is not known.".into(),
         seconds => format!(
-            "The step was rehearsed with {:.3} ms and took {:.3} ms, {:.2} times as long.",
+            "The rehearsal before the first step expected {:.2} ms a step; it took {:.2} ms, {:.0} % {}.",
             1e3 * seconds,
             1e3 * took,
-            took / seconds
+            100.0 * (took / seconds - 1.0).abs(),
+            if took > seconds { "more" } else { "less" }
         ),
     };
     let more = if together > 1 { format!(" A bar stands for {together} buckets.") } else { String::new() };
     let caption = format!(
-        "{expected} A bucket's bar begins when its last gradient is ready and the sum starts, and ends when the sum has arrived. Where several are waited for, the wait counts for the first. Medians of the last steps; computing is the mean time in which the device worked, drawn from the step's start.{more}"
+        "{expected} A bucket's bar begins when its last gradient is ready and the sum starts, and ends when the sum has arrived. Where several are waited for, the wait counts for the first. Medians of the last steps; computing is the time in which the device worked, drawn from the step's start.{more}"
     );
     let name = format!("step-{}", run.name);
     Ok(Some(Figure::new(name, format!("A step, rehearsed and measured: {}", run.label), &caption, svg)))

@@ -53,7 +53,8 @@ impl Run {
     /// # Errors
     /// `Data` where the file is no record of a run.
     pub fn open(path: &Path) -> Result<Run> {
-        let record = RunRecord::open(path)?;
+        let mut record = RunRecord::open(path)?;
+        record.config.values_mut().for_each(|value| *value = shortest(std::mem::take(value)));
         let count = |name: &str| record.config.get(name).and_then(|text| text.parse::<f64>().ok());
         let [step, epoch, images, loss, accuracy, seconds] =
             ["step", "epoch", "images", "loss", "accuracy", "seconds"]
@@ -128,6 +129,11 @@ impl Run {
         [compute, communication, input, (mean(&self.seconds) - compute - communication - input).max(0.0)]
     }
 
+    /// The training loss of the last epoch, where there are any; else that of the last step.
+    pub fn training_loss(&self) -> Option<f64> {
+        self.record.series("epochs/train_loss").last().or(self.loss.last()).copied()
+    }
+
     pub fn test(&self) -> Vec<(f64, f64, f64, f64)> {
         let [epochs, loss, accuracy] =
             ["epoch", "test_loss", "test_accuracy"].map(|name| self.record.series(&format!("epochs/{name}")));
@@ -177,10 +183,20 @@ impl Run {
         }
     }
 
-    /// Seconds of a middling step among those that `buckets` looks at.
-    pub fn step_seconds(&self) -> f64 {
-        let first = self.seconds.len().saturating_sub(BUCKET_STEPS);
-        median(self.seconds[first..].to_vec()).unwrap_or(0.0)
+    /// Seconds of a middling step among those that `buckets` looks at, and those in which the device worked.
+    pub fn step_seconds(&self) -> [f64; 2] {
+        [self.seconds.clone(), self.record.series("steps/compute")].map(|all| {
+            let first = all.len().saturating_sub(BUCKET_STEPS);
+            median(all[first..].to_vec()).unwrap_or(0.0)
+        })
+    }
+}
+
+/// A number that was an f32 without the digits that it has as f64.
+fn shortest(text: String) -> String {
+    match text.parse::<f64>() {
+        Ok(number) if text.contains('.') && f64::from(number as f32) == number => (number as f32).to_string(),
+        _ => text,
     }
 }
 

@@ -20,6 +20,8 @@ pub struct Network {
     /// Whether it learns from mixed images.
     mixed: bool,
     precision: Precision,
+    /// Whether it drops elements and samples in training.
+    dropout: bool,
     /// Where it reads pixels: how they become images.
     pixels: Option<Normalisation>,
     /// What is not learned.
@@ -73,6 +75,7 @@ impl Network {
             label_smoothing: config.label_smoothing,
             mixed: config.input.augment.as_ref().is_some_and(Augment::mixes),
             precision: config.precision,
+            dropout: config.dropout,
             pixels: None,
             frozen: frozen(&config.freeze),
             predicts: config.predict.is_some(),
@@ -178,7 +181,7 @@ impl Network {
         if let Some(frozen) = &self.frozen {
             graph = graph.freeze(frozen)?;
         }
-        let mut graph = self.compact(graph);
+        let mut graph = self.compact(if self.dropout { graph } else { graph.without_dropout() });
         if self.mixed {
             graph = graph.mix_labels();
         }

@@ -454,8 +454,15 @@ fn schedule(world: &World, config: &Config, source: &Source, length: Length, don
     let with_epochs = config.data.is_some();
     let steps_per_epoch = if with_epochs { source.steps() } else { length.steps };
     let ranks = config.data_ranks(world.size()) / config.spatial;
-    Schedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
-        .resumed(done, if with_epochs { length.place } else { done })
+    let schedule = Schedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
+        .resumed(done, if with_epochs { length.place } else { done });
+    if let Some([peak, last]) = schedule.cut_short().filter(|_| world.is_first()) {
+        log::warn!(
+            "--lr-warmup {}: the run ends before the learning rate has risen to {peak}; its last step has {last}",
+            config.rate.warmup_epochs
+        );
+    }
+    schedule
 }
 
 /// Which images there are, in words.
@@ -474,6 +481,12 @@ fn images(config: &Config, sets: Option<&Sets>) -> String {
 fn run_file(config: &Config, threads: usize) -> String {
     let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
     config.run_file.clone() + &found
+}
+
+/// What was typed. A name of a file may be no UTF-8.
+fn command() -> String {
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// How many values of the staleness of updates the record tells apart. With as many ranks that are equally fast it is
@@ -523,7 +536,7 @@ fn describe(
     let computing_ranks = config.data_ranks(world.size());
     let mut attributes = vec![
         ("config".to_string(), config.json()),
-        ("command".to_string(), std::env::args().collect::<Vec<_>>().join(" ")),
+        ("command".to_string(), command()),
         ("run_file".to_string(), run_file(config, threads)),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
         ("device".to_string(), computing(config, device)),

@@ -2,6 +2,8 @@
 //!
 //! - srun with the wrong `--mpi`: one message for the whole job that says what to type, exit code 4, nothing written
 //! - in an allocation's shell without a launcher: one rank, and a hint
+//! - ranks that share cores are not bound to the first of these, whatever OpenMP's variables say
+//! - arguments that are no UTF-8
 //! - under mpirun or mpiexec, one rank of the other MPI's build: the same message, and the end of the others
 //!
 //! Observed with Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2, for two tasks on two nodes. The right pairs need
@@ -211,4 +213,68 @@ fn a_job_is_ended_at_its_limit() {
     assert_eq!(listed.lines().filter(is_rank).count(), 2, "{said}");
     let still = Command::new("pgrep").args(["-f", "^sleep 4321.5"]).output().expect("pgrep starts");
     assert_eq!(text(&still), "");
+}
+
+/// OpenMP would bind the threads of all ranks to the first core. A site may set the variable for all programs.
+#[test]
+fn ranks_that_share_cores_are_not_bound_to_the_first_by_openmp() {
+    let own = dltrain::host::binding();
+    if dltrain::host::cores() == 1 {
+        return println!("SKIPPED: one core");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (mark, results) =
+        (format!("DLTRAIN_TEST_OF={}", directory.path().display()), directory.path().join("run.h5"));
+    let mut command = job::start(2, &[job::DLTRAIN, "--steps", "1000000", "--threads", "1", "--batch", "1"]);
+    command.arg("--results").arg(&results).env("OMP_PROC_BIND", "true").env("OMP_PLACES", "cores");
+    let (name, value) = mark.split_once('=').unwrap();
+    let job = command.env(name, value).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // The record begins when all libraries are there.
+    let begun = std::time::Instant::now();
+    while !results.exists() && begun.elapsed() < job::SECONDS {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let read = |process: &i32, file: &str| {
+        std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default()
+    };
+    let ranks = dltrain::host::processes_with(&mark);
+    let ranks: Vec<i32> = ranks.into_iter().filter(|rank| read(rank, "comm").trim() == "dltrain").collect();
+    let bindings: Vec<String> = ranks.iter().map(|rank| read(rank, "status")).collect();
+    let started = results.exists();
+    terminate(job.id());
+    let said = text(&job.wait_with_output().unwrap());
+    assert!(started && ranks.len() == 2, "{ranks:?} {said}");
+    for status in bindings {
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        assert_eq!(allowed.trim(), own, "{said}");
+    }
+    assert_eq!(
+        said.matches("OMP_PROC_BIND, OMP_PLACES: not used, since 2 ranks may use the same cores").count(),
+        1,
+        "{said}"
+    );
+}
+
+fn terminate(process: u32) {
+    let done = Command::new("kill").arg("-TERM").arg(process.to_string()).status();
+    assert!(done.is_ok_and(|status| status.success()));
+}
+
+/// Directories of older systems may be called so.
+#[test]
+fn names_that_are_no_utf_8_are_taken_as_they_are() {
+    use std::os::unix::ffi::OsStrExt;
+    let directory = tempfile::tempdir().unwrap();
+    let name = |bytes: &[u8]| directory.path().join(std::ffi::OsStr::from_bytes(bytes));
+    let data = name(b"caf\xe9");
+    std::os::unix::fs::symlink(concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits"), &data).unwrap();
+    let weights = name(b"w\xe9.safetensors");
+    let mut command = job::start(1, &[job::DLTRAIN, "--steps", "2", "--threads", "1", "--data"]);
+    command.arg(&data).arg("--save-weights").arg(&weights);
+    let done = command.current_dir(directory.path()).output().unwrap();
+    assert!(done.status.success() && weights.exists(), "{}", text(&done));
+    // Also where the command line is wrong.
+    let mut command = job::start(1, &[job::DLTRAIN, "--no-such-flag"]);
+    let done = command.arg(std::ffi::OsStr::from_bytes(b"\xe9")).output().unwrap();
+    assert_eq!(done.status.code(), Some(ErrorKind::Usage as i32), "{}", text(&done));
 }

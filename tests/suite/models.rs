@@ -3,15 +3,15 @@
 //! tests/fixtures/make_models.py made the values and says how; weights, images and labels come from a formula that
 //! both sides compute. What differs is this side's rounding, so the bounds are those of `Precision`.
 
-use crate::support::bound;
+use crate::support::{bound, job};
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bound::Bound;
 use dltrain::device::cuda::Cuda;
 use dltrain::device::onednn::Cpu;
 use dltrain::device::{Device, Rule, Scalars, Step};
-use dltrain::graph::{Graph, Op};
+use dltrain::graph::{Graph, Op, Role, Shape};
 use dltrain::model::{self, MODELS};
 use dltrain::plan::Parameter;
 use serde_json::Value;
@@ -121,6 +121,107 @@ mod full {
     mod deeper_in_bf16 {
         models!(ignored small_images_in_bf16: alexnet vgg11 resnet50 densenet121 vit_b_16);
     }
+}
+
+/// What `--no-dropout` trains is what PyTorch does with dropout and stochastic depth at 0, from files to the record.
+mod no_dropout {
+    models!(pixels: mnist_net mobilenet_v2 mobilenet_v3_large efficientnet_b0 squeezenet1_1);
+
+    use super::pixels;
+
+    mod full {
+        models!(ignored pixels: googlenet vgg11 convnext_tiny swin_t);
+    }
+}
+
+/// Images of a set, each of them in every step.
+const ALL_IMAGES: usize = 20;
+
+fn pixels(name: &str) {
+    let fixture: Value = serde_json::from_slice(&std::fs::read(path("pixels", "")).unwrap()).unwrap();
+    let expected = numbers(&fixture[name]["losses"]);
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let channels = model::find(name).unwrap().image[0];
+    let side = if channels == 1 { 28 } else { 32 };
+    write_images(directory.path(), channels, side);
+    let graph = model::find(name).unwrap().build(ALL_IMAGES, [channels, side, side], 10).unwrap();
+    write_weights(&directory.path().join("weights.safetensors"), &graph);
+    let losses = |results: &str, more: &[&str]| {
+        let (rate, batch) = (fixture[name]["rate"].to_string(), ALL_IMAGES.to_string());
+        let (data, weights, record) =
+            (directory.path().to_str().unwrap(), at("weights.safetensors"), at(results));
+        let side = side.to_string();
+        let flags = ["--model", name, "--classes", "10", "--image-size", &side, "--data", data];
+        let flags = [&flags[..], &["--init-from", &weights, "--batch", &batch, "--epochs", "3"]].concat();
+        let flags = [&flags[..], &["--optimizer", "sgd", "--momentum", "0", "--lr", &rate]].concat();
+        let flags = [&flags[..], &["--threads", "1", "--quiet", "--results", &record], more].concat();
+        job::run(1, &flags);
+        job::series(Path::new(&record), "steps/loss")
+    };
+    let bounds = Precision::F32.bounds(0);
+    let off = losses("off.h5", &["--no-dropout"]);
+    assert_eq!(off.len(), expected.len(), "{off:?}");
+    for (step, (&found, expected)) in off.iter().zip(expected).enumerate() {
+        let bound = if step == 0 { bounds.loss } else { bounds.losses };
+        assert!(relative(found, expected) <= bound, "{name} step {step}: loss {found} and {expected}");
+    }
+    if name == "mnist_net" {
+        // With it they are others, far beyond rounding.
+        assert!(relative(losses("on.h5", &[])[0], off[0]) > 1e-2);
+    }
+}
+
+/// The images of make_models.py's `pixels`, as MNIST's files or as CIFAR's, in which one is for the test.
+fn write_images(directory: &Path, channels: usize, side: usize) {
+    let of = channels * side * side;
+    let byte = |index| (word(seed("pixels"), index) >> 24) as u8;
+    let image = |index: usize| (index * of..(index + 1) * of).map(byte).collect::<Vec<u8>>();
+    let label = |index: usize| (word(seed("labels"), index) % 10) as u8;
+    let write = |name: &str, bytes: Vec<u8>| std::fs::write(directory.join(name), bytes).unwrap();
+    if channels == 3 {
+        let record = |index: usize| [vec![label(index)], image(index)].concat();
+        for part in 0..5 {
+            let records = (part * ALL_IMAGES / 5..(part + 1) * ALL_IMAGES / 5).flat_map(record).collect();
+            write(&format!("data_batch_{}.bin", part + 1), records);
+        }
+        return write("test_batch.bin", record(0));
+    }
+    for (part, count) in [("train", ALL_IMAGES), ("t10k", 1)] {
+        let numbers = |of: &[usize]| of.iter().flat_map(|&n| (n as u32).to_be_bytes()).collect::<Vec<u8>>();
+        let images: Vec<u8> = (0..count).flat_map(image).collect();
+        write(&format!("{part}-images-idx3-ubyte"), [numbers(&[0x803, count, side, side]), images].concat());
+        let labels: Vec<u8> = (0..count).map(label).collect();
+        write(&format!("{part}-labels-idx1-ubyte"), [numbers(&[0x801, count]), labels].concat());
+    }
+}
+
+/// First values as in the fixture, and running statistics as they begin.
+fn write_weights(path: &Path, graph: &Graph) {
+    let shape_of = |wanted: &str| {
+        let found = graph.tensors.iter().find(|tensor| tensor.name == wanted);
+        found.map(|tensor| tensor.spec.shape.clone())
+    };
+    let tensors = graph.tensors.iter().filter_map(|tensor| {
+        let (name, shape) = (&tensor.name, &tensor.spec.shape);
+        let values = match tensor.role {
+            Role::Parameter => start_values(name, shape, |weight| shape_of(&weight).unwrap()),
+            Role::Statistic => vec![if name.ends_with("var") { 1.0 } else { 0.0 }; shape.elements()],
+            _ => return None,
+        };
+        Some((
+            name.clone(),
+            shape.0.clone(),
+            values.iter().flat_map(|value: &f32| value.to_le_bytes()).collect(),
+        ))
+    });
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = tensors.collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap();
+        (name.as_str(), view)
+    });
+    safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
 fn small_images(name: &str) {
@@ -237,9 +338,14 @@ fn start(run: &Bound, classes: usize) {
 
 /// make_models.py's `start`, which says why.
 fn first_values(run: &Bound, parameter: &Parameter) -> Vec<f32> {
-    let (shape, seed) = (&parameter.spec.shape, seed(&parameter.name));
-    let of_norm = |weight: String| run.plan.parameter(&weight).unwrap().spec.shape.0.len() == 1;
-    let [middle, width] = match (shape.0.len(), parameter.name.strip_suffix("bias")) {
+    let shape_of = |weight: String| run.plan.parameter(&weight).unwrap().spec.shape.clone();
+    start_values(&parameter.name, &parameter.spec.shape, shape_of)
+}
+
+fn start_values(name: &str, shape: &Shape, shape_of: impl Fn(String) -> Shape) -> Vec<f32> {
+    let seed = seed(name);
+    let of_norm = |weight: String| shape_of(weight).0.len() == 1;
+    let [middle, width] = match (shape.0.len(), name.strip_suffix("bias")) {
         (4, _) => [0.0, (6.0 / shape.per_sample() as f64).sqrt() as f32],
         (2, _) => [0.0, (3.0 / shape.per_sample() as f64).sqrt() as f32],
         (_, None) => [1.0, 0.2],

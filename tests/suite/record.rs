@@ -596,6 +596,7 @@ fn a_training_run_prints_these_lines_and_no_control_character() {
         "\
 mnist_small: 402,442 parameters; 2 ranks x 1 thread, batch 64 a rank, 128 in all; 2 epochs, 4 steps
 cpu: oneDNN 3.9.1, avx512_core
+adam, learning rate 0.001 (constant), seed 7
 epoch  train loss  train acc  test loss  test acc   images/s  compute    comm   input      time
     1      0.5321     84.21%     0.2210    98.06%    12345.7    91.2%    5.1%    2.0%    0.50 s
     2      0.5321     84.21%     0.2210         -    12345.7    91.2%    5.1%    2.0%    0.50 s
@@ -632,10 +633,11 @@ total images/sec: 16000.00
 fn a_synthetic_run_prints_a_line_every_ten_timed_steps_and_leaves_the_warm_up_out() {
     let output = again("child_tables", "synthetic").output().unwrap();
     let text = said(&output.stdout);
-    let lines: Vec<&str> = text.lines().skip(1).take(4).collect();
+    let lines: Vec<&str> = text.lines().skip(1).take(5).collect();
     // 20 steps of 128 images in 0.12 s; single steps at 16000 and 32000: error 8000·√(20/19/20).
     let expected = [
         "cpu: oneDNN 3.9.1, avx512_core",
+        "adam, learning rate 0.001 (constant), seed 7",
         "  step             images/sec       loss",
         "    10      21333.3 +/- 2666.7     0.1333",
         "    20      21333.3 +/- 1835.3     0.0800",
@@ -735,7 +737,7 @@ fn on_a_terminal_there_is_a_bar_that_tears_no_line() {
     };
     let (lines, bar) = shown(&said(&output.stdout));
     assert!(bar, "no bar was drawn: {:?}", String::from_utf8_lossy(&output.stdout));
-    let whole: Vec<&str> = lines.iter().map(String::as_str).skip(2).take(5).collect();
+    let whole: Vec<&str> = lines.iter().map(String::as_str).skip(3).take(5).collect();
     assert_eq!(whole[0], "[0] warn: disk nearly full");
     assert!(whole[1].starts_with("epoch  train loss"), "{lines:#?}");
     assert!(whole[2].starts_with("    1      0.5321"), "{lines:#?}");

@@ -52,7 +52,8 @@ fn a_run_becomes_a_page_and_charts() {
         "memory of the largest rank [MB]",
         "activations",
         "A step, rehearsed and measured",
-        "The step was rehearsed with",
+        "The rehearsal before the first step expected",
+        "training loss",
         "first epoch",
         "model = &quot;mnist_small&quot;",
     ] {
@@ -66,6 +67,10 @@ fn a_run_becomes_a_page_and_charts() {
     let runs = runs.iter().filter(|&&computes| computes == 1).count();
     // One more in the legend.
     assert_eq!(step.matches("fill=\"#009E73\"").count(), sums + runs + 1, "{step}");
+    // The ends of both steps, each once more in the legend.
+    assert_eq!(step.matches("stroke=\"#009E73\"").count(), 2, "{step}");
+    let losses = file.dataset("epochs/train_loss").unwrap().read_raw::<f64>().unwrap();
+    assert!(html.contains(&format!(">{:.4}<", losses[1])), "{losses:?}: {html}");
     // Text is drawn without any font of the system's: in the generic family, by who shows it.
     let chart = fs::read_to_string(at.join("plots/memory.svg")).unwrap();
     let label = chart.find("memory of the largest rank [MB]").expect("the label of the axis");
@@ -125,6 +130,11 @@ fn several_runs_are_compared_and_bad_files_are_named() {
     ] {
         assert!(html.contains(part), "{part}");
     }
+    // Numbers that are f32 are those that were typed.
+    trained(at, "averaged", 1, &[&short[..], &["--batch", "16", "--ema", "0.9"]].concat());
+    assert!(report(at, &["one.h5", "averaged.h5", "-o", "averaged.html"]).status.success());
+    let html = page(&at.join("averaged.html"));
+    assert!(html.contains(">0.9<") && !html.contains("0.8999"), "{html}");
     // Beside a prediction one number of ranks is enough.
     let predicted = at.join("predicted.json");
     let saved = ["--save-prediction", predicted.to_str().unwrap()];

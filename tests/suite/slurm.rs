@@ -1,7 +1,8 @@
 //! Under a real Slurm: eight nodes on this machine, made by tests/support/slurm.sh (root, Slurm and munge).
 //!
 //! - srun with this MPI's plugin makes one job of its tasks; with another's, one message
-//! - every script in jobs/ is accepted and runs to its end, given a small model
+//! - every script in jobs/ is accepted and runs to its end, given a small model, on all cores of its nodes
+//! - so does every line of README.md, docs/GUIDE.md and docs/coming-from.md that starts something by srun or sbatch, as it stands there
 //! - told to stop, jobs/requeue.sbatch goes back into the queue and on to the same bits; it survives the loss of a node
 //! - in module `full`: 128 nodes plan, 32 train
 
@@ -23,7 +24,12 @@ const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 /// What no part of a job takes longer than, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A network that every script can be given in place of its own.
-const SMALL: &str = "--model mnist_small --batch 16 --steps 3 --warmup 1 --threads 1";
+const SMALL: &str = "--model mnist_small --batch 16 --steps 3 --warmup 1";
+
+/// Cores of this machine, and of each node of the shared Slurm: there ranks are bound.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
 
 /// How srun starts ranks of the MPI that this dltrain is linked with, and how it does not.
 fn plugins() -> (&'static str, [&'static str; 2]) {
@@ -67,7 +73,7 @@ impl Slurm {
     /// The one that most tests share.
     fn shared() -> Option<&'static Slurm> {
         static SLURM: OnceLock<Option<Slurm>> = OnceLock::new();
-        SLURM.get_or_init(|| Slurm::up(8, 4)).as_ref()
+        SLURM.get_or_init(|| Slurm::up(8, cores())).as_ref()
     }
 
     /// A command on the login node.
@@ -75,6 +81,9 @@ impl Slurm {
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "150", SCRIPT, "enter", &self.process.id().to_string()]);
         command.args(words.split_whitespace()).current_dir(directory).stdin(Stdio::null());
+        let path = std::env::var("PATH").unwrap_or_default();
+        let own = Path::new(DLTRAIN).parent().expect("a directory").display();
+        command.env("PATH", format!("{own}:{path}"));
         command.env("SLURM_MPI_TYPE", plugins().0).env("DLTRAIN", DLTRAIN).env("SCRATCH", directory);
         command
     }
@@ -161,11 +170,10 @@ fn srun_with_the_right_plugin_starts_one_job_and_with_another_says_which() {
     let directory = tempfile::tempdir().unwrap();
     let (right, wrong) = plugins();
     let said =
-        slurm.run(directory.path(), &format!("srun --mpi={right} -N 2 --ntasks-per-node=2 {DLTRAIN} info"));
+        slurm.run(directory.path(), &format!("srun --mpi={right} -N 2 -n 4 --overcommit {DLTRAIN} info"));
     assert_eq!(said.matches("4 on 2 nodes, 2 on this one").count(), 1, "{said}");
     for plugin in wrong {
-        let srun =
-            format!("srun --mpi={plugin} -N 2 --ntasks-per-node=2 {DLTRAIN} --steps 1 --results run.h5");
+        let srun = format!("srun --mpi={plugin} -N 2 -n 4 --overcommit {DLTRAIN} --steps 1 --results run.h5");
         let refused = slurm.output(directory.path(), &srun);
         let said = text(&refused);
         assert_eq!(refused.status.code(), Some(ErrorKind::Environment as i32), "{plugin}: {said}");
@@ -185,21 +193,27 @@ fn every_job_script_runs_to_its_end() {
     assert!(scripts.len() >= 6, "{scripts:?}");
     let submit = |script: &String| {
         let array = if script == "array.sbatch" { "--array=0-1" } else { "" };
-        slurm.submit(directory.path(), script, &format!("--nodes=2 --cpus-per-task=1 {array}"), SMALL)
+        // Machines whose nodes are known say so; those of the bed are smaller.
+        let known = match script.as_str() {
+            "alps.sbatch" | "daint.sbatch" => format!("--ntasks-per-node=1 --cpus-per-task={}", cores()),
+            _ => String::new(),
+        };
+        let gpus = if ["alps.sbatch", "cluster.sbatch"].contains(&script.as_str()) {
+            "--gpus-per-node=1"
+        } else {
+            ""
+        };
+        let ranks = if script == "cluster.sbatch" { "--ntasks-per-node=1" } else { "" };
+        let options = format!("--nodes=2 {known} {gpus} {ranks} {array}");
+        slurm.submit(directory.path(), script, &options, SMALL)
     };
     let mut array = None;
     for script in &scripts {
         // One after the other: many jobs of ranks that poll have brought a kernel to a standstill (docs/testing.md).
         let job = submit(script);
         job.wait_until_completed();
-        let ranks = match script.as_str() {
-            "alps.sbatch" | "cluster.sbatch" => 8,
-            "cpu.sbatch" => 4,
-            _ => 2,
-        };
         // An array's tasks share the log here, and the last opens it anew.
-        let right = script == "array.sbatch" || job.log().contains(&format!("{ranks} ranks x 1 thread"));
-        assert!(right, "{script}: {}", job.log());
+        assert_all_cores(script, &job.log());
         if script == "array.sbatch" {
             array = Some(job);
         }
@@ -212,6 +226,158 @@ fn every_job_script_runs_to_its_end() {
     let left = std::fs::read_dir(&array.directory).unwrap();
     let left = left.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("resize"));
     assert_eq!(left.count(), 0, "scripts of resized jobs are left");
+}
+
+/// What a run says of its ranks: that they and their threads are as many as the cores of its nodes.
+fn assert_all_cores(what: &str, said: &str) {
+    let line = said.lines().find(|line| line.starts_with("ranks x threads"));
+    let line = line.unwrap_or_else(|| panic!("{what}: {said}"));
+    let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let nodes = line.matches('(').count();
+    assert_eq!(numbers[0] * numbers[1], nodes * cores(), "{what}: {said}");
+    assert!(!said.contains("may use"), "{what}: {said}");
+}
+
+/// Lines of a document that start something by srun or sbatch: those of a block together, and what stands in backticks.
+fn lines_of(document: &str) -> Vec<Vec<String>> {
+    let text = std::fs::read_to_string(format!("{}/{document}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let whole = text.replace("\\\n", " ");
+    let (mut groups, mut in_block) = (Vec::new(), false);
+    for line in whole.lines() {
+        if line.starts_with("```") {
+            in_block = !in_block;
+            groups.push(Vec::new());
+        } else if in_block {
+            let line = line.split(" # ").next().unwrap_or(line).trim();
+            groups.last_mut().expect("a block").push(line.to_string());
+        } else {
+            groups.extend(line.split('`').skip(1).step_by(2).map(|line| vec![line.to_string()]));
+        }
+    }
+    // What has "…" in it, or a flag alone, is no line to type.
+    let starts = |line: &String| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let of_srun = words.first() == Some(&"srun") && words.contains(&"dltrain");
+        let of_sbatch =
+            words.first() == Some(&"sbatch") && words.iter().any(|word| word.starts_with("jobs/"));
+        of_srun || of_sbatch || words.first() == Some(&"mkdir")
+    };
+    groups.iter_mut().for_each(|group| group.retain(|line| starts(line) && !line.contains('…')));
+    groups.into_iter().filter(|group| !group.is_empty()).collect()
+}
+
+/// A set of photographs of ten classes.
+fn write_photographs(directory: &Path) {
+    for (part, images) in [("train", 8), ("val", 1)] {
+        for class in 0..10u8 {
+            let place = directory.join(part).join(format!("class{class}"));
+            std::fs::create_dir_all(&place).unwrap();
+            for image in 0..images {
+                let pixels: Vec<u8> =
+                    (0..40 * 40 * 3).map(|at| (at % 251) as u8 ^ (class * 20 + image)).collect();
+                let file = jpeg_encoder::Encoder::new_file(place.join(format!("{image}.jpg")), 90).unwrap();
+                file.encode(&pixels, 40, 40, jpeg_encoder::ColorType::Rgb).unwrap();
+            }
+        }
+    }
+}
+
+/// The same for the bed: on two of its nodes, with a small network on the digits, by flags that come later and count
+/// more.
+fn shortened(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    if words[0] == "mkdir" {
+        return line.into();
+    }
+    let is_program = |word: &&str| *word == "dltrain" || word.starts_with("jobs/");
+    let at = words.iter().position(|word| is_program(word)).expect("a program");
+    let (before, program, after) = (words[..at].join(" "), words[at], words[at + 1..].join(" "));
+    let few = if words[0] == "srun" { "-N 2" } else { "--wait --output=log --nodes=2" };
+    // Who says the cores of a rank has other nodes in mind.
+    let few = match (before.contains("--cpus-per-task"), before.contains("--ntasks-per-node")) {
+        (true, _) => format!("{few} --ntasks-per-node=1 --cpus-per-task={}", cores()),
+        (_, true) => format!("{few} --ntasks-per-node=1"),
+        _ => few.into(),
+    };
+    let array = if program == "jobs/array.sbatch" { "--array=1" } else { "" };
+    let less = match words.get(at + 1..).unwrap_or_default() {
+        ["info", ..] => "",
+        ["bench", "autotune", ..] => "--sizes 4K",
+        ["bench", ..] => "--sizes 4K --repeats 1",
+        ["pack", ..] => "--file-mb 1",
+        _ if line.contains("/imagenet") => "--model cifar_net --batch 16 --steps 3 --epochs 1 --lr-warmup 0",
+        _ if after.contains("--data") => "--model mnist_small --batch 16 --steps 3 --epochs 1",
+        _ => SMALL,
+    };
+    let program = match program {
+        "dltrain" => program.to_string(),
+        script => format!("{}/{script}", env!("CARGO_MANIFEST_DIR")),
+    };
+    format!("{before} {few} {array} {program} {after} {less}")
+}
+
+/// Nothing is given that says how many cores a rank has.
+#[test]
+fn every_line_of_the_documents_uses_all_cores_of_its_nodes() {
+    if Library::linked().family != Family::OpenMpi {
+        return println!("SKIPPED: the lines have --mpi=pmix, which is Open MPI's");
+    }
+    let Some(slurm) = Slurm::shared() else { return };
+    let groups: Vec<Vec<String>> =
+        ["README.md", "docs/GUIDE.md", "docs/coming-from.md"].into_iter().flat_map(lines_of).collect();
+    assert!(groups.iter().flatten().count() >= 12, "{groups:#?}");
+    let root = tempfile::tempdir().unwrap();
+    write_photographs(&root.path().join("photographs"));
+    for (number, group) in groups.iter().enumerate() {
+        let directory = root.path().join(number.to_string());
+        std::fs::create_dir(&directory).unwrap();
+        std::os::unix::fs::symlink("../photographs", directory.join("imagenet")).unwrap();
+        std::os::unix::fs::symlink(DIGITS, directory.join("mnist")).unwrap();
+        for line in group {
+            run_line(slurm, &directory, line);
+        }
+    }
+}
+
+fn run_line(slurm: &Slurm, directory: &Path, line: &str) {
+    let (script, log) = (directory.join("line.sh"), directory.join("log"));
+    std::fs::write(&script, format!("export HOME=$PWD TMPDIR=$PWD/local\n{}\n", shortened(line))).unwrap();
+    let _ = std::fs::remove_file(&log);
+    let said = slurm.run(directory, &format!("bash {}", script.display()));
+    let said = said + &std::fs::read_to_string(&log).unwrap_or_default();
+    assert!(!said.contains("may use"), "{line}: {said}");
+    match line {
+        line if line.contains("dltrain info") => {
+            assert!(said.contains(&format!("{} core", cores())), "{line}: {said}");
+        }
+        line if ["--dry-run", " bench ", " pack ", "mkdir"].iter().any(|word| line.contains(word)) => {}
+        line => assert_all_cores(line, &said),
+    }
+    if line.contains("STAGE=") {
+        // The images are those of the node's own disk.
+        assert!(said.contains("local/imagenet.h5: 80 images to train, 10 to test"), "{said}");
+    }
+}
+
+/// The warning, for a line that leaves out what they have.
+#[test]
+fn a_rank_with_one_core_of_its_node_says_so_and_what_to_type() {
+    let Some(slurm) = Slurm::shared().filter(|_| cores() > 1) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let run = |options: &str, more: &str| {
+        slurm.run(directory.path(), &format!("srun {options} -N 2 dltrain {SMALL} {more}"))
+    };
+    let said = run("", "");
+    let expected = format!(
+        "this rank may use 1 of {0} cores of n0: ask for more: `srun --exclusive --cpus-per-task={0}` (--threads says \
+         that it is meant); it is alike on another node",
+        cores()
+    );
+    assert_eq!(said.matches("may use").count(), 1, "{said}");
+    assert!(said.contains(&expected), "{said}");
+    // Who asks for one core, or for one thread, means it.
+    assert!(!run("--cpus-per-task=1", "").contains("may use"));
+    assert!(!run("", "--threads 1").contains("may use"));
 }
 
 #[test]
@@ -241,7 +407,8 @@ fn a_job_that_is_told_to_stop_goes_back_into_the_queue_and_on_to_the_same_bits()
     job.wait_until_completed();
     assert!(job.log().contains("going on after step "), "{}", job.log());
     let whole = directory.path().join("whole.h5");
-    slurm.run(directory.path(), &format!("srun -N 2 {DLTRAIN} {flags} --results {}", whole.display()));
+    let srun = format!("srun --exclusive -N 2 {DLTRAIN} {flags} --results {}", whole.display());
+    slurm.run(directory.path(), &srun);
     for name in ["steps/step", "steps/loss", "epochs/test_loss"] {
         assert_eq!(series(&run.with_extension("h5"), name), series(&whole, name), "{name}");
     }

@@ -5,6 +5,8 @@
 #
 # Usage: slurm.sh NODES CPUS [COMMAND…]    runs COMMAND there, else a shell; nodes are n0 … n(NODES-1), each with 4 GPUs
 #                                          by name and the feature "gpu"
+#                                          by name and the feature "gpu". With as many CPUS as this machine has ranks are
+#                                          bound to their cores, as on clusters
 #        slurm.sh enter PID COMMAND…       a command in the Slurm whose `slurm.sh` has that process number
 #        slurm.sh crash NODE               within: ends everything on a node, as a loss of power would
 set -euo pipefail
@@ -14,7 +16,9 @@ self=$(readlink -f "$0")
 export PATH=$PATH:/usr/sbin:/sbin
 
 configure() { # nodes, cpus
-    local last=$(($1 - 1)) version
+    local last=$(($1 - 1)) version binds=none
+    # To cores that are not there nothing can be bound.
+    [ "$2" != "$(nproc)" ] || binds=affinity
     mkdir -p "$state"/{save,spool,pid,log} /run/munge /etc/slurm
     mount -t tmpfs tmpfs /etc/slurm
     cat >/etc/slurm/slurm.conf <<END
@@ -33,7 +37,7 @@ SlurmdPidFile=$state/pid/%n
 SlurmctldLogFile=$state/log/slurmctld
 SlurmdLogFile=$state/log/%n
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/$binds
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
@@ -128,7 +132,7 @@ case ${1:-} in
         exec unshare --pid --fork --kill-child --net --uts --ipc --mount --propagation private "$self" within "$@"
         ;;
     *)
-        sed -n '2,10s/^# \{0,1\}//p' "$0"
+        sed -n '2,12s/^# \{0,1\}//p' "$0"
         exit 2
         ;;
 esac

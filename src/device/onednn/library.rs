@@ -292,8 +292,12 @@ fn runtime(handle: &libloading::Library, runtime: c_uint) -> std::result::Result
 /// sleeping at once does not (measured on small models: 1.4 to 1.8 times as fast), and cost nobody else anything.
 /// Where no other thread wants the cores they wait through our own work between two kernels as well (measured on
 /// resnet101: 5 % faster, in one hour 15). OpenMP reads the variables when it is loaded, so there is no later way. What
-/// the user set stays.
+/// the user set stays, but for what would bind the threads of ranks with the same cores to the first of these.
 fn wait_briefly() {
+    if host::has_shared_cores() {
+        // SAFETY: as below.
+        host::THREAD_BINDINGS.iter().for_each(|name| unsafe { env::remove_var(name) });
+    }
     let turns = if host::has_own_cores() { "20000" } else { "1000" };
     let ours = [("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", turns)];
     if ours.iter().map(|(name, _)| *name).chain(["KMP_BLOCKTIME"]).all(|name| env::var_os(name).is_none()) {

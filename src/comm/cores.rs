@@ -1,0 +1,137 @@
+//! Ranks that may use few of a node's many cores, most often by a launcher's usual binding: that is to be said, since
+//! nothing but their speed shows it.
+
+use std::collections::BTreeSet;
+
+use super::launcher::Launch;
+use super::topology::Topology;
+use crate::host;
+
+/// Cores of a node, each by its first logical processor.
+type Cores = BTreeSet<usize>;
+
+/// What this rank tells the others of its cores: ranks that say the same may use the same ones.
+pub fn told(topology: &Topology) -> String {
+    format!("{} {}", topology.node(), host::binding())
+}
+
+/// What to tell the user of this node, on the lowest of its ranks: empty where there is nothing. `all` is what every
+/// rank of the job has told.
+pub fn warning(topology: &Topology, all: &[String]) -> String {
+    if !topology.is_leader() {
+        return String::new();
+    }
+    let ranks = topology.ranks_of(topology.node());
+    let bindings = ranks.iter().filter_map(|&rank| all[rank].split_once(' ')).map(|(_, cpus)| cpus);
+    let used: BTreeSet<usize> = bindings.flat_map(host::numbers).collect();
+    let reach = host::within_reach();
+    let node = Node {
+        ranks: ranks.len(),
+        cpus: host::cores(),
+        used: host::cores_of(used),
+        last: reach.last().copied().unwrap_or(0),
+        reach: host::cores_of(reach),
+        online: host::cores_of(host::numbers(&host::online())).len(),
+    };
+    node.warning(Launch::at_start(), topology.host()).unwrap_or_default()
+}
+
+/// The cores of a node and of this job's ranks there.
+struct Node {
+    ranks: usize,
+    /// Logical processors of one of them.
+    cpus: usize,
+    used: Cores,
+    /// What they could have if they asked.
+    reach: Cores,
+    /// The last logical processor of these.
+    last: usize,
+    /// How many there are.
+    online: usize,
+}
+
+impl Node {
+    fn warning(&self, launch: &Launch, host: &str) -> Option<String> {
+        let Node { ranks, .. } = *self;
+        let few = |of: usize| 2 * self.used.len() <= of;
+        // What a group of processes is kept from nobody can have; but Slurm gives a job more if it is asked.
+        let all = if launch.in_slurm() { self.online } else { self.reach.len() };
+        if !few(all) || launch.asked_for(self.cpus) {
+            return None;
+        }
+        let by_slurm = launch.is_srun() || !few(self.reach.len());
+        let who = if ranks == 1 { "this rank".to_string() } else { format!("these {ranks} ranks") };
+        let remedy = match by_slurm {
+            true => format!("ask for more: `srun --exclusive --cpus-per-task={}`", all.div_ceil(ranks)),
+            false => launch.unbinding(self.last),
+        };
+        Some(format!(
+            "{who} may use {} of {all} cores of {host}: {remedy} (--threads says that it is meant)",
+            self.used.len()
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(
+        pairs: &[(&str, &str)],
+        ranks: usize,
+        used: usize,
+        reach: usize,
+        online: usize,
+    ) -> Option<String> {
+        let node = Node {
+            ranks,
+            cpus: used / ranks,
+            used: (0..used).collect(),
+            reach: (0..reach).collect(),
+            last: reach - 1,
+            online,
+        };
+        let find =
+            |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string());
+        node.warning(&Launch::read(find), "n0")
+    }
+
+    #[test]
+    fn few_of_many_cores_are_said_with_the_launchers_remedy() {
+        let mpirun = [("OMPI_COMM_WORLD_SIZE", "2")];
+        let text = said(&mpirun, 2, 2, 64, 64).unwrap();
+        assert!(text.starts_with("these 2 ranks may use 2 of 64 cores of n0: "), "{text}");
+        assert!(text.contains("--bind-to none"), "{text}");
+        let text = said(&[("PMI_SIZE", "1"), ("HYDI_CONTROL_FD", "7")], 1, 1, 64, 64).unwrap();
+        assert!(
+            text.starts_with("this rank may use 1 of 64") && text.contains("mpiexec -bind-to none"),
+            "{text}"
+        );
+        let text = said(&[], 1, 4, 64, 64).unwrap();
+        assert!(text.contains("taskset --cpu-list 0-63 dltrain"), "{text}");
+        let step = [("SLURM_JOB_ID", "7"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_ID", "0")];
+        // With a plugin that binds, and with one that keeps tasks in a group of their own.
+        for reach in [64, 2] {
+            let text = said(&step, 2, 2, reach, 64).unwrap();
+            assert!(text.contains("srun --exclusive --cpus-per-task=32"), "{text}");
+        }
+        // mpirun within an allocation of whole nodes binds by itself.
+        let inner = [("SLURM_JOB_ID", "7"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        assert!(said(&inner, 2, 2, 64, 64).unwrap().contains("--bind-to none"));
+        assert!(said(&inner, 2, 2, 2, 64).unwrap().contains("srun --exclusive"));
+    }
+
+    #[test]
+    fn what_is_meant_or_cannot_be_otherwise_is_not_said() {
+        assert_eq!(said(&[("OMPI_COMM_WORLD_SIZE", "2")], 2, 2, 2, 2), None);
+        // A container has two cores of the machine's 64.
+        assert_eq!(said(&[], 1, 2, 2, 64), None);
+        // More than half are many.
+        assert_eq!(said(&[("OMPI_COMM_WORLD_SIZE", "4")], 4, 40, 64, 64), None);
+        // Who tells Slurm the cores of a rank wants so many; but srun may have forgotten it.
+        let step = [("SLURM_JOB_ID", "7"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_ID", "0")];
+        let asked = |cpus| [&step[..], &[("SLURM_CPUS_PER_TASK", cpus)]].concat();
+        assert_eq!(said(&asked("2"), 2, 4, 4, 64), None);
+        assert!(said(&asked("16"), 2, 2, 2, 64).is_some());
+    }
+}

@@ -456,7 +456,9 @@ fn schedule(world: &World, config: &Config, source: &Source, length: Length, don
     let ranks = config.data_ranks(world.size()) / config.spatial;
     let schedule = Schedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
         .resumed(done, if with_epochs { length.place } else { done });
-    if let Some([peak, last]) = schedule.cut_short().filter(|_| world.is_first()) {
+    if let Some(rates) = schedule.cut_short().filter(|_| world.is_first()) {
+        // Without digits that are rounding's.
+        let [peak, last] = rates.map(|rate| format!("{rate:.3e}").parse::<f64>().unwrap_or(f64::NAN));
         log::warn!(
             "--lr-warmup {}: the run ends before the learning rate has risen to {peak}; its last step has {last}",
             config.rate.warmup_epochs

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dltrain::comm::{self, NotStarted, World};
-use dltrain::error::{Error, ErrorKind, Result};
+use dltrain::error::{Error, Result};
 use dltrain::record::Volume;
 use dltrain::{bench, elastic, export, files, info, models, pack, record, train};
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # One machine without Slurm: a rank for each GPU, or for each socket.
-#     jobs/workstation.sh --model resnet50 --data flowers
+#     jobs/workstation.sh --model resnet50 --data flowers --classes 5
 #     RANKS=2 MPIRUN=mpiexec.mpich jobs/workstation.sh …
 set -euo pipefail
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l) || true

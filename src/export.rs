@@ -72,7 +72,7 @@ impl Args {
             )));
         }
         let file = WeightsFile::open(&self.from)?;
-        write_weights(&self.to, file.shapes(), file.class_names(), &|name| file.values(name), None)?;
+        write_weights(&self.to, file.shapes(), file.about(), &|name| file.values(name), None)?;
         Ok(file.shapes().len())
     }
 
@@ -88,11 +88,13 @@ impl Args {
             return Err(Error::usage("--classes and --image-size must be at least 1"));
         }
         let build = |batch| model.build_to_test(batch, image, classes);
+        let about = file.about().clone();
         let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
         let values = |name: &str| {
             start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))
         };
-        let bytes = onnx::export::network(build, self.network.fold, &values)?;
+        let mut bytes = onnx::export::network(build, self.network.fold, &values)?;
+        bytes.extend(onnx::export::texts(&about.texts()));
         let wrong = |error| Error::output(&self.to, format!("cannot write the network: {error}"));
         write_new(&self.to, "the network", |new| fs::write(new, &bytes).map_err(wrong))?;
         Ok(start.tensors())

@@ -83,8 +83,9 @@ struct PackFile {
 }
 
 fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
-    let jobs = world.agree(plan(args, world.rank() == 0))?;
+    let (jobs, said) = world.agree(plan(args, world.rank() == 0))?;
     let place = record::RankInfo::from(world);
+    said.iter().for_each(|line| record::say(place, line));
     if let (0, Some(output)) = (world.rank(), &args.output) {
         // Before another rank begins.
         let names: Vec<_> = jobs.iter().filter_map(|job| job.path.file_name()?.to_str()).collect();
@@ -116,8 +117,8 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     Ok(())
 }
 
-/// What goes into which file; the first rank owns all of them.
-fn plan(args: &Args, is_first: bool) -> Result<Vec<PackFile>> {
+/// What goes into which file, of which the first rank owns all, and what the source was taken for.
+fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
     let Some(output) = &args.output else {
         return Err(Error::usage("dltrain pack SOURCE OUTPUT.h5: the output is missing"));
     };
@@ -141,7 +142,9 @@ fn plan(args: &Args, is_first: bool) -> Result<Vec<PackFile>> {
     let input = Input { format: args.data_format, jpeg_decoder: JpegDecoder::Rust, ..Input::default() };
     let wanted =
         Wanted { sample: [3, args.size, args.size], classes: 1_000_000, seed: args.seed, input: &input };
-    let Parts { training, test } = data::parts(&args.source, &wanted)?;
+    let parts = data::parts(&args.source, &wanted)?;
+    let said = parts.lines(&args.source);
+    let Parts { training, test, .. } = parts;
     let mut jobs = Vec::new();
     for (part, set) in [("training", Some(training)), ("test", test)] {
         let Some(set) = set else { continue };
@@ -163,6 +166,7 @@ fn plan(args: &Args, is_first: bool) -> Result<Vec<PackFile>> {
                 source: format!("{}, {kept}, seed {}", set.fingerprint(), args.seed),
                 encoded: args.encoded,
                 classes: set.class_names().to_vec(),
+                prepared: Some((set.colours(), set.frame())),
                 ..Header::default()
             };
             jobs.push(PackFile { set: set.clone(), path: output.clone(), images: images.to_vec(), header });
@@ -175,7 +179,7 @@ fn plan(args: &Args, is_first: bool) -> Result<Vec<PackFile>> {
             job.path = output.with_file_name(format!("{stem}-{part}-{file}-of-{files}.h5"));
         }
     }
-    Ok(jobs)
+    Ok((jobs, said))
 }
 
 /// Bytes of an image, by some of them.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::comm::World;
-use crate::config::{Augment, Input, JpegDecoder};
+use crate::config::{Augment, DataFormat, Input, JpegDecoder};
 use crate::data::{self, Batch, Reading, Samples, Scratch, Sharding, TrainingLoader, Wanted};
 use crate::error::{Error, Result};
 use crate::record;
@@ -13,6 +13,9 @@ use crate::record;
 pub struct Args {
     /// What --data of a training run takes.
     path: PathBuf,
+    /// How they lie there [default: found out from the files].
+    #[arg(long, value_enum)]
+    data_format: Option<DataFormat>,
     /// What is done to the images, as in training.
     #[arg(long, value_name = "LIST")]
     augment: Option<Augment>,
@@ -41,7 +44,8 @@ const CHECKED: usize = 16;
 /// `Data`, also when any image cannot be read: it would count as fast.
 pub fn run(args: &Args, world: &World) -> Result<()> {
     let augment = args.augment.clone();
-    let input = Input { augment, jpeg_decoder: args.jpeg_decoder, ..Input::default() };
+    let (format, jpeg_decoder) = (args.data_format, args.jpeg_decoder);
+    let input = Input { format, augment, jpeg_decoder, ..Input::default() };
     let sample = [3, args.image_size, args.image_size];
     let wanted = Wanted { sample, classes: 1_000_000, seed: 1, input: &input };
     let sets = world.agree(data::open(&args.path, &wanted))?;

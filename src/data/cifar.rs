@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::about::About;
 use super::detect::Parts;
 use super::idx::label_bytes;
 use super::images::Images;
@@ -89,7 +90,9 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
     };
     let training = part(variant.training, None)?;
     let test = part(&[variant.test], Some(training.colours))?;
-    Ok(Parts { training: Arc::new(training), test: Some(Arc::new(test)) })
+    let from = [variant.training.join(", "), variant.test.into()];
+    let about = About { from, ..About::of("CIFAR's files", ["", ""]) };
+    Ok(Parts { training: Arc::new(training), test: Some(Arc::new(test)), about })
 }
 
 fn read(path: &Path, variant: &Variant, pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {

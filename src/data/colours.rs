@@ -1,7 +1,9 @@
 //! Mean and deviation of a set's colours, by which images are normalised.
 
+use super::{Frame, Preprocessing};
+
 /// Of each channel, in bytes (0 to 255). A grey set has its values in all three.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Colours {
     /// Mean of each channel.
     pub mean: [f64; 3],
@@ -16,6 +18,21 @@ impl Colours {
             mean: [0.485, 0.456, 0.406].map(|mean| mean * 255.0),
             deviation: [0.229, 0.224, 0.225].map(|deviation| deviation * 255.0),
         }
+    }
+
+    /// What a network expects that reads (C, H, W) and learns from images of these colours.
+    pub fn expected(&self, image: [usize; 3], frame: Frame) -> Preprocessing {
+        // A grey of colours is nearest to green.
+        let of = |values: &[f64; 3]| {
+            if image[0] == 1 { vec![values[1] / 255.0] } else { values.map(|v| v / 255.0).into() }
+        };
+        Preprocessing { image, mean: of(&self.mean), std: of(&self.deviation), frame }
+    }
+
+    /// The colours that a network expects.
+    pub fn of(expected: &Preprocessing) -> Colours {
+        let of = |values: &[f64]| [0, 1, 2].map(|c| 255.0 * values[c.min(values.len() - 1)]);
+        Colours { mean: of(&expected.mean), deviation: of(&expected.std) }
     }
 
     /// Of images with 1 or 3 channels, innermost.

@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Dataset, Frame, Jpeg, Samples, Sets, Wanted, cifar, folder, idx, packed, synthetic_shapes, tar};
+use super::about::{self, About};
+use super::folder::{self, Inner};
+use super::{Dataset, Frame, Jpeg, Samples, Sets, Wanted, cifar, idx, packed, synthetic_shapes, tar};
 use crate::config::{Augment, Augmentation, DataFormat, most};
 use crate::error::{Error, Result};
 
@@ -16,6 +18,15 @@ pub struct Parts {
     pub training: Arc<dyn Dataset>,
     /// The test images, where there are any.
     pub test: Option<Arc<dyn Dataset>>,
+    /// What all was taken for.
+    pub about: About,
+}
+
+impl Parts {
+    /// What a run says of them.
+    pub fn lines(&self, path: &Path) -> Vec<String> {
+        self.about.lines(path, &*self.training, self.test.as_deref())
+    }
 }
 
 /// Opens a data set and prepares it for a model. The path "synthetic:shapes" is a set that is computed.
@@ -24,13 +35,22 @@ pub struct Parts {
 /// `Data`, with the name of what is missing, unreadable, damaged or at odds with the rest; `Usage` when flags do not
 /// fit the data.
 pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
-    let Parts { training, test } = parts(path, wanted)?;
-    let classes = training.class_names().len();
-    if classes > wanted.classes {
-        let what =
-            format!("{classes} classes, but the model has {}; use --classes {classes}", wanted.classes);
-        return Err(Error::data(path, what));
+    let mut parts = parts(path, wanted)?;
+    let classes = parts.training.class_names();
+    let empty = match is_computed(path) {
+        true => Vec::new(),
+        false => without_images(&*parts.training),
+    };
+    if classes.len() > wanted.classes {
+        return Err(Error::data(path, too_many(&empty, classes.len(), wanted.classes)));
     }
+    if !empty.is_empty() {
+        let names: Vec<&str> = empty.iter().map(|&class| &*classes[class]).collect();
+        let what = format!("classes without an image to train on: {}", about::listed(&names));
+        parts.about.notes.push(what);
+    }
+    let said = parts.lines(path);
+    let Parts { training, test, about } = parts;
     let augment = match &wanted.input.augment {
         Some(augment) => augment.clone(),
         None if training.frame() == Frame::Centre => Augment::imagenet(),
@@ -44,7 +64,40 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
     Ok(Sets {
         training: samples.for_training(augment, wanted.seed, wanted.input.repeat),
         test: test.map(|test| Samples::new(test, wanted.sample, &*training)),
+        said,
+        colours: about.colours,
+        begins_at_0: empty.first() != Some(&0),
     })
+}
+
+/// Whether it is no file but a set that is computed.
+fn is_computed(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| text.starts_with(SYNTHETIC))
+}
+
+/// The classes that no image has.
+fn without_images(set: &dyn Dataset) -> Vec<usize> {
+    let mut has = vec![false; set.class_names().len()];
+    for index in 0..set.len() {
+        if let Some(has) = has.get_mut(set.label(index) as usize) {
+            *has = true;
+        }
+    }
+    (0..has.len()).filter(|&class| !has[class]).collect()
+}
+
+/// What is wrong where there are more classes than a model has, of which these have no image.
+fn too_many(empty: &[usize], classes: usize, of_model: usize) -> String {
+    let usual = format!("{classes} classes, but the model has {of_model}; use --classes {classes}");
+    match empty.first() {
+        None => usual,
+        Some(first) => format!(
+            "labels up to {}, as they are counted from 0, are {usual}. But no image has class {first}{}: are labels \
+             counted from 1, or left out?",
+            classes - 1,
+            if empty.len() > 1 { format!(", nor have {} others", empty.len() - 1) } else { String::new() }
+        ),
+    }
 }
 
 /// Opens images to be told apart: those that a data set has to test with, or all of one that has none of these; or an
@@ -53,24 +106,35 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
 /// # Errors
 /// As for `open`.
 pub fn open_to_predict(path: &Path, wanted: &Wanted) -> Result<Sets> {
-    let Parts { training, test } = match wanted.input.format {
+    let (parts, said) = match wanted.input.format {
         None if holds_images(path) => {
-            let files = folder::files(path, Jpeg::find(wanted.input.jpeg_decoder)?)?;
-            Parts { training: Arc::new(files), test: None }
+            let (files, left_out) = folder::files(path, Jpeg::find(wanted.input.jpeg_decoder)?)?;
+            let about = About { left_out, colours: "ImageNet's", ..About::default() };
+            let mut said = vec![format!("data: {}, image files: {}", path.display(), files.len())];
+            said.extend(about.left_out.line());
+            (Parts { training: Arc::new(files), test: None, about }, said)
         }
-        _ => parts(path, wanted)?,
+        _ => {
+            // Nobody learns from it: what may be meant otherwise does no harm.
+            let parts = opened(path, wanted, true)?;
+            let said = parts.lines(path);
+            (parts, said)
+        }
     };
+    let Parts { training, test, about } = parts;
     let samples = |set| Samples::new(set, wanted.sample, &*training).without_labels();
     Ok(Sets {
         test: Some(samples(test.unwrap_or_else(|| training.clone()))),
         training: samples(training.clone()),
+        said,
+        colours: about.colours,
+        begins_at_0: true,
     })
 }
 
 /// Whether it is an image file, or a directory with one in it.
 fn holds_images(path: &Path) -> bool {
-    let is_image =
-        |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(folder::is_image);
+    let is_image = |path: &Path| about::is_image(&Inner::name(path));
     match path.is_dir() {
         true => {
             entries(path).is_ok_and(|entries| entries.iter().any(|path| is_image(path) && !path.is_dir()))
@@ -97,7 +161,12 @@ fn countable(path: &Path, images: usize, repeat: usize) -> Result<()> {
 /// # Errors
 /// As for `open`.
 pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
-    if let Some(what) = path.to_str().and_then(|text| text.strip_prefix("synthetic:")) {
+    opened(path, wanted, wanted.input.format.is_some())
+}
+
+/// The same. `sure`: nothing that may be meant otherwise is to be refused.
+fn opened(path: &Path, wanted: &Wanted, sure: bool) -> Result<Parts> {
+    if let Some(what) = path.to_str().and_then(|text| text.strip_prefix(SYNTHETIC)) {
         return synthetic_shapes::open(what, wanted);
     }
     let format = match wanted.input.format {
@@ -108,55 +177,120 @@ pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
     match format {
         DataFormat::Idx => idx::open(path, wanted),
         DataFormat::Cifar => cifar::open(path, wanted),
-        DataFormat::Folder => folder::open(path, jpeg),
-        DataFormat::Tar => tar::open(path, jpeg),
+        DataFormat::Folder => folder::open(path, jpeg, sure),
+        DataFormat::Tar => tar::open(path, jpeg, sure),
         DataFormat::Packed => packed::open(path, jpeg),
     }
 }
 
+/// What a path begins with that stands for a set which is computed.
+const SYNTHETIC: &str = "synthetic:";
+
+/// Whether a file's name ends so.
+pub(super) fn ends(name: &Path, wanted: &str) -> bool {
+    name.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(wanted))
+}
+
 /// The format of what lies there, by the names of files.
 fn recognise(path: &Path) -> Result<DataFormat> {
-    let ending = |name: &Path, wanted: &str| name.extension().is_some_and(|ending| ending == wanted);
-    if ending(path, "h5") && !path.is_dir() {
+    if ends(path, "h5") && !path.is_dir() {
         return Ok(DataFormat::Packed);
     }
     let metadata = fs::metadata(path).map_err(|error| unusable(path, &error))?;
     if metadata.is_file() {
         return match path {
-            path if ending(path, "tar") => Ok(DataFormat::Tar),
-            _ => Err(Error::data(path, "not a directory, and neither an .h5 nor a .tar file")),
+            path if ends(path, "tar") => Ok(DataFormat::Tar),
+            path => Err(Error::data(
+                path,
+                format!("not a directory, and neither an .h5 nor a .tar file{}", in_another_form(path)),
+            )),
         };
     }
     let entries = entries(path)?;
-    let any = |test: &dyn Fn(&str) -> bool| {
-        entries.iter().any(|entry| entry.file_name().and_then(|name| name.to_str()).is_some_and(test))
-    };
-    if any(&|name| name.starts_with("train-images") || name.starts_with("t10k-")) {
-        return Ok(DataFormat::Idx);
+    if let Some(format) = by_name(&entries) {
+        return Ok(format);
     }
-    if any(&|name| cifar::FILES.contains(&name)) {
-        return Ok(DataFormat::Cifar);
-    }
-    let holds = |wanted: &str| -> bool {
-        let inner =
-            entries.iter().filter(|entry| entry.is_dir()).filter_map(|entry| fs::read_dir(entry).ok());
-        let mut inner = inner.flatten().take(1000).flatten().map(|entry| entry.path());
-        entries.iter().any(|entry| ending(entry, wanted)) || inner.any(|entry| ending(&entry, wanted))
-    };
-    if holds("h5") {
-        return Ok(DataFormat::Packed);
-    }
-    if holds("tar") {
-        return Ok(DataFormat::Tar);
-    }
-    if entries.iter().any(|entry| entry.is_dir()) {
+    if Inner::of(path)?.training().is_some() {
         return Ok(DataFormat::Folder);
     }
-    Err(Error::data(
-        path,
-        "no data set: neither IDX files (train-images-idx3-ubyte), nor CIFAR's (data_batch_1.bin, train.bin), nor .h5 or \
-         .tar files, nor a directory a class",
-    ))
+    // The parts of shards may have directories of their own.
+    let inner = || {
+        let inner =
+            entries.iter().filter(|entry| entry.is_dir()).filter_map(|entry| fs::read_dir(entry).ok());
+        inner.flat_map(|entries| entries.flatten().take(1000)).map(|entry| entry.path())
+    };
+    let tar = entries
+        .iter()
+        .find(|entry| ends(entry, "tar"))
+        .cloned()
+        .or_else(|| inner().find(|entry| ends(entry, "tar")));
+    let image = || inner().find(|entry| about::is_image(&Inner::name(entry)));
+    let mut h5 = entries.iter().filter(|entry| ends(entry, "h5"));
+    let has_others = h5.clone().next().is_some();
+    match (h5.find(|file| packed::is_packed(file)), tar) {
+        (Some(_), None) => Ok(DataFormat::Packed),
+        (None, Some(tar)) => match image() {
+            None => Ok(DataFormat::Tar),
+            Some(image) => Err(unclear(path, &tar, "tar", &image, "folder")),
+        },
+        (Some(packed), Some(tar)) => Err(unclear(path, packed, "packed", &tar, "tar")),
+        (None, None) if entries.iter().any(|entry| entry.is_dir()) => Ok(DataFormat::Folder),
+        (None, None) if has_others => Ok(DataFormat::Packed),
+        (None, None) => Err(Error::data(
+            path,
+            format!(
+                "no data set: neither IDX files (train-images-idx3-ubyte), nor CIFAR's (data_batch_1.bin, train.bin), \
+                 nor .h5 or .tar files, nor a directory a class{}",
+                entries
+                    .iter()
+                    .map(|entry| in_another_form(entry))
+                    .find(|hint| !hint.is_empty())
+                    .unwrap_or_default()
+            ),
+        )),
+    }
+}
+
+/// The formats that are known by the names of their files.
+fn by_name(entries: &[PathBuf]) -> Option<DataFormat> {
+    let any = |test: &dyn Fn(&str) -> bool| entries.iter().any(|entry| test(&Inner::name(entry)));
+    if any(&|name| name.starts_with("train-images") || name.starts_with("t10k-")) {
+        return Some(DataFormat::Idx);
+    }
+    any(&|name| cifar::FILES.contains(&name)).then_some(DataFormat::Cifar)
+}
+
+/// Of a directory that may be a set of one format or of another.
+fn unclear(path: &Path, one: &Path, format: &str, other: &Path, or: &str) -> Error {
+    let [one, other] = [one, other].map(|inner| inner.strip_prefix(path).unwrap_or(inner).display());
+    Error::data(path, format!("holds {one} and {other}: say --data-format {format} or --data-format {or}"))
+}
+
+/// What to do with a file that is of no data set as it lies there.
+fn in_another_form(path: &Path) -> String {
+    let archives = ["zip", "gz", "tgz", "bz2", "xz", "zst", "rar", "7z", "parquet", "tfrecord"];
+    let name = Inner::name(path);
+    match () {
+        () if archives.iter().any(|ending| ends(path, ending)) => {
+            format!("; {name} has to be unpacked into a directory first")
+        }
+        () if about::is_image(&name) => format!("; {name} lies in no directory that names its class"),
+        () => String::new(),
+    }
+}
+
+/// Where in a directory a data set lies, in words; none where none is found.
+pub(super) fn sets_within(directory: &Path) -> Option<String> {
+    let inner = Inner::of(directory).ok()?.places;
+    inner.iter().take(1000).find_map(|place| {
+        let found = by_name(&entries(place).ok()?).map(|format| match format {
+            DataFormat::Cifar => "CIFAR's files",
+            _ => "IDX files",
+        });
+        let of_parts = || Inner::of(place).ok()?.training().map(|_| "parts of a data set");
+        let what = found.or_else(of_parts)?;
+        Some(format!("it holds {what} in {}: --data {}", Inner::name(place), place.display()))
+    })
 }
 
 /// What lies in a directory, sorted by name.

@@ -1,8 +1,9 @@
 //! A directory a class, with JPEG and PNG files in it, at any depth: how ImageNet is kept.
 //!
-//! `DIR/train` and `DIR/val` (or `validation`, `test`) hold the classes; where there is no `train`, DIR itself does,
-//! and there is nothing to test on. Classes are numbered by their sorted names, as torchvision's ImageFolder does.
-//! Links are followed, to each directory once.
+//! A directory called `train` that has directories of its own holds the classes, and one called `val` or `test` those
+//! to test on (`split` has the words); where there is none, the directories are the classes, and there is nothing to
+//! test on. Classes are numbered by their sorted names, as torchvision's ImageFolder does. Links are followed, to each
+//! directory once. What may be meant otherwise is refused (`doubts`).
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -10,14 +11,14 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::detect::{Parts, Seen, entries};
+use super::about::{About, LeftOut, is_hidden, is_image, kind_of, listed};
+use super::detect::{self, Parts, Seen, entries};
 use super::picture::{self, Picture};
+use super::split::{Part, part};
 use super::{Colours, Dataset, Frame, Jpeg};
+use super::{doubts, orientation};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32};
-
-/// What parts for testing are called.
-pub const TEST_NAMES: [&str; 3] = ["val", "validation", "test"];
 
 /// Files that are opened at the start, to find out at once that the whole set cannot be read.
 const TRIED: usize = 256;
@@ -28,24 +29,53 @@ const SIZED: usize = 16_384;
 const SAMPLED: usize = 64;
 const ENDS: u64 = 4096;
 
-/// Opens the set. Every name is read, and one file of each class tried.
+/// In the name of a file that is not UTF-8.
+const NOT_UTF8: char = char::REPLACEMENT_CHARACTER;
+
+/// Opens the set. Every name is read, and one file of each class tried. `sure`: that it is a folder has been said.
 ///
 /// # Errors
-/// `Data`: a directory that cannot be read, a class without images, a file that is none.
-pub fn open(directory: &Path, jpeg: Jpeg) -> Result<Parts> {
-    let inner = |name: &str| Some(directory.join(name)).filter(|path| path.is_dir());
-    let Some(training) = inner("train") else {
-        return Ok(Parts { training: Arc::new(Folder::list(directory, None, jpeg)?), test: None });
+/// `Data`: a directory that cannot be read, a class without images, a file that is none; what is doubtful.
+pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
+    let mut about = About { colours: "ImageNet's", format: "a folder", ..About::default() };
+    let inner = Inner::of(directory)?;
+    let Some(place) = inner.training() else {
+        about.from[1] = beside(directory);
+        let training = Folder::list(directory, inner, None, (jpeg, sure), &mut about)?;
+        return Ok(Parts { training: Arc::new(training), test: None, about });
     };
-    let training = Folder::list(&training, None, jpeg)?;
-    let test = TEST_NAMES.iter().find_map(|name| inner(name));
-    let test = test.map(|test| Folder::list(&test, Some(&training.classes), jpeg)).transpose()?;
-    Ok(Parts { training: Arc::new(training), test: test.map(|test| Arc::new(test) as Arc<dyn Dataset>) })
+    about.left_out.join(inner.loose.clone());
+    let test = inner.test(&mut about)?;
+    for beside in inner.places.iter().filter(|beside| part(&Inner::name(beside)).is_none()) {
+        about.left_out.add("directories beside the parts", &Inner::name(beside));
+    }
+    about.from[0] = format!("{}/", Inner::name(place));
+    let training = Folder::list(place, Inner::of(place)?, None, (jpeg, sure), &mut about)?;
+    let list = |(place, inner): (PathBuf, Inner)| {
+        about.from[1] = format!("{}/", Inner::name(&place));
+        Folder::list(&place, inner, Some(&training.classes), (jpeg, sure), &mut about)
+    };
+    let test = test.map(list).transpose()?;
+    let test = test.filter(|test| !test.files.is_empty()).map(|test| Arc::new(test) as Arc<dyn Dataset>);
+    Ok(Parts { training: Arc::new(training), test, about })
+}
+
+/// Of a part that is named by itself: which part to test on lies beside it, in words.
+fn beside(directory: &Path) -> String {
+    if part(&Inner::name(directory)).is_none_or(|(part, _)| part != Part::Training) {
+        return String::new();
+    }
+    let parent = files::directory_of(directory);
+    let inner = Inner::of(parent).ok();
+    let test =
+        inner.as_ref().and_then(|inner| inner.parts(Part::Test).into_iter().find(|p| has_directories(p)));
+    let name = test.map(|test| Inner::name(test));
+    name.map_or_else(String::new, |name| format!("that of --data {} would be {name}/", parent.display()))
 }
 
 /// An image file, or all below a directory, without classes.
-pub fn files(path: &Path, jpeg: Jpeg) -> Result<Folder> {
-    let mut found = Found { files: Vec::new(), links: VecDeque::new(), seen: Seen::none() };
+pub fn files(path: &Path, jpeg: Jpeg) -> Result<(Folder, LeftOut)> {
+    let mut found = Found::new(Seen::none());
     let directory = match path.is_dir() {
         true => {
             found.seen = Seen::above(path)?;
@@ -55,16 +85,89 @@ pub fn files(path: &Path, jpeg: Jpeg) -> Result<Folder> {
         }
         false => {
             files::check(path).map_err(|error| Error::data(path, error))?;
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            found.files.push((name.into(), 0));
+            found.files.push((Inner::name(path), 0));
             files::directory_of(path)
         }
     };
     let (files, labels) = found.files.into_iter().unzip();
-    let classes = Vec::new();
-    let mut folder = Folder { directory: directory.to_path_buf(), files, labels, classes, content: 0, jpeg };
+    let (directory, classes) = (directory.to_path_buf(), Vec::new());
+    let mut folder = Folder { directory, files, labels, classes, content: 0, jpeg, upright: true };
     folder.content = folder.content();
-    Ok(folder)
+    Ok((folder, found.left))
+}
+
+/// What lies in a directory: directories, which are classes or parts, and files.
+pub struct Inner {
+    /// Of the directories that count.
+    pub places: Vec<PathBuf>,
+    /// What else lies there.
+    loose: LeftOut,
+}
+
+impl Inner {
+    pub fn of(directory: &Path) -> Result<Inner> {
+        let (mut places, mut loose) = (Vec::new(), LeftOut::default());
+        for path in entries(directory)? {
+            match Inner::name(&path) {
+                name if is_hidden(&name) => loose.add_file(&name),
+                _ if path.is_dir() => places.push(path),
+                name if is_image(&name) => loose.add("images outside of all classes", &name),
+                name => loose.add_file(&name),
+            }
+        }
+        Ok(Inner { places, loose })
+    }
+
+    /// What an entry of a directory is called.
+    pub fn name(path: &Path) -> String {
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Those that are called as parts are, by the order of their words.
+    fn parts(&self, wanted: Part) -> Vec<&PathBuf> {
+        let rank = |path: &&PathBuf| part(&Inner::name(path)).filter(|(part, _)| *part == wanted);
+        let mut found: Vec<&PathBuf> = self.places.iter().filter(|path| rank(path).is_some()).collect();
+        found.sort_by_key(|path| rank(path).map(|(_, word)| word));
+        found
+    }
+
+    /// The directory of training images: one that is called so and has the classes in it.
+    pub fn training(&self) -> Option<&PathBuf> {
+        self.parts(Part::Training).into_iter().find(|path| has_directories(path))
+    }
+
+    /// The directory to test on, with what lies in it; says which others there are, and why not.
+    fn test(&self, about: &mut About) -> Result<Option<(PathBuf, Inner)>> {
+        let mut found = None;
+        for place in self.parts(Part::Test) {
+            let (inner, name) = (Inner::of(place)?, Inner::name(place));
+            match (&found, inner.places.is_empty()) {
+                (_, true) => {
+                    let what = format!("{name}/ has no directories for classes: nothing is tested on it");
+                    about.notes.push(what);
+                }
+                (None, false) => found = Some((place.clone(), inner)),
+                (Some(_), false) => {
+                    about.left_out.add("parts besides the one to test on", &format!("{name}/"))
+                }
+            }
+        }
+        for besides in self.parts(Part::Training).iter().filter(|place| Some(**place) != self.training()) {
+            about.left_out.add("directories beside the parts", &Inner::name(besides));
+        }
+        Ok(found)
+    }
+}
+
+/// Whether a directory has directories in it; of a very large one its first entries are looked at.
+pub fn has_directories(directory: &Path) -> bool {
+    let is_directory = |entry: fs::DirEntry| {
+        !is_hidden(&entry.file_name().to_string_lossy()) && {
+            let kind = entry.file_type().ok();
+            kind.is_some_and(|kind| kind.is_dir() || (kind.is_symlink() && entry.path().is_dir()))
+        }
+    };
+    fs::read_dir(directory).is_ok_and(|entries| entries.flatten().take(1000).any(is_directory))
 }
 
 /// Files and their classes.
@@ -77,52 +180,57 @@ pub struct Folder {
     /// CRC-32 of sizes and of bytes of some.
     content: u32,
     jpeg: Jpeg,
+    /// Whether photographs are turned as their EXIF data say.
+    upright: bool,
 }
 
 impl Folder {
     /// `known`: the classes of the training set, which this one's must be among.
-    fn list(directory: &Path, known: Option<&[String]>, jpeg: Jpeg) -> Result<Folder> {
-        let (places, classes) = classes(directory)?;
-        let label = |place: &PathBuf, class: &String| match known {
-            None => Ok(classes.binary_search(class).unwrap_or_default()),
-            Some(known) => known
-                .iter()
-                .position(|known| known == class)
-                .ok_or_else(|| Error::data(place, "a class that the training set does not have")),
-        };
-        let mut found = Found { files: Vec::new(), links: VecDeque::new(), seen: Seen::above(directory)? };
-        for place in &places {
-            if !found.seen.is_new(place)? {
-                return Err(Error::data(
-                    place,
-                    "leads to the directory of another class, or to one around it",
-                ));
+    fn list(
+        directory: &Path,
+        inner: Inner,
+        known: Option<&[String]>,
+        (jpeg, sure): (Jpeg, bool),
+        about: &mut About,
+    ) -> Result<Folder> {
+        let Inner { places, loose } = inner;
+        about.left_out.join(loose);
+        let classes = names(&places)?;
+        // What is not known must be empty.
+        let all = known.unwrap_or(&classes);
+        let (mut found, counts) = Found::in_classes(directory, places.iter().zip(&classes), all)?;
+        let count = |class: &String| all.binary_search(class).ok().map(|label| counts[label]);
+        let mut empty = places.iter().zip(&classes);
+        if counts[all.len()] > 0 {
+            let place = empty.find(|(_, class)| count(class).is_none()).map_or(directory, |(place, _)| place);
+            return Err(Error::data(place, "a class that the training set does not have"));
+        }
+        if known.is_some() {
+            let empty: Vec<&str> = classes.iter().filter(|of| count(of) == Some(0)).map(|c| &**c).collect();
+            if !empty.is_empty() {
+                let what =
+                    format!("{}: classes without an image to test on: {}", about.from[1], listed(&empty));
+                about.notes.push(what);
             }
+        } else if let Some((place, _)) = empty.find(|(_, class)| count(class) == Some(0)) {
+            return Err(without_images(directory, place, &found));
         }
-        for (place, class) in places.iter().zip(&classes) {
-            let label = label(place, class)? as i32;
-            found.collect(place, class, label)?;
-        }
-        found.follow()?;
-        let mut counts = vec![0; known.unwrap_or(&classes).len()];
-        found.files.iter().for_each(|(_, label)| counts[*label as usize] += 1);
-        for (place, class) in places.iter().zip(&classes) {
-            if counts[label(place, class)?] == 0 {
-                let what = "a class without images (no .jpg, .jpeg or .png file in it)";
-                return Err(Error::data(place, what));
-            }
-        }
-        if found.files.is_empty() {
+        about.left_out.join(std::mem::take(&mut found.left));
+        if known.is_none() && found.files.is_empty() {
             return Err(Error::data(
                 directory,
                 "no images: wanted are directories, one a class, with .jpg, .jpeg or .png files",
             ));
         }
+        if known.is_none() && !sure {
+            doubts::check(directory, &places, &classes, &found.files)?;
+        }
+        about.notes.extend(known.is_none().then(|| doubts::order(&classes)).flatten());
         let (files, labels) = found.files.into_iter().unzip();
         let classes = known.map_or(classes, <[String]>::to_vec);
-        let mut folder =
-            Folder { directory: directory.to_path_buf(), files, labels, classes, content: 0, jpeg };
-        folder.try_some()?;
+        let directory = directory.to_path_buf();
+        let mut folder = Folder { directory, files, labels, classes, content: 0, jpeg, upright: false };
+        about.notes.extend(folder.try_some()?);
         folder.content = folder.content();
         Ok(folder)
     }
@@ -139,34 +247,48 @@ impl Folder {
         crc32(&[&bytes])
     }
 
-    /// One file of each class, or fewer where there are very many.
-    fn try_some(&self) -> Result<()> {
+    /// Tries one file of each class, or fewer where there are very many. What is odd about them is told.
+    fn try_some(&self) -> Result<Option<String>> {
+        let named = |index: &usize| !self.files[*index].contains(NOT_UTF8);
         let firsts: HashMap<i32, usize> =
-            (0..self.files.len()).rev().map(|index| (self.labels[index], index)).collect();
+            (0..self.files.len()).rev().filter(named).map(|index| (self.labels[index], index)).collect();
         let mut firsts: Vec<usize> = firsts.into_values().collect();
         firsts.sort_unstable();
-        let every = firsts.len().div_ceil(TRIED);
+        let every = firsts.len().div_ceil(TRIED).max(1);
         let tried: Vec<usize> = firsts.into_iter().step_by(every).collect();
-        let mut foreign = 0;
+        let (mut foreign, mut deep) = (Vec::new(), None);
         for &index in &tried {
             let path = self.path(index);
-            let mut start = [0; 8];
+            let mut start = [0; 26];
             let mut file = files::open(&path).map_err(|error| Error::data(&path, error))?;
             let count = file.read(&mut start).map_err(|error| Error::data(&path, error))?;
-            foreign += usize::from(!picture::is_known(&start[..count]));
+            if !picture::is_known(&start[..count]) {
+                foreign.push(kind_of(&start[..count]));
+            }
+            // A PNG's header says so.
+            let is_deep = start.starts_with(b"\x89PNG") && start[24] == 16;
+            deep = deep.or(is_deep.then_some(path));
         }
         // A single bad file is skipped later on.
-        if foreign == tried.len() {
-            let what =
-                format!("neither JPEG nor PNG, and so are all of the {foreign} files that were looked at");
+        if !tried.is_empty() && foreign.len() == tried.len() {
+            let what = format!(
+                "neither JPEG nor PNG{}, and so are all of the {} files that were looked at",
+                foreign[0],
+                foreign.len()
+            );
             return Err(Error::data(&self.path(tried[0]), what));
         }
-        Ok(())
+        Ok(deep
+            .map(|path| format!("{}: a PNG file of 16 bits, of which the upper 8 are read", path.display())))
     }
 
     fn bytes(&self, index: usize) -> Result<Vec<u8>> {
         let path = self.path(index);
-        files::read(&path).map_err(|error| Error::data(&path, error))
+        let wrong = |error| match self.files[index].contains(NOT_UTF8) {
+            true => Error::data(&path, "its name is not UTF-8; rename it"),
+            false => Error::data(&path, error),
+        };
+        files::read(&path).map_err(wrong)
     }
 
     fn path(&self, index: usize) -> PathBuf {
@@ -185,20 +307,22 @@ fn ends(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The directories in one, and their names, sorted: the classes.
-fn classes(directory: &Path) -> Result<(Vec<PathBuf>, Vec<String>)> {
-    let (mut places, mut names) = (Vec::new(), Vec::new());
-    for place in entries(directory)?.into_iter().filter(|path| path.is_dir()) {
-        match place.file_name().and_then(|name| name.to_str()) {
-            None => return Err(Error::data(&place, "a class whose name is not UTF-8")),
-            Some(name) if name.starts_with('.') => {}
-            Some(name) => {
-                names.push(name.to_string());
-                places.push(place);
-            }
-        }
+/// What classes are called that lie in these directories.
+fn names(places: &[PathBuf]) -> Result<Vec<String>> {
+    let name = |place: &PathBuf| match place.file_name().and_then(|name| name.to_str()) {
+        Some(name) => Ok(name.to_string()),
+        None => Err(Error::data(place, "a class whose name is not UTF-8")),
+    };
+    places.iter().map(name).collect()
+}
+
+/// Of a class without images: what is in it, or where images are meant to be.
+fn without_images(directory: &Path, place: &Path, found: &Found) -> Error {
+    if let Some(hint) = detect::sets_within(directory).filter(|_| found.files.is_empty()) {
+        return Error::data(directory, hint);
     }
-    Ok((places, names))
+    let left = found.left.line().map_or(String::new(), |line| format!("; {line}"));
+    Error::data(place, format!("a class without images (no .jpg, .jpeg or .png file in it){left}"))
 }
 
 /// What lies in a set's directories.
@@ -208,24 +332,53 @@ struct Found {
     /// Links to directories, which come last: what lies in a class belongs there, whoever leads to it.
     links: VecDeque<(PathBuf, String, i32)>,
     seen: Seen,
+    left: LeftOut,
 }
 
 impl Found {
+    fn new(seen: Seen) -> Found {
+        Found { files: Vec::new(), links: VecDeque::new(), seen, left: LeftOut::default() }
+    }
+
+    /// What lies in directories of classes; the label of each is its place among `all`. Returns also how many images
+    /// each of these has, and behind them how many are of none.
+    fn in_classes<'a>(
+        directory: &Path,
+        classes: impl Iterator<Item = (&'a PathBuf, &'a String)> + Clone,
+        all: &[String],
+    ) -> Result<(Found, Vec<usize>)> {
+        let mut found = Found::new(Seen::above(directory)?);
+        for (place, _) in classes.clone() {
+            if !found.seen.is_new(place)? {
+                return Err(Error::data(
+                    place,
+                    "leads to the directory of another class, or to one around it",
+                ));
+            }
+        }
+        for (place, class) in classes {
+            found.collect(place, class, all.binary_search(class).unwrap_or(all.len()) as i32)?;
+        }
+        found.follow()?;
+        let mut counts = vec![0; all.len() + 1];
+        found.files.iter().for_each(|(_, label)| counts[*label as usize] += 1);
+        Ok((found, counts))
+    }
+
     /// Adds the images below a directory, sorted.
     fn collect(&mut self, directory: &Path, prefix: &str, label: i32) -> Result<()> {
         for path in entries(directory)? {
-            let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
-                return Err(Error::data(&path, "a name that is not UTF-8"));
-            };
-            let relative = if prefix.is_empty() { name.into() } else { format!("{prefix}/{name}") };
-            if is_image(name) {
-                self.files.push((relative, label));
-            } else if name.starts_with('.') || !path.is_dir() {
-                continue;
+            // An image whose name is not UTF-8 is one that cannot be read.
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let relative = || if prefix.is_empty() { name.to_string() } else { format!("{prefix}/{name}") };
+            if is_image(&name) {
+                self.files.push((relative(), label));
+            } else if is_hidden(&name) || !path.is_dir() {
+                self.left.add_file(&name);
             } else if path.is_symlink() {
-                self.links.push_back((path, relative, label));
+                self.links.push_back((path.clone(), relative(), label));
             } else if self.seen.is_new(&path)? {
-                self.collect(&path, &relative, label)?;
+                self.collect(&path, &relative(), label)?;
             }
         }
         Ok(())
@@ -247,12 +400,6 @@ impl Found {
     }
 }
 
-/// By its name.
-pub fn is_image(name: &str) -> bool {
-    let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-    !name.starts_with('.') && ["jpg", "jpeg", "png"].iter().any(|known| ending.eq_ignore_ascii_case(known))
-}
-
 impl Dataset for Folder {
     fn len(&self) -> usize {
         self.files.len()
@@ -268,7 +415,11 @@ impl Dataset for Folder {
 
     fn read(&self, index: usize, picture: &mut Picture) -> Result<()> {
         let bytes = self.bytes(index)?;
-        picture::decode(&bytes, picture, self.jpeg).map_err(|what| Error::data(&self.path(index), what))
+        picture::decode(&bytes, picture, self.jpeg).map_err(|what| Error::data(&self.path(index), what))?;
+        if self.upright {
+            orientation::turn(picture, orientation::of(&bytes));
+        }
+        Ok(())
     }
 
     fn jpeg(&self) -> Option<Jpeg> {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Sums;
+use super::{Colours, Frame, Sums};
 use crate::files::crc32;
 
 const MAGIC: &str = "dltrain images 1";
@@ -42,8 +42,11 @@ pub struct Header {
     pub names_bytes: u64,
     /// CRC-32 of the tables, one after the other.
     pub tables_crc: u32,
-    /// Of the pixels, for mean and deviation; none where images are encoded.
+    /// Of the pixels; none where images are encoded. Files that do not say by what they are normalised go by these.
     pub sums: Sums,
+    /// By what images are normalised, and what of them evaluation looks at: as those were that were packed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepared: Option<(Colours, Frame)>,
 }
 
 impl Header {
@@ -51,6 +54,12 @@ impl Header {
     pub fn to_text(&self) -> String {
         let json = serde_json::to_string(self).unwrap_or_default();
         format!("{MAGIC} {} {:08x}\n{json}", json.len(), crc32(&[json.as_bytes()]))
+    }
+
+    /// Whether a file begins with one.
+    pub fn is_begun(mut file: &File) -> bool {
+        let mut first = [0; MAGIC.len()];
+        file.read_exact(&mut first).is_ok_and(|()| first == *MAGIC.as_bytes())
     }
 
     /// Reads and checks the header of a file of `size` bytes.
@@ -91,6 +100,13 @@ impl Header {
         }
         let chunks = self.bytes.div_ceil(CHUNK as u64) == self.chunks.len() as u64
             && self.chunks.iter().all(|&at| within(at, CHUNK as u64));
+        let sound = |(colours, _): &(Colours, Frame)| {
+            colours.mean.iter().all(|mean| mean.is_finite())
+                && colours.deviation.iter().all(|deviation| deviation.is_finite() && *deviation > 0.0)
+        };
+        if !self.prepared.as_ref().is_none_or(sound) {
+            return Err("corrupt header (it says impossible colours)".into());
+        }
         if !chunks || !self.tables.iter().zip(self.table_bytes()).all(|(&at, bytes)| within(at, bytes)) {
             return Err("truncated, or its header is corrupt".into());
         }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 
+use super::about::About;
 use super::detect::Parts;
 use super::images::Images;
 use super::{Colours, Wanted};
@@ -37,9 +38,12 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
         return Err(Error::data(&test.images, what));
     }
     let colours = Colours::over(&training.pixels, 1);
+    let from = [&training, &test].map(|half| half.images.file_name().unwrap_or_default().to_string_lossy());
+    let about = About::of("IDX files", [&from[0], &from[1]]);
     Ok(Parts {
         training: Arc::new(training.into_images(wanted, colours)),
         test: Some(Arc::new(test.into_images(wanted, colours))),
+        about,
     })
 }
 
@@ -63,11 +67,18 @@ impl Half {
             return Err(Error::data(&labels, what));
         }
         if let Some(index) = values.iter().position(|&label| usize::from(label) >= classes) {
+            let (least, most) =
+                (values.iter().min().copied().unwrap_or(0), values.iter().max().copied().unwrap_or(0));
+            let from_1 = if least > 0 {
+                format!(" (labels run from {least} to {most}: no image has class 0)")
+            } else {
+                String::new()
+            };
             let what = format!(
-                "label {} (of image {index}) is out of range: the model has {classes} classes, counted from 0; use \
-                 --classes {} or more",
+                "label {} (of image {index}) is out of range: the model has {classes} classes, counted from 0{from_1}; \
+                 use --classes {} or more",
                 values[index],
-                values.iter().max().map_or(0, |&label| usize::from(label)) + 1,
+                usize::from(most) + 1,
             );
             return Err(Error::data(&labels, what));
         }
@@ -106,9 +117,16 @@ fn find(directory: &Path, stem: &str, ending: &str) -> Result<PathBuf> {
     }
     let names = ["-", "."].map(|dash| format!("{stem}{dash}{ending}"));
     let names: Vec<String> = names.iter().flat_map(|name| [name.clone(), format!("{name}.gz")]).collect();
-    match names.iter().map(|name| directory.join(name)).find(|path| path.exists()) {
+    // Some programs unpack each file into a directory of its name.
+    let within = names.iter().map(|name| directory.join(name).join(name));
+    let places = names.iter().map(|name| directory.join(name)).chain(within);
+    match places.into_iter().find(|path| path.exists() && !path.is_dir()) {
         Some(path) => Ok(path),
-        None => Err(Error::data(directory, format!("no {stem} file; looked for {}", names.join(", ")))),
+        None => {
+            let of_name = names.iter().find(|name| directory.join(name).is_dir());
+            let what = of_name.map_or(String::new(), |name| format!("; {name} is a directory without it"));
+            Err(Error::data(directory, format!("no {stem} file; looked for {}{what}", names.join(", "))))
+        }
     }
 }
 

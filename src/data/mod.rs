@@ -3,30 +3,38 @@
 //! A `Dataset` hands out single pictures, decoded, from memory or files. `Samples` makes of each what a model reads:
 //! cut, scaled, augmented, normalised. A `Sharding` says which of them each rank reads at each step; the two loaders
 //! put all together and fill a rank's batch, ahead of time where threads are given.
-//! May use: `config`, `cuts`, `error`, `files`, `random`. Used by: `train`, `pack`, `bench`, `cli`.
+//! May use: `config`, `cuts`, `error`, `files`, `model` (what a network expects), `random`. Used by: `train`, `pack`,
+//! `bench`, `cli`.
 
+mod about;
 mod augment;
 mod cifar;
 mod colours;
 mod detect;
+mod doubts;
 mod folder;
 mod header;
 mod idx;
 mod images;
+mod layout;
 mod loader;
+mod members;
 mod mix;
+mod orientation;
 pub mod packed;
 mod picture;
 mod prefetch;
 mod randaugment;
 mod sample;
 mod shard;
+mod split;
 mod synthetic;
 mod synthetic_shapes;
 mod tar;
 #[allow(unsafe_code)]
 mod turbojpeg;
 
+pub use about::{are_numbers, classes as listed_classes};
 pub use colours::{Colours, Sums};
 pub use detect::{Parts, open, open_to_predict, parts};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
@@ -38,6 +46,7 @@ pub use synthetic::synthetic;
 
 use crate::config::Input;
 use crate::error::Result;
+pub use crate::model::{Frame, Preprocessing};
 
 /// Labelled pictures. Reading one changes nothing, so that many threads can read at once.
 pub trait Dataset: Send + Sync {
@@ -110,15 +119,6 @@ pub trait Dataset: Send + Sync {
     }
 }
 
-/// What of an image evaluation looks at, and training that does not cut by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Frame {
-    /// All of it, scaled to the model's size.
-    Whole,
-    /// The middle: the shorter side is scaled to 8/7 of the model's size, and that cut out.
-    Centre,
-}
-
 /// What a run learns from and what it is measured by.
 #[derive(Clone)]
 pub struct Sets {
@@ -126,6 +126,12 @@ pub struct Sets {
     pub training: Samples,
     /// `None` where the data have no part for it.
     pub test: Option<Samples>,
+    /// What the data were taken for, a line each.
+    pub said: Vec<String>,
+    /// Whose mean and deviation images are normalised by.
+    pub colours: &'static str,
+    /// Whether an image has the first class.
+    pub begins_at_0: bool,
 }
 
 impl Sets {

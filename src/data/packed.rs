@@ -11,20 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::about::About;
 use super::detect::{Parts, entries};
 pub use super::header::{CHUNK, Header};
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg, Sums};
 use crate::error::{Error, Result};
-use crate::files::{Kept, crc32};
+use crate::files::{self, Kept, crc32};
 
 /// Opens a directory of packed files, one file, or `NAME.h5` for all of `NAME-*.h5`.
 ///
 /// # Errors
 /// `Data`: a file that is missing, damaged, or belongs to another set.
 pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
-    let files = files_of(path)?;
-    let files = files.iter().map(|file| Pack::open(file)).collect::<Result<Vec<Pack>>>()?;
+    let paths = files_of(path)?;
+    let files = paths.iter().map(|file| Pack::open(file)).collect::<Result<Vec<Pack>>>()?;
     let part = |name: &str| -> Result<Option<Arc<Packed>>> {
         let mut of: Vec<Pack> = files.iter().filter(|file| file.header.part == name).cloned().collect();
         of.sort_by_key(|file| file.header.file);
@@ -42,7 +43,20 @@ pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
         let what = "test images with other classes than the training images";
         return Err(Error::data(&test.files[0].path, what));
     }
-    Ok(Parts { training, test: test.map(|test| test as Arc<dyn Dataset>) })
+    let mut about = About { format: "packed", colours: "those of what was packed", ..About::default() };
+    if path.is_dir() {
+        let beside = entries(path)?.into_iter().filter(|file| !paths.contains(file));
+        beside.for_each(|file| {
+            about.left_out.add_file(&file.file_name().unwrap_or_default().to_string_lossy())
+        });
+    }
+    let test = test.map(|test| test as Arc<dyn Dataset>);
+    Ok(Parts { training, test, about })
+}
+
+/// Whether a file begins as packed ones do.
+pub fn is_packed(path: &Path) -> bool {
+    files::open(path).is_ok_and(|file| Header::is_begun(&file))
 }
 
 /// The files that a path stands for.
@@ -52,7 +66,10 @@ pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     let ends = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "h5");
     let files: Vec<PathBuf> = if path.is_dir() {
-        entries(path)?.into_iter().filter(ends).collect()
+        let all: Vec<PathBuf> = entries(path)?.into_iter().filter(ends).collect();
+        // Results and weights may lie beside. Where nothing is packed each file says what is wrong with it.
+        let packed: Vec<PathBuf> = all.iter().filter(|file| is_packed(file)).cloned().collect();
+        if packed.is_empty() { all } else { packed }
     } else if path.exists() {
         vec![path.to_path_buf()]
     } else {
@@ -154,6 +171,7 @@ pub struct Packed {
     first: Vec<usize>,
     classes: Vec<String>,
     colours: Colours,
+    frame: Frame,
     cache: Mutex<VecDeque<Chunk>>,
     /// Chunks that are kept.
     keep: AtomicUsize,
@@ -183,6 +201,10 @@ impl Packed {
         }
         let mut sums = Sums::default();
         files.iter().for_each(|file| sums.join(&file.header.sums));
+        // Files of earlier versions do not say it.
+        let usual = if sums.count > 0 { sums.colours() } else { Colours::imagenet() };
+        let said = head.prepared.filter(|_| files.iter().all(|file| file.header.prepared == head.prepared));
+        let (colours, frame) = said.unwrap_or((usual, Frame::Centre));
         let mut first = vec![0];
         first.extend(files.iter().scan(0, |sum, file| {
             *sum += file.labels.len();
@@ -190,7 +212,8 @@ impl Packed {
         }));
         Ok(Packed {
             classes: head.classes.clone(),
-            colours: if sums.count > 0 { sums.colours() } else { Colours::imagenet() },
+            colours,
+            frame,
             files,
             first,
             cache: Mutex::default(),
@@ -337,7 +360,7 @@ impl Dataset for Packed {
     }
 
     fn frame(&self) -> Frame {
-        Frame::Centre
+        self.frame
     }
 
     fn in_memory(&self) -> bool {

@@ -8,6 +8,7 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
+use super::about;
 use super::turbojpeg::{self, Turbo};
 use crate::config;
 use crate::error::{Error, Result};
@@ -90,7 +91,7 @@ pub fn decode(bytes: &[u8], picture: &mut Picture, jpeg: Jpeg) -> std::result::R
         [] => Err("empty".into()),
         [0xff, 0xd8, ..] => decode_jpeg(bytes, picture, jpeg),
         [0x89, b'P', b'N', b'G', ..] => decode_png(bytes, picture),
-        _ => Err("neither JPEG nor PNG".into()),
+        _ => Err(format!("neither JPEG nor PNG{}", about::kind_of(bytes))),
     }));
     decoded.unwrap_or_else(|_| Err("the decoder failed".into()))
 }
@@ -107,8 +108,8 @@ fn decode_jpeg(bytes: &[u8], picture: &mut Picture, jpeg: Jpeg) -> std::result::
         return Ok(());
     }
     let options = DecoderOptions::default()
-        .set_max_width(LARGEST_SIDE)
-        .set_max_height(LARGEST_SIDE)
+        .set_max_width(usize::from(u16::MAX))
+        .set_max_height(usize::from(u16::MAX))
         .set_strict_mode(false);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(wrong)?;
@@ -171,8 +172,12 @@ pub(super) fn plausible(
     if height == 0 || width == 0 {
         return Err(format!("its header says {width}×{height} pixels"));
     }
-    let too_many = height.saturating_mul(width) > bytes.saturating_mul(best);
-    if too_many || height > LARGEST_SIDE || width > LARGEST_SIDE {
+    if height > LARGEST_SIDE || width > LARGEST_SIDE {
+        return Err(format!(
+            "{width}×{height} pixels; images of more than {LARGEST_SIDE} on a side are not decoded"
+        ));
+    }
+    if height.saturating_mul(width) > bytes.saturating_mul(best) {
         return Err(format!("its header says {width}×{height} pixels, more than {bytes} bytes can hold"));
     }
     if height * width > MOST_PIXELS {

@@ -11,7 +11,7 @@ use resize::Resizer;
 use super::augment;
 use super::mix::Mix;
 use super::picture::Picture;
-use super::{Dataset, Frame};
+use super::{Colours, Dataset, Frame, Preprocessing};
 use crate::config::{Augment, Augmentation};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
@@ -23,6 +23,18 @@ pub struct Normalisation {
     pub scale: [f32; 3],
     /// Added to each channel after that.
     pub shift: [f32; 3],
+}
+
+impl Normalisation {
+    /// To mean 0 and deviation 1, by these figures. It goes by what is kept with weights, so that a run which goes on
+    /// from there has the same bits.
+    fn of(expected: &Preprocessing) -> Normalisation {
+        let Colours { mean, deviation } = Colours::of(expected);
+        Normalisation {
+            scale: deviation.map(|deviation| (1.0 / deviation) as f32),
+            shift: [0, 1, 2].map(|c| (-mean[c] / deviation[c]) as f32),
+        }
+    }
 }
 
 /// A data set as a model reads it.
@@ -37,6 +49,7 @@ pub struct Samples {
     labelled: bool,
     /// Rows of each image that a batch keeps.
     rows: Range<usize>,
+    expected: Preprocessing,
     normalisation: Normalisation,
 }
 
@@ -58,12 +71,10 @@ type Rectangle = [f64; 4];
 impl Samples {
     /// The images of `set` for a model that reads (C, H, W), normalised to the colours of `like`.
     pub fn new(set: Arc<dyn Dataset>, sample: [usize; 3], like: &dyn Dataset) -> Samples {
-        let colours = like.colours();
+        let expected = like.colours().expected(sample, like.frame());
         Samples {
-            normalisation: Normalisation {
-                scale: colours.deviation.map(|deviation| (1.0 / deviation) as f32),
-                shift: [0, 1, 2].map(|c| (-colours.mean[c] / colours.deviation[c]) as f32),
-            },
+            normalisation: Normalisation::of(&expected),
+            expected,
             set,
             sample,
             augment: Augment::default(),
@@ -72,6 +83,17 @@ impl Samples {
             labelled: true,
             rows: 0..sample[1],
         }
+    }
+
+    /// The same images as a network expects them that has learned already, but for its size.
+    pub fn expecting(self, expected: &Preprocessing) -> Samples {
+        let expected = Preprocessing { image: self.sample, ..expected.clone() };
+        Samples { normalisation: Normalisation::of(&expected), expected, ..self }
+    }
+
+    /// What a network expects that learns from them.
+    pub fn expected(&self) -> &Preprocessing {
+        &self.expected
     }
 
     /// The same images, each read as one of class 0: their classes may be others than the model's.
@@ -225,7 +247,7 @@ impl Samples {
         let whole = [0.0, 0.0, source.width as f64, source.height as f64];
         let part = if self.augment.has(Augmentation::Crop) {
             augment::random_part(&mut draws(Augmentation::Crop).0, [source.height, source.width])
-        } else if self.set.frame() == Frame::Whole || self.augment.has(Augmentation::PadCrop) {
+        } else if self.expected.frame == Frame::Whole || self.augment.has(Augmentation::PadCrop) {
             whole
         } else {
             centre([source.height, source.width], [height, width])

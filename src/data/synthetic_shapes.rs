@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::about::About;
 use super::detect::Parts;
 use super::picture::Picture;
 use super::{Colours, Dataset, Frame, Wanted};
@@ -65,7 +66,8 @@ pub fn open(what: &str, wanted: &Wanted) -> Result<Parts> {
         let classes = (0..wanted.classes).map(name).collect();
         Arc::new(Shapes { classes, size: [height, width], channels, seed: wanted.seed, part, len })
     };
-    Ok(Parts { training: part(0, len), test: Some(part(1, len / 4)) })
+    let about = About { colours: "usual", ..About::of("computed images", ["", ""]) };
+    Ok(Parts { training: part(0, len), test: Some(part(1, len / 4)), about })
 }
 
 impl Shapes {

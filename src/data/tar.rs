@@ -1,71 +1,120 @@
 //! Tar files as WebDataset has them, or with a directory a class.
 //!
-//! `xxx.jpg` and, beside it, `xxx.cls` with the number of its class; without any `.cls`, the name of the directory that
-//! an image lies in is its class. Files whose names start with `train` are for training, with `val` or `test` for
-//! testing (or they lie in directories of these names); where no name says so all are for training. At the start the
-//! headers of every file are read, not the images.
+//! `xxx.jpg` and, beside it, `xxx.cls` with the number of its class; without any `.cls`, directories are classes as in
+//! a folder (`layout`). Files for training and for testing are known by their names, or by directories in them; where
+//! nothing says so all are for training. At the start the headers of every file are read (`members`), not the images.
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::detect::{Parts, Seen, entries};
-use super::folder::{TEST_NAMES, is_image};
+use super::about::{About, LeftOut};
+use super::detect::{Parts, Seen, ends, entries};
+use super::layout;
+use super::members::{Entry, Members};
 use super::picture::{self, Picture};
+use super::split::{Part, part, part_of_file};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
 use crate::files::{Kept, crc32};
 
-/// A `.cls` file that is longer is none.
-const LONGEST_LABEL: u64 = 64;
-
-/// Opens one tar file, or all in a directory and in those within.
+/// Opens one tar file, or all in a directory and in those within. `sure`: that it is one has been said.
 ///
 /// # Errors
-/// `Data`: a file that cannot be read or is no tar file, an image without a class, no image at all.
-pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
-    let is_tar = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "tar");
-    let mut files = vec![path.to_path_buf()];
-    if path.is_dir() {
-        files = entries(path)?.into_iter().filter(is_tar).collect();
-        let mut seen = Seen::above(path)?;
-        for directory in entries(path)?.into_iter().filter(|entry| entry.is_dir()) {
-            if seen.is_new(&directory)? {
-                files.extend(entries(&directory)?.into_iter().filter(is_tar));
-            }
+/// `Data`: a file that cannot be read or is no tar file, an image without a class, no image at all; what is doubtful.
+pub fn open(path: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
+    let mut about = About { format: "tar files", colours: "ImageNet's", ..About::default() };
+    let paths = tar_files(path)?;
+    let (tars, parts) = by_name(path, paths, &mut about.left_out)?;
+    let mut members = Members::default();
+    let files = tars.iter().enumerate().map(|(index, tar)| {
+        let (kept, file) = Kept::open(tar).map_err(|error| Error::data(tar, error))?;
+        members.add(index, &file).map_err(|what| Error::data(tar, what))?;
+        Ok(kept)
+    });
+    let files = files.collect::<Result<Vec<Kept>>>()?;
+    if members.images.is_empty() {
+        let what = "no .jpg, .jpeg or .png images in these tar files";
+        let left = members.left_out.line().map_or(String::new(), |line| format!("; {line}"));
+        return Err(Error::data(path, format!("{what}{left}")));
+    }
+    let tars = Arc::new(Tars { paths: tars, files });
+    let place = |file: usize| if path.is_dir() { &*tars.paths[file] } else { path };
+    let wrong = |(file, what): (usize, String)| Error::data(place(file), what);
+    let laid = layout::of(members, &parts, (path, sure), &mut about).map_err(wrong)?;
+    let set = |part: Vec<(Entry, i32)>| {
+        let (images, labels) = part.into_iter().unzip();
+        let (tars, classes) = (tars.clone(), laid.classes.clone());
+        Arc::new(Shards { tars, images, labels, classes, jpeg })
+    };
+    let [training, test] = [laid.training, laid.test].map(set);
+    if training.is_empty() {
+        return Err(Error::data(path, "all images are to test on, by the names of files and directories"));
+    }
+    let test = Some(test).filter(|test| !test.is_empty()).map(|test| test as Arc<dyn Dataset>);
+    Ok(Parts { training, test, about })
+}
+
+/// The tar files of a path.
+fn tar_files(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let is_tar = |path: &PathBuf| ends(path, "tar");
+    let mut files: Vec<PathBuf> = entries(path)?.into_iter().filter(is_tar).collect();
+    let mut seen = Seen::above(path)?;
+    for directory in entries(path)?.into_iter().filter(|entry| entry.is_dir()) {
+        if seen.is_new(&directory)? {
+            files.extend(entries(&directory)?.into_iter().filter(is_tar));
         }
-        seen.tell();
     }
-    let begins = |file: &Path, names: &[&str]| {
-        let inner = file.strip_prefix(path).unwrap_or(file).to_string_lossy().into_owned();
-        names.iter().any(|name| inner.starts_with(name))
-    };
-    let (test, mut training): (Vec<PathBuf>, Vec<PathBuf>) =
-        files.into_iter().partition(|file| begins(file, &TEST_NAMES));
-    if training.iter().any(|file| begins(file, &["train"])) {
-        training.retain(|file| begins(file, &["train"]));
+    seen.tell();
+    match files.is_empty() {
+        true => Err(Error::data(path, "no .tar files there")),
+        false => Ok(files),
     }
-    let training = Shards::list(path, training, None, jpeg)?;
-    let test = match test.is_empty() {
-        true => None,
-        false => Some(Shards::list(path, test, Some(&training.classes), jpeg)?),
-    };
-    Ok(Parts { training: Arc::new(training), test: test.map(|test| Arc::new(test) as Arc<dyn Dataset>) })
 }
 
-/// Where an image lies.
-struct Entry {
-    file: usize,
-    at: u64,
-    bytes: u64,
-    name: String,
+/// The files to read, and the part that the name of each says, if it does. Beside files for training others are not
+/// read that say nothing.
+fn by_name(
+    path: &Path,
+    files: Vec<PathBuf>,
+    left_out: &mut LeftOut,
+) -> Result<(Vec<PathBuf>, Vec<Option<Part>>)> {
+    let said = |file: &PathBuf| {
+        let inner = file.strip_prefix(path).ok().filter(|inner| *inner != Path::new(""))?;
+        let mut names = inner.iter().map(|name| name.to_string_lossy());
+        let name = names.next_back()?;
+        names.find_map(|name| part(&name)).map(|(part, _)| part).or_else(|| part_of_file(&name))
+    };
+    let mut parts: Vec<(PathBuf, Option<Part>)> =
+        files.into_iter().map(|file| (file.clone(), said(&file))).collect();
+    if parts.iter().all(|(_, part)| *part == Some(Part::Test)) {
+        let what = format!(
+            "tar files to test on alone, by their names; {} by itself is trained on",
+            parts[0].0.display()
+        );
+        return Err(Error::data(path, what));
+    }
+    if parts.iter().any(|(_, part)| *part == Some(Part::Training)) {
+        for (file, _) in parts.iter().filter(|(_, part)| part.is_none()) {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            left_out.add("tar files whose names say no part", &name);
+        }
+        parts.retain(|(_, part)| part.is_some());
+    }
+    Ok(parts.into_iter().unzip())
 }
 
-pub struct Shards {
+/// The files, which stay open.
+struct Tars {
     paths: Vec<PathBuf>,
     files: Vec<Kept>,
+}
+
+/// The images of one part.
+pub struct Shards {
+    tars: Arc<Tars>,
     images: Vec<Entry>,
     labels: Vec<i32>,
     classes: Vec<String>,
@@ -73,37 +122,10 @@ pub struct Shards {
 }
 
 impl Shards {
-    fn list(place: &Path, paths: Vec<PathBuf>, known: Option<&[String]>, jpeg: Jpeg) -> Result<Shards> {
-        let (mut files, mut images, mut numbers) = (Vec::new(), Vec::new(), HashMap::new());
-        for (index, path) in paths.iter().enumerate() {
-            let read = || -> std::result::Result<Kept, String> {
-                let (kept, file) = Kept::open(path).map_err(|error| error.to_string())?;
-                index_file(index, &file, &mut images, &mut numbers)?;
-                Ok(kept)
-            };
-            let mut read = read;
-            files.push(read().map_err(|what| Error::data(path, what))?);
-        }
-        if images.is_empty() {
-            let what = match paths.is_empty() {
-                true => "no .tar files there",
-                false => "no .jpg, .jpeg or .png images in these tar files",
-            };
-            return Err(Error::data(place, what));
-        }
-        let (labels, classes) = if numbers.is_empty() {
-            by_directory(&images, known).map_err(|(file, what)| Error::data(&paths[file], what))?
-        } else {
-            by_number(&images, &numbers).map_err(|(file, what)| Error::data(&paths[file], what))?
-        };
-        let classes = known.filter(|known| known.len() >= classes.len()).map_or(classes, <[String]>::to_vec);
-        Ok(Shards { paths, files, images, labels, classes, jpeg })
-    }
-
     fn bytes(&self, index: usize) -> Result<Vec<u8>> {
         let entry = &self.images[index];
         let mut bytes = vec![0; entry.bytes as usize];
-        match self.files[entry.file].read_exact_at(&mut bytes, entry.at) {
+        match self.tars.files[entry.file].read_exact_at(&mut bytes, entry.at) {
             Ok(()) => Ok(bytes),
             Err(error) => Err(self.wrong(index, error)),
         }
@@ -111,89 +133,8 @@ impl Shards {
 
     fn wrong(&self, index: usize, what: impl std::fmt::Display) -> Error {
         let entry = &self.images[index];
-        Error::data(&self.paths[entry.file], format!("{}: {what}", entry.name))
+        Error::data(&self.tars.paths[entry.file], format!("{}: {what}", entry.name))
     }
-}
-
-/// Adds the images of one file, and the classes that `.cls` files give.
-fn index_file(
-    index: usize,
-    file: &File,
-    images: &mut Vec<Entry>,
-    numbers: &mut HashMap<(usize, String), i32>,
-) -> std::result::Result<(), String> {
-    let size = file.metadata().map_err(|error| error.to_string())?.len();
-    // The library's texts quote the file.
-    let wrong = |error: std::io::Error| {
-        format!("corrupt or truncated tar file ({})", error.to_string().escape_debug())
-    };
-    let mut archive = tar::Archive::new(BufReader::new(file));
-    let mut found = 0;
-    for entry in archive.entries_with_seek().map_err(wrong)? {
-        let mut entry = entry.map_err(wrong)?;
-        found += 1;
-        if !entry.header().entry_type().is_file() {
-            continue;
-        }
-        let (at, bytes) = (entry.raw_file_position(), entry.size());
-        let name = entry.path().map_err(wrong)?.to_string_lossy().into_owned();
-        if at.checked_add(bytes).is_none_or(|end| end > size) {
-            return Err(format!("truncated: {name} would end behind the file's end"));
-        }
-        if let Some(key) = name.strip_suffix(".cls") {
-            let mut text = String::new();
-            entry.by_ref().take(LONGEST_LABEL).read_to_string(&mut text).map_err(wrong)?;
-            let class = text.trim().parse().ok().filter(|class| (0..1_000_000).contains(class));
-            let class = class.ok_or_else(|| format!("{name}: {:?} is no class number", text.trim()))?;
-            numbers.insert((index, key.to_string()), class);
-        } else if is_image(name.rsplit('/').next().unwrap_or(&name)) {
-            images.push(Entry { file: index, at, bytes, name });
-        }
-    }
-    if found == 0 {
-        return Err("empty, or not a tar file".into());
-    }
-    Ok(())
-}
-
-type Labels = std::result::Result<(Vec<i32>, Vec<String>), (usize, String)>;
-
-fn by_number(images: &[Entry], numbers: &HashMap<(usize, String), i32>) -> Labels {
-    let label = |entry: &Entry| {
-        // A key ends at the first dot of the file's own name.
-        let base = entry.name.rfind('/').map_or(0, |slash| slash + 1);
-        let end = entry.name[base..].find('.').map_or(entry.name.len(), |dot| base + dot);
-        let number = numbers.get(&(entry.file, entry.name[..end].to_string()));
-        number.copied().ok_or_else(|| (entry.file, format!("{} has no .cls file beside it", entry.name)))
-    };
-    let labels = images.iter().map(label).collect::<std::result::Result<Vec<i32>, _>>()?;
-    let most = labels.iter().max().map_or(0, |&most| most + 1);
-    Ok((labels, (0..most).map(|class| class.to_string()).collect()))
-}
-
-fn by_directory(images: &[Entry], known: Option<&[String]>) -> Labels {
-    let class = |entry: &Entry| {
-        let directory = entry.name.rsplit('/').nth(1).filter(|name| !name.is_empty() && *name != ".");
-        let what = || {
-            (
-                entry.file,
-                format!("{}: no .cls file beside it, nor in a directory that names its class", entry.name),
-            )
-        };
-        directory.map(String::from).ok_or_else(what)
-    };
-    let of: Vec<String> = images.iter().map(class).collect::<std::result::Result<_, _>>()?;
-    let mut classes: Vec<String> = of.clone();
-    classes.sort_unstable();
-    classes.dedup();
-    let classes = known.map_or(classes, <[String]>::to_vec);
-    let label = |(entry, class): (&Entry, &String)| {
-        let known = classes.binary_search(class).map(|label| label as i32);
-        known
-            .map_err(|_| (entry.file, format!("{}: a class that the training set does not have", entry.name)))
-    };
-    let labels = images.iter().zip(&of).map(label).collect::<std::result::Result<_, _>>()?;
-    Ok((labels, classes))
 }
 
 impl Dataset for Shards {
@@ -223,7 +164,7 @@ impl Dataset for Shards {
 
     fn name(&self, index: usize) -> String {
         let entry = &self.images[index];
-        format!("{}: {}", self.paths[entry.file].display(), entry.name)
+        format!("{}: {}", self.tars.paths[entry.file].display(), entry.name)
     }
 
     fn fingerprint(&self) -> String {

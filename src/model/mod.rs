@@ -12,6 +12,7 @@ mod mnist;
 mod mobilenet;
 mod mobilenet_v3;
 pub mod onnx;
+mod preprocessing;
 mod regnet;
 mod resnet;
 mod shufflenet;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, TensorId};
+pub use preprocessing::{CLASS_NAMES, Frame, PREPROCESSING, Preprocessing};
 
 /// A model that `--model` can name.
 #[derive(Clone)]

@@ -41,7 +41,7 @@ use tensorboard::EventFile;
 pub use tensorboard::check_events;
 pub use terminal::{outcome_of, printed, say as print};
 pub use timeline::{RankEvents, TimelineFile};
-pub use weights::{CLASS_NAMES, OfRun, WeightsFile, check_new, check_weights, write_weights};
+pub use weights::{About, OfRun, WeightsFile, check_new, check_weights, write_weights};
 
 use crate::comm::World;
 use crate::device::Usage;
@@ -351,6 +351,13 @@ impl Drop for Writer {
 pub fn say(place: impl Into<RankInfo>, text: &str) {
     if place.into().rank == 0 {
         terminal::say(text);
+    }
+}
+
+/// The same of how a run goes, for who wants to hear it.
+pub fn tell(place: impl Into<RankInfo>, text: &str) {
+    if place.into().rank == 0 {
+        terminal::tell(text);
     }
 }
 

@@ -6,9 +6,10 @@ use std::path::Path;
 use hdf5::types::VarLenUnicode;
 use ndarray::Array2;
 
-use super::{CLASS_NAMES, check_new};
+use super::check_new;
 use crate::error::{Error, Result};
 use crate::files::write_new;
+use crate::model::CLASS_NAMES;
 
 /// The most probable classes of images.
 #[derive(Debug, Default, PartialEq)]

@@ -18,7 +18,7 @@ use super::checkpoint::{Array, Stored, text};
 use super::read::RunRecord;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_new, write_whole};
-use crate::model::{self, Model};
+use crate::model::{self, CLASS_NAMES, Model, PREPROCESSING, Preprocessing};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
 const BATCHES: &str = "num_batches_tracked";
@@ -30,8 +30,36 @@ const NOTE: &str = ".weights";
 /// Bytes of the longest such note.
 const LONGEST_NOTE: u64 = 1 << 16;
 
-/// What names of classes, a list as JSON, are called in files.
-pub const CLASS_NAMES: &str = "class_names";
+/// What a file says of a network besides its weights.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct About {
+    /// What the classes are called, in the order of the scores; empty where it does not say.
+    pub class_names: Vec<String>,
+    /// What the network expects of its images, where that is known.
+    pub preprocessing: Option<Preprocessing>,
+}
+
+impl About {
+    /// From the texts of a file, by their names.
+    ///
+    /// # Errors
+    /// `Data` where what it says cannot be.
+    pub fn read(path: &Path, text: impl Fn(&str) -> String) -> Result<About> {
+        let preprocessing = Preprocessing::from_text(&text(PREPROCESSING));
+        Ok(About {
+            class_names: serde_json::from_str(&text(CLASS_NAMES)).unwrap_or_default(),
+            preprocessing: preprocessing.map_err(|what| Error::data(path, what))?,
+        })
+    }
+
+    /// The same as texts, each with its name.
+    pub fn texts(&self) -> Vec<(&'static str, String)> {
+        let names = (!self.class_names.is_empty()).then(|| serde_json::json!(self.class_names).to_string());
+        let preprocessing = self.preprocessing.as_ref().map(Preprocessing::to_text);
+        let both = [(CLASS_NAMES, names), (PREPROCESSING, preprocessing)];
+        both.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
+    }
+}
 
 /// A file of weights, opened: names and shapes are known, values are read one tensor at a time.
 pub struct WeightsFile {
@@ -41,8 +69,7 @@ pub struct WeightsFile {
     shapes: Vec<(String, Vec<usize>)>,
     /// What else has a name, with its type.
     unread: Vec<(String, String)>,
-    /// What the classes are called that the scores are of; empty where the file does not say.
-    class_names: Vec<String>,
+    about: About,
 }
 
 enum Content {
@@ -67,7 +94,7 @@ impl WeightsFile {
         let mut start = [0u8; 8];
         let read = files::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
-        let Opened { content, mut shapes, unread, class_names } = match &start {
+        let Opened { content, mut shapes, unread, about } = match &start {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
@@ -81,8 +108,7 @@ impl WeightsFile {
             _ => open_safetensors(path)?,
         };
         shapes.sort();
-        let class_names = serde_json::from_str(&class_names).unwrap_or_default();
-        Ok(WeightsFile { path: path.into(), content, shapes, unread, class_names })
+        Ok(WeightsFile { path: path.into(), content, shapes, unread, about })
     }
 
     /// What the network of an ONNX file came with, under the names that it has in the network. Without a file there is
@@ -95,7 +121,11 @@ impl WeightsFile {
         shapes.sort();
         let path = model.file().map_or_else(PathBuf::new, |file| file.path().into());
         let content = Content::Network(model.clone());
-        WeightsFile { path, content, shapes, unread: Vec::new(), class_names: Vec::new() }
+        let about = model.file().map_or_else(About::default, |file| About {
+            class_names: file.class_names().to_vec(),
+            preprocessing: file.preprocessing().cloned(),
+        });
+        WeightsFile { path, content, shapes, unread: Vec::new(), about }
     }
 
     /// Where the file is.
@@ -120,9 +150,9 @@ impl WeightsFile {
         &self.shapes
     }
 
-    /// What the classes are called, in the order of the scores; empty where the file does not say.
-    pub fn class_names(&self) -> &[String] {
-        &self.class_names
+    /// What it says of the network besides.
+    pub fn about(&self) -> &About {
+        &self.about
     }
 
     /// Name and type of everything that is no tensor of real numbers, and whose values are not to be had.
@@ -164,8 +194,7 @@ struct Opened {
     content: Content,
     shapes: Vec<(String, Vec<usize>)>,
     unread: Vec<(String, String)>,
-    /// As JSON.
-    class_names: String,
+    about: About,
 }
 
 fn open_safetensors(path: &Path) -> Result<Opened> {
@@ -181,9 +210,10 @@ fn open_safetensors(path: &Path) -> Result<Opened> {
             None => unread.push((name.to_string(), format!("{:?}", view.dtype()))),
         }
     }
-    let about = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, about)| about.metadata().clone());
-    let class_names = about.and_then(|mut about| about.remove(CLASS_NAMES)).unwrap_or_default();
-    Ok(Opened { content: Content::SafeTensors(bytes), shapes, unread, class_names })
+    let said = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, said)| said.metadata().clone());
+    let said = said.unwrap_or_default();
+    let about = About::read(path, |name| said.get(name).cloned().unwrap_or_default())?;
+    Ok(Opened { content: Content::SafeTensors(bytes), shapes, unread, about })
 }
 
 /// Bytes of one number; `None` for what is no real number.
@@ -229,9 +259,9 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
         return Err(Error::data(path, what));
     }
     let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
-    let said = file.attr(CLASS_NAMES).and_then(|said| said.read_scalar::<VarLenUnicode>());
-    let class_names = said.map(|names| names.to_string()).unwrap_or_default();
-    Ok(Opened { content: Content::Hdf5(sets), shapes, unread, class_names })
+    let said = |name: &str| file.attr(name).and_then(|said| said.read_scalar::<VarLenUnicode>());
+    let about = About::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
+    Ok(Opened { content: Content::Hdf5(sets), shapes, unread, about })
 }
 
 /// Groups within groups that are looked into. One that holds itself has no end.
@@ -263,8 +293,8 @@ fn open_checkpoint(path: &Path) -> Result<Opened> {
     let shape = |array: &Array| array.shape[usize::from(is_of_each_rank(array))..].to_vec();
     let shapes =
         arrays.iter().map(|(name, &which)| (name.clone(), shape(&stored.head.arrays[which]))).collect();
-    let class_names = stored.head.text(CLASS_NAMES).to_string();
-    Ok(Opened { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), class_names })
+    let about = About::read(path, |name| stored.head.text(name).to_string())?;
+    Ok(Opened { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), about })
 }
 
 /// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.
@@ -314,14 +344,14 @@ fn joined(prefix: &str, path: &str) -> String {
 /// Writes tensors of these names and shapes as safetensors, or as HDF5 where the name of the file ends in .h5 or .hdf5.
 /// `values` is asked for one tensor after the other, so that no two need be in memory. What is written has another
 /// name until it is whole. Every normalisation (`X.running_mean`) gets the counter that PyTorch wants to find in a
-/// safetensors file. The names of the classes that the scores are of are there too, where there are any.
+/// safetensors file. What is known of the network besides is there too.
 ///
 /// # Errors
 /// `Output` when the file cannot be written or is there already; those of `values`.
 pub fn write_weights(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    class_names: &[String],
+    about: &About,
     values: Values,
     of: Option<OfRun>,
 ) -> Result<()> {
@@ -331,9 +361,8 @@ pub fn write_weights(
     }
     let write = if is_hdf5(path) { write_hdf5 } else { write_safetensors };
     let wrong = |error: &dyn Display| Error::output(path, format!("cannot write the weights: {error}"));
-    let names = (!class_names.is_empty()).then(|| serde_json::json!(class_names).to_string());
     let write = |new: &Path| {
-        write(new, shapes, names, values, &wrong)?;
+        write(new, shapes, about, values, &wrong)?;
         of.map_or(Ok(()), |of| note(of, path, new, earlier))
     };
     match earlier {
@@ -452,13 +481,15 @@ fn ways(pairs: usize) -> Vec<i64> {
 }
 
 /// What a file says of itself. The library writes a map in the map's own order, which is another one for each map that
-/// is made, and the same weights are to be the same file: so maps are made until one has the format first.
-fn about(class_names: Option<String>) -> HashMap<String, String> {
+/// is made, and the same weights are to be the same file: so maps are made until one has this order.
+fn in_order(about: &About) -> HashMap<String, String> {
+    // What Python's library asks for before it takes tensors for PyTorch's.
+    let said: Vec<(&str, String)> = [("format", "pt".to_string())].into_iter().chain(about.texts()).collect();
     loop {
-        let mut about = HashMap::from([("format".to_string(), "pt".to_string())]);
-        about.extend(class_names.clone().map(|names| (CLASS_NAMES.to_string(), names)));
-        if about.keys().next().is_some_and(|first| first == "format") {
-            return about;
+        let map: HashMap<String, String> =
+            said.iter().map(|(name, text)| (name.to_string(), text.clone())).collect();
+        if map.keys().zip(&said).all(|(key, (name, _))| key == name) {
+            return map;
         }
     }
 }
@@ -466,7 +497,7 @@ fn about(class_names: Option<String>) -> HashMap<String, String> {
 fn write_safetensors(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    class_names: Option<String>,
+    about: &About,
     values: Values,
     wrong: Wrong,
 ) -> Result<()> {
@@ -490,11 +521,9 @@ fn write_safetensors(
             views.push((format!("{norm}{BATCHES}"), lazy("", &[], Dtype::I64)));
         }
     }
-    // What Python's library asks for before it takes tensors for PyTorch's.
-    let about = about(class_names);
     // The library's file would be for its owner alone, others are as the user wants new files to be.
     let made = std::fs::File::create(path).and_then(|file| file.metadata()).map_err(|e| wrong(&e))?;
-    serialize_to_file(views, Some(about), path).map_err(|e| wrong(&e))?;
+    serialize_to_file(views, Some(in_order(about)), path).map_err(|e| wrong(&e))?;
     std::fs::set_permissions(path, made.permissions()).map_err(|e| wrong(&e))?;
     failed.into_inner().map_or(Ok(()), Err)
 }
@@ -502,13 +531,13 @@ fn write_safetensors(
 fn write_hdf5(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    class_names: Option<String>,
+    about: &About,
     values: Values,
     wrong: Wrong,
 ) -> Result<()> {
     let file = hdf5::File::create(path).map_err(|e| wrong(&e))?;
-    if let Some(names) = class_names {
-        text(&file, CLASS_NAMES, &names).map_err(|e| wrong(&e))?;
+    for (name, said) in about.texts() {
+        text(&file, name, &said).map_err(|e| wrong(&e))?;
     }
     for (name, shape) in shapes {
         let values = values(name)?;
@@ -533,34 +562,39 @@ mod tests {
         Ok((0..count).map(|i| i as f32 * 0.37 - name.len() as f32).collect())
     }
 
+    fn said() -> About {
+        let class_names = vec!["a cat".to_string(), "\"dog\", é".into()];
+        let text = r#"{"image":[1,9,8],"mean":[0.1],"std":[0.3],"frame":"whole"}"#;
+        About { class_names, preprocessing: Preprocessing::from_text(text).unwrap() }
+    }
+
     #[test]
     fn both_kinds_of_file_keep_names_shapes_and_bits() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["w.safetensors", "w.h5"] {
             let path = directory.path().join(name);
-            let names = ["a cat".to_string(), "\"dog\", é".into()];
-            write_weights(&path, &shapes(), &names, &values, None).unwrap();
+            let about = said();
+            write_weights(&path, &shapes(), &about, &values, None).unwrap();
             let file = WeightsFile::open(&path).unwrap();
-            assert_eq!((file.shapes(), file.class_names()), (&shapes()[..], &names[..]));
+            assert_eq!((file.shapes(), file.about()), (&shapes()[..], &about));
             for (name, _) in shapes() {
                 assert_eq!(file.values(&name), values(&name));
             }
-            let again = write_weights(&path, &shapes(), &[], &values, None).unwrap_err();
+            let again = write_weights(&path, &shapes(), &About::default(), &values, None).unwrap_err();
             assert!(again.message.contains("is there already"), "{again}");
         }
         // The same weights are the same file, every time.
         let first = std::fs::read(directory.path().join("w.safetensors")).unwrap();
         for number in 0..16 {
             let path = directory.path().join(format!("{number}.safetensors"));
-            write_weights(&path, &shapes(), &["a cat".to_string(), "\"dog\", é".into()], &values, None)
-                .unwrap();
+            write_weights(&path, &shapes(), &said(), &values, None).unwrap();
             assert!(std::fs::read(&path).unwrap() == first);
             std::fs::remove_file(path).unwrap();
         }
         let failing = |_: &str| Err(Error::internal("no values"));
         for name in ["none.safetensors", "none.h5"] {
-            let error =
-                write_weights(&directory.path().join(name), &shapes(), &[], &failing, None).unwrap_err();
+            let path = directory.path().join(name);
+            let error = write_weights(&path, &shapes(), &said(), &failing, None).unwrap_err();
             assert_eq!(error.message, "no values");
         }
         // Nothing else is left behind.
@@ -632,7 +666,7 @@ mod tests {
         fn damage_is_survived(at in prop::collection::vec((0usize..2000, any::<u8>()), 1..6), keep in 0usize..4000, hdf5: bool) {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join(if hdf5 { "w.h5" } else { "w.safetensors" });
-            write_weights(&path, &shapes(), &[], &values, None).unwrap();
+            write_weights(&path, &shapes(), &About::default(), &values, None).unwrap();
             let mut bytes = std::fs::read(&path).unwrap();
             bytes.truncate(keep.max(64));
             for (at, value) in at {

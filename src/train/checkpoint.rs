@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::Totals;
 use super::commit;
+use super::doubts::Weights;
 use super::groups::Groups;
 use super::stages;
 use super::state::State;
@@ -15,7 +16,7 @@ use crate::config::{Config, Interval, Resume};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::record::{self, Checkpoints, Contents, Description, Reached};
+use crate::record::{self, About, Checkpoints, Contents, Description, Reached};
 
 /// Where a run stands between two steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -110,6 +111,15 @@ impl Resumed {
             (Some(_), Resume::Auto) => commit::newer(world, config, found).map(Some),
             _ => Ok(Some(found)),
         }
+    }
+
+    /// What it says of the network besides.
+    ///
+    /// # Errors
+    /// `Data` where that cannot be.
+    pub fn said(&self) -> Result<Weights> {
+        let about = About::read(&self.path, |name| self.contents.text(name).to_string())?;
+        Ok(Weights { whose: "the checkpoint", about })
     }
 
     /// Bytes of the numbers that this rank has of it.

@@ -1,7 +1,7 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
-//! batches come from, `plans`), `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the
+//! batches come from, `doubts` whether data, network and weights go together, `plans`), `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the
 //! losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
 //! `shards` what does not depend on their number, `asynchronous` and `server` what ranks and servers do that do not
 //! wait for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and
@@ -17,6 +17,7 @@ mod checkpoint;
 mod commit;
 mod device;
 mod device_prefetch;
+mod doubts;
 mod evaluate;
 mod groups;
 mod length;
@@ -174,7 +175,7 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     if apart.is_finite() {
         record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
     }
-    let plan = (&job.plan, &job.class_names[..], job.saver.run());
+    let plan = (&job.plan, &job.about, job.saver.run());
     weights::save(&job.groups, &job.peers, config, &*job.device, plan, &job.memories)?;
     give_back(world, job)
 }

@@ -48,6 +48,7 @@ impl Network {
         let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
         let network = network.map(|network| Network { split, ..network });
         let network = world.agree(network.and_then(|network| network.checked(config)))?;
+        world.agree(network.has_its_classes(config))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         for note in network.model.file().iter().flat_map(|file| file.notes()) {
             record::say(world, &format!("{}: {note}", config.model));
@@ -100,6 +101,21 @@ impl Network {
             false => self.learning(config.batch)?,
         };
         Ok(self)
+    }
+
+    /// That the network of a file has as many scores as `--classes` says: its last layer may be none that can be another.
+    fn has_its_classes(&self, config: &Config) -> Result<()> {
+        if self.model.file().is_none() || config.classes.is_none() {
+            return Ok(());
+        }
+        match self.model.build_to_test(1, self.image, self.classes)?.classes() == self.classes {
+            true => Ok(()),
+            false => Err(Error::usage(format!(
+                "--classes {}: {} gives the scores of {} classes, and has no last layer that could be begun anew for \
+                 others; leave --classes out",
+                self.classes, config.model, self.model.classes
+            ))),
+        }
     }
 
     /// The same reading pixels, where it says how they become images.

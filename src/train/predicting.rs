@@ -77,8 +77,9 @@ impl Question<'_> {
 
 /// What the classes are called: as the weights say, or as the data do where they have as many, or by their numbers.
 pub fn class_names(start: Option<&Start>, samples: &Samples, classes: usize) -> Vec<String> {
-    let of_weights = start.map_or(&[][..], Start::class_names);
-    let known = [of_weights, samples.set().class_names()].into_iter().find(|names| names.len() == classes);
+    let of_weights = start.map(Start::said).map_or_else(Vec::new, |said| said.about.class_names);
+    let known =
+        [&of_weights[..], samples.set().class_names()].into_iter().find(|names| names.len() == classes);
     known.map_or_else(|| (0..classes).map(|class| class.to_string()).collect(), <[String]>::to_vec)
 }
 

@@ -63,8 +63,8 @@ pub struct Job {
     pub commits: Option<Commits>,
     pub plan: Plan,
     pub memories: Memories,
-    /// Names of the classes, where the data have as many as the network tells apart.
-    pub class_names: Vec<String>,
+    /// Names of the classes, where the data have as many as the network tells apart, and how images are prepared.
+    pub about: record::About,
 }
 
 /// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
@@ -95,7 +95,7 @@ pub fn prepare(
         let config = &config;
         let averaging = Averaging::new(world, config, &*device, threads)?;
         // Its images count, as they do in a run.
-        let sets = open_sets(world, config, &network)?;
+        let sets = open_sets(world, config, &network, None)?;
         let config = &decided(config, sets.as_ref(), threads);
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
         let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
@@ -117,11 +117,17 @@ pub fn prepare(
     owning(world, config, || weights_path(world, config, resumed.as_ref()))?;
     // A run that goes on has its weights.
     let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
-    let sets = open_sets(world, config, &network)?;
+    let weights = match &resumed {
+        Some(resumed) => Some(world.agree(resumed.said())?),
+        None => start.as_ref().map(Start::said),
+    };
+    let sets = open_sets(world, config, &network, weights)?;
     let config = &decided(config, sets.as_ref(), threads);
     let images = images(config, sets.as_ref());
     let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
     let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
+    let preprocessing = sets.as_ref().map(|sets| sets.training.expected().clone());
+    let about = record::About { class_names, preprocessing };
     let all_pixels = sets.as_ref().and_then(Sets::pixels);
     let (source, test) = open_data(groups, config, &network, sets)?;
     tell("data sets open");
@@ -200,9 +206,7 @@ pub fn prepare(
     description.script = script;
     description.attributes.push(("images".into(), images));
     description.attributes.push(("network".into(), network.model.identity()));
-    if !class_names.is_empty() {
-        description.attributes.push((record::CLASS_NAMES.into(), serde_json::json!(class_names).to_string()));
-    }
+    description.attributes.extend(about.texts().into_iter().map(|(name, text)| (name.into(), text)));
     description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
     let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
     let commits = Commits::open(world, config, resumed.is_some(), texts.clone())?;
@@ -251,7 +255,7 @@ pub fn prepare(
         saver,
         commits,
         memories,
-        class_names,
+        about,
     };
     tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::checkpoint::Position;
+use super::doubts::{self, Weights};
 use super::groups::Groups;
 use super::network::Network;
 use crate::comm::World;
@@ -10,6 +11,7 @@ use crate::config::{Config, Input, JpegDecoder};
 use crate::data::{self, Batch, Jpeg, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
 use crate::error::Result;
 use crate::graph::Rows;
+use crate::record;
 
 /// Where batches come from.
 pub enum Source {
@@ -106,18 +108,32 @@ impl Source {
     }
 }
 
-/// The data set, where there is one. Ranks with unlike data are found here.
-pub fn open_sets(world: &World, config: &Config, network: &Network) -> Result<Option<Sets>> {
+/// The data set, where there is one, prepared as the weights expect it that the run begins with; says what it was taken
+/// for. Ranks with unlike data are found here.
+pub fn open_sets(
+    world: &World,
+    config: &Config,
+    network: &Network,
+    weights: Option<Weights>,
+) -> Result<Option<Sets>> {
     let Some(path) = &config.data else { return Ok(None) };
     let jpeg_decoder = jpeg_decoder(world, config)?;
     let input = &Input { jpeg_decoder, ..config.input.clone() };
     let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
     let open = if config.predict.is_some() { data::open_to_predict } else { data::open };
-    let sets = world.agree(open(path, &wanted))?;
+    let fitting = |sets| doubts::fitting(sets, path, config, network, weights);
+    let sets = world.agree(open(path, &wanted).and_then(fitting))?;
     world.check_same(&[
         ("training images".into(), sets.training.fingerprint()),
         ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
     ])?;
+    for line in &sets.said {
+        // What is predicted may be read by a program.
+        match config.predict.is_some() {
+            true => record::log(world, log::Level::Info, line),
+            false => record::tell(world, line),
+        }
+    }
     Ok(Some(sets))
 }
 

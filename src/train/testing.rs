@@ -29,7 +29,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         world.agree(record::once(world, || record::check_new(path).map_err(|e| e.context("--output"))))?;
     }
     let start = Start::agree(world, config, &network)?;
-    let sets = open_sets(world, config, &network)?;
+    let sets = open_sets(world, config, &network, start.as_ref().map(Start::said))?;
     let config = &decided(config, sets.as_ref(), threads);
     let pixels = sets.as_ref().and_then(Sets::pixels);
     let samples = sets.and_then(|sets| sets.test);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::doubts::Weights;
 use super::evaluate::agree_on_statistics;
 use super::groups::Groups;
 use super::memory::Memories;
@@ -16,7 +17,7 @@ use crate::device::memory::bytes_of_mut;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::Plan;
-use crate::record::{self, Array, Contents, WeightsFile};
+use crate::record::{self, About, Array, Contents, WeightsFile};
 
 /// How many lines a message about names and shapes has at most.
 const LINES: usize = 40;
@@ -94,9 +95,11 @@ impl Start {
         Err(Error::data(file.path(), text))
     }
 
-    /// What the file calls the classes, where it says.
-    pub fn class_names(&self) -> &[String] {
-        self.file.class_names()
+    /// What the file says of the network besides, and what to call the file.
+    pub fn said(&self) -> Weights {
+        let whose =
+            if self.flag == "--init-from" { "the weights of --init-from" } else { "the network's file" };
+        Weights { whose, about: self.file.about().clone() }
     }
 
     /// How many tensors it has values for.
@@ -181,7 +184,7 @@ pub fn save(
     peers: &World,
     config: &Config,
     device: &dyn Device,
-    (plan, class_names, run): (&Plan, &[String], &str),
+    (plan, about, run): (&Plan, &About, &str),
     memories: &Memories,
 ) -> Result<()> {
     let Some(path) = &config.save_weights else { return Ok(()) };
@@ -221,8 +224,7 @@ pub fn save(
     let mut shapes: Vec<_> = learned.chain(counted).collect();
     let world = &groups.job;
     if groups.stage.is_none() && !apart && !split {
-        world
-            .agree(record::once(world, || record::write_weights(path, &shapes, class_names, &values, of)))?;
+        world.agree(record::once(world, || record::write_weights(path, &shapes, about, &values, of)))?;
     } else {
         let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
         let own: Vec<Array> = shapes.iter().map(array).collect();
@@ -236,8 +238,7 @@ pub fn save(
         let lacks = |name: &str| Error::internal(format!("no values of {name}"));
         let of_all =
             |name: &str| contents.array(name).map(|(_, values)| values.to_vec()).ok_or_else(|| lacks(name));
-        world
-            .agree(record::once(world, || record::write_weights(path, &shapes, class_names, &of_all, of)))?;
+        world.agree(record::once(world, || record::write_weights(path, &shapes, about, &of_all, of)))?;
     }
     record::say(world, &format!("weights: {}", path.display()));
     Ok(())

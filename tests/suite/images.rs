@@ -7,6 +7,7 @@
 //! - a network learns what can be learned: shapes
 
 use crate::support::job;
+use crate::support::pictures::{jpeg, picture, png, put, tar_of};
 
 use std::collections::HashSet;
 use std::fs;
@@ -20,47 +21,6 @@ use dltrain::data::{
 use dltrain::error::{Error, ErrorKind};
 use proptest::prelude::*;
 use tempfile::TempDir;
-
-/// An image that tells which it is: a colour for the class, a gradient for the index.
-fn picture(class: usize, index: usize, [height, width]: [usize; 2]) -> Picture {
-    let mut pixels = Vec::new();
-    for row in 0..height {
-        for column in 0..width {
-            pixels.push((class * 60 + 20) as u8);
-            pixels.push((row * 255 / height) as u8);
-            pixels.push(((column + index * 16) * 255 / width) as u8);
-        }
-    }
-    Picture { pixels, height, width, channels: 3 }
-}
-
-fn jpeg(picture: &Picture) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let encoder = jpeg_encoder::Encoder::new(&mut bytes, 95);
-    let kind =
-        if picture.channels == 1 { jpeg_encoder::ColorType::Luma } else { jpeg_encoder::ColorType::Rgb };
-    encoder.encode(&picture.pixels, picture.width as u16, picture.height as u16, kind).unwrap();
-    bytes
-}
-
-fn png(picture: &Picture) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut encoder = png::Encoder::new(&mut bytes, picture.width as u32, picture.height as u32);
-    encoder.set_color(match picture.channels {
-        1 => png::ColorType::Grayscale,
-        2 => png::ColorType::GrayscaleAlpha,
-        3 => png::ColorType::Rgb,
-        _ => png::ColorType::Rgba,
-    });
-    encoder.write_header().unwrap().write_image_data(&picture.pixels).unwrap();
-    bytes
-}
-
-fn put(root: &Path, name: &str, bytes: &[u8]) {
-    let path = root.join(name);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, bytes).unwrap();
-}
 
 /// train/ with three classes of `each` images, val/ with two of each; sizes differ.
 fn folder(each: usize) -> TempDir {
@@ -246,7 +206,7 @@ fn folders_of_unlike_content_are_told_apart() {
         fs::write(&there, other).unwrap();
         assert_ne!(of("0"), of("1"), "byte {at}");
     }
-    let flags = "--data . --model cifar_net --batch 2 --steps 1 --threads 1";
+    let flags = "--data . --model cifar_net --classes 3 --batch 2 --steps 1 --threads 1";
     let rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}";
     let command = format!("cd {}/{rank} && exec {} {flags}", root.path().display(), job::DLTRAIN);
     let done = job::finish(job::start(2, &["sh", "-c", &command]));
@@ -623,6 +583,8 @@ fn a_run_says_what_decodes_its_jpegs() {
         let flags = [
             "--model",
             "cifar_net",
+            "--classes",
+            "3",
             "--data",
             data,
             "--batch",
@@ -754,9 +716,9 @@ fn a_run_skips_bad_images_by_name_and_stops_with_strict() {
     let data = root.path().to_str().unwrap();
     let flags = |file: &str| -> Vec<String> {
         let file = results.path().join(file).display().to_string();
-        ["--model", "cifar_net", "--data", data, "--epochs", "2", "--batch", "5", "--results", &file]
-            .map(String::from)
-            .to_vec()
+        let network = ["--model", "cifar_net", "--classes", "3"];
+        let run = ["--data", data, "--epochs", "2", "--batch", "5", "--results", &file];
+        [&network[..], &run].concat().into_iter().map(String::from).collect()
     };
     let mut losses = Vec::new();
     for ranks in [1, 2, 3] {
@@ -835,16 +797,10 @@ fn packed_images_are_those_that_were_packed() {
     }
     let order: Vec<i32> = (0..18).map(|index| small.label(index)).collect();
     assert!(!order.is_sorted(), "packed in random order");
-    // Normalised to their own colours.
-    let values: Vec<f32> = (0..18)
-        .flat_map(|index| {
-            let mut picture = Picture::default();
-            small.set().read(index, &mut picture).unwrap();
-            picture.pixels.iter().skip(1).step_by(3).map(|&value| f32::from(value)).collect::<Vec<_>>()
-        })
-        .collect();
-    let mean = values.iter().map(|&value| f64::from(value)).sum::<f64>() / values.len() as f64;
-    assert!((small.set().colours().mean[1] - mean).abs() < 1e-9);
+    // Normalised as what was packed: ImageNet's colours, and the middle.
+    for packed in [&small, &encoded.training] {
+        assert_eq!(packed.expected(), source.training.expected());
+    }
     let verified = job::run(2, &["pack", &pixels, "--verify"]);
     assert!(verified.contains("24 images in 2 files: every checksum is right"), "{verified}");
 }
@@ -899,19 +855,6 @@ fn a_damaged_image_in_a_packed_file_is_found_and_skipped() {
     assert_eq!(labels.iter().filter(|&&label| label == PADDING).count(), 1);
     let message = job::refused(&[(1, &["pack", &packed, "--verify"])]);
     assert!(message.contains("1 damaged images") && message.contains("CRC-32"), "{message}");
-}
-
-/// WebDataset's form: a key, an image, its class.
-fn tar_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut builder = tar::Builder::new(Vec::new());
-    for (name, bytes) in entries {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(bytes.len() as u64);
-        header.set_mode(0o644);
-        header.set_cksum();
-        builder.append_data(&mut header, name, *bytes).unwrap();
-    }
-    builder.into_inner().unwrap()
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod hosts;
 mod images;
 mod kernels;
 mod launchers;
+mod layouts;
 mod memory;
 mod minutes;
 mod models;

@@ -417,6 +417,58 @@ fn said(change: impl FnOnce(&mut GraphProto)) -> String {
     model::open(&path).err().expect("a file that is refused").message
 }
 
+/// What a file says beside its network is read, and what other programs keep there does no harm.
+#[test]
+fn what_a_file_says_of_its_images_and_classes_is_read() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    let said = |texts: &[(&str, &str)]| {
+        let text = |(key, value): &(&str, &str)| StringStringEntryProto {
+            key: key.to_string(),
+            value: value.to_string(),
+        };
+        let metadata_props = texts.iter().map(text).collect();
+        std::fs::write(&path, ModelProto { metadata_props, ..changed(|_| {}) }.encode_to_vec()).unwrap();
+        model::open(&path)
+    };
+    let preprocessing = r#"{"image":[1,2,2],"mean":[0.25],"std":[0.5],"frame":"whole"}"#;
+    let model =
+        said(&[("class_names", r#"["a","b","c"]"#), ("dltrain.preprocessing", preprocessing)]).unwrap();
+    let file = model.file().unwrap();
+    assert_eq!(file.class_names(), ["a", "b", "c"]);
+    assert_eq!(file.preprocessing().map(|said| said.to_text()), Some(preprocessing.into()));
+    let model = said(&[("class_names", "cat dog"), ("preprocessing", "resize")]).unwrap();
+    assert!(
+        model.file().unwrap().class_names().is_empty() && model.file().unwrap().preprocessing().is_none()
+    );
+    let wrong = said(&[("dltrain.preprocessing", &preprocessing.replace("0.5", "0"))]).err().unwrap();
+    assert!(wrong.message.contains("net.onnx: what it says of its images"), "{}", wrong.message);
+}
+
+/// Scores that are no linear layer's cannot be of other classes: found before anything starts.
+#[test]
+fn classes_that_the_scores_cannot_have_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    let twice = changed(|graph| {
+        graph.node[1].output = vec!["half".into()];
+        let axis = AttributeProto { name: "axis".into(), i: 1, kind: kind::INT, ..AttributeProto::default() };
+        let concat = node("both", "Concat", &["half", "half"], "y");
+        graph.node.push(NodeProto { attribute: vec![axis], ..concat });
+        graph.output = vec![value("y", &[0, 6])];
+    });
+    std::fs::write(&path, twice.encode_to_vec()).unwrap();
+    let flags = ["--model", path.to_str().unwrap(), "--dry-run", "--batch", "2"];
+    for more in [&["--classes", "2", "--reset-head"][..], &["--classes", "10"]] {
+        let said = refused(&[(1, &[&flags[..], more].concat())]);
+        assert!(
+            said.contains("gives the scores of 6 classes") && said.contains("leave --classes out"),
+            "{said}"
+        );
+    }
+    run(1, &[&flags[..], &["--classes", "6"]].concat());
+}
+
 /// Gemm without transB, as TensorFlow's exports have it, is a linear layer with its weight the other way round.
 #[test]
 fn a_weight_of_columns_is_learned_as_rows() {

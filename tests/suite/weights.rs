@@ -73,7 +73,7 @@ impl Place {
             }
             Ok(values)
         };
-        write_weights(&self.path(to), file.shapes(), file.class_names(), &values, None).unwrap();
+        write_weights(&self.path(to), file.shapes(), file.about(), &values, None).unwrap();
     }
 
     fn flags(&self, name: &str, flags: &str) -> Vec<String> {

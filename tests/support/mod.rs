@@ -10,6 +10,7 @@ pub mod fake_cuda;
 pub mod gpu_job;
 pub mod job;
 pub mod kernels;
+pub mod pictures;
 pub mod residual;
 
 use dltrain::device::memory::{bytes_of, bytes_of_mut};

@@ -20,6 +20,7 @@ use prost::Message;
 use crate::error::{Error, Result};
 use crate::files::{self, Crc};
 use crate::graph::{Builder, TensorId};
+use crate::model::{CLASS_NAMES, PREPROCESSING, Preprocessing};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
 use tensor::Tensor;
 
@@ -52,6 +53,9 @@ pub struct File {
     classes: usize,
     weights: Vec<Weight>,
     notes: Vec<String>,
+    /// What its writer says of it besides.
+    class_names: Vec<String>,
+    preprocessing: Option<Preprocessing>,
     checksum: u32,
 }
 
@@ -94,6 +98,11 @@ impl File {
                 ));
             }
         };
+        let said = |name: &str| model.metadata_props.iter().find(|text| text.key == name);
+        let said = |name: &str| said(name).map_or("", |text| &*text.value);
+        let class_names = serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default();
+        let preprocessing = Preprocessing::from_text(said(PREPROCESSING));
+        let preprocessing = preprocessing.map_err(|what| Error::data(path, what))?;
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
@@ -117,6 +126,8 @@ impl File {
             classes: 0,
             weights: Vec::new(),
             notes: Vec::new(),
+            class_names,
+            preprocessing,
             checksum: sum.sum(),
         };
         let (mut net, images) = Builder::new(file.label(), 1, image);
@@ -165,6 +176,16 @@ impl File {
     /// What a user should know of the import, a sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What the classes are called; empty where the file does not say.
+    pub fn class_names(&self) -> &[String] {
+        &self.class_names
+    }
+
+    /// What the network expects of its images, where the file says it.
+    pub fn preprocessing(&self) -> Option<&Preprocessing> {
+        self.preprocessing.as_ref()
     }
 
     /// Every parameter and running statistic, as the network has them.

@@ -18,6 +18,9 @@ pub struct ModelProto {
     /// Versions of the sets of ops.
     #[prost(message, repeated, tag = "8")]
     pub opset_import: Vec<OperatorSetId>,
+    /// What its writer keeps beside.
+    #[prost(message, repeated, tag = "14")]
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
 /// A set of ops and its version.

@@ -16,7 +16,9 @@ use prost::Message;
 
 use self::batch::{Batch, batches};
 use self::proto::int;
-use super::schema::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto};
+use super::schema::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, StringStringEntryProto, TensorProto,
+};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op, Role, Tensor, TensorId};
 
@@ -53,6 +55,7 @@ pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: Value
         producer_name: "dltrain".into(),
         graph: Some(writer.finish()?),
         opset_import: vec![OperatorSetId { domain: String::new(), version: OPSET }],
+        metadata_props: Vec::new(),
     };
     match model.encoded_len() {
         bytes if bytes > LARGEST => Err(Error::usage(format!(
@@ -63,6 +66,15 @@ pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: Value
         ))),
         _ => Ok(model.encode_to_vec()),
     }
+}
+
+/// The bytes that, behind those of a file, are what it says besides: texts, each with its name. Where messages of this
+/// format follow each other, their lists do.
+pub fn texts(texts: &[(&str, String)]) -> Vec<u8> {
+    let text =
+        |(key, value): &(&str, String)| StringStringEntryProto { key: key.to_string(), value: value.clone() };
+    let metadata_props = texts.iter().map(text).collect();
+    ModelProto { metadata_props, ..ModelProto::default() }.encode_to_vec()
 }
 
 /// Whether a network can be written, whatever its weights are.

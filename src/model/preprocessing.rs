@@ -1,0 +1,83 @@
+//! How images become what a network reads. Weights fit one way alone, and so their files say which it was.
+
+use serde::{Deserialize, Serialize};
+
+/// What names of classes, a list as JSON, are called in files.
+pub const CLASS_NAMES: &str = "class_names";
+/// What files of weights, checkpoints and ONNX files call it, where other programs keep texts of theirs.
+pub const PREPROCESSING: &str = "dltrain.preprocessing";
+
+/// What of an image evaluation looks at, and training that does not cut by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Frame {
+    /// All of it, scaled to the model's size.
+    Whole,
+    /// The middle: the shorter side is scaled to 8/7 of the model's size, and that cut out.
+    Centre,
+}
+
+/// What a network expects of its images.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Preprocessing {
+    /// (C, H, W)
+    pub image: [usize; 3],
+    /// Of each channel, of pixels from 0 to 1: subtracted.
+    pub mean: Vec<f64>,
+    /// The same, by which what is left is divided.
+    pub std: Vec<f64>,
+    /// What of an image it is shown.
+    pub frame: Frame,
+}
+
+impl Preprocessing {
+    /// As files have it.
+    pub fn to_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// What a file says; `None` where it says nothing.
+    ///
+    /// # Errors
+    /// What is wrong with the text, in words that follow the file's name.
+    pub fn from_text(text: &str) -> Result<Option<Preprocessing>, String> {
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let read: Result<Preprocessing, _> = serde_json::from_str(text);
+        let read = read.map_err(|error| format!("what it says of its images ({PREPROCESSING}): {error}"))?;
+        let channels = read.image[0];
+        let is_sound = matches!(channels, 1 | 3)
+            && read.mean.len() == channels
+            && read.std.len() == channels
+            && read.mean.iter().all(|mean| mean.is_finite())
+            && read.std.iter().all(|std| std.is_finite() && *std > 0.0);
+        match is_sound {
+            true => Ok(Some(read)),
+            false => Err(format!("what it says of its images ({PREPROCESSING}) cannot be: {text}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_file_says_is_read_back_to_the_bit_or_refused() {
+        let (mean, std) = (vec![0.1, 1.0 / 3.0, 0.406], vec![0.229, 0.224, 2.0 / 7.0]);
+        let said = Preprocessing { image: [3, 64, 64], mean, std, frame: Frame::Centre };
+        assert_eq!(Preprocessing::from_text(&said.to_text()), Ok(Some(said.clone())));
+        assert_eq!(Preprocessing::from_text(""), Ok(None));
+        let wrong = [
+            Preprocessing { std: vec![0.2, 0.0, 0.2], ..said.clone() },
+            Preprocessing { std: vec![0.2, -0.1, 0.2], ..said.clone() },
+            Preprocessing { mean: vec![0.5], ..said.clone() },
+            Preprocessing { image: [2, 64, 64], ..said },
+        ];
+        for wrong in wrong {
+            assert!(Preprocessing::from_text(&wrong.to_text()).is_err_and(|why| why.contains("cannot be")));
+        }
+        assert!(Preprocessing::from_text("{}").is_err_and(|why| why.contains("missing field")));
+    }
+}

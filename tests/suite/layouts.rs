@@ -1,0 +1,484 @@
+//! What a user relies on whose images lie in a way that this program was not told of.
+//!
+//! - parts are known by name, in directories, tar files and directories within these alike
+//! - what all was taken for is said, and what is left out is counted by kind
+//! - what may be meant otherwise is refused, with what settles it
+//! - files that are no images of a class, or that other programs put there, do no harm
+
+use crate::support::cases::each;
+use crate::support::pictures::{jpeg, picture, png, put, tar_of};
+use crate::support::{digits, job};
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use digits::DIGITS;
+use dltrain::config::{DataFormat, Input};
+use dltrain::data::{self, Picture, Samples, Sets, Wanted};
+use dltrain::error::{Error, ErrorKind};
+use tempfile::TempDir;
+
+fn image(class: usize, index: usize) -> Vec<u8> {
+    jpeg(&picture(class, index, [12, 16]))
+}
+
+/// Directories with so many images each.
+fn tree(images: &[(&str, usize)]) -> TempDir {
+    let root = TempDir::new().unwrap();
+    for (class, (directory, count)) in images.iter().enumerate() {
+        (0..*count).for_each(|i| put(root.path(), &format!("{directory}/{i}.jpg"), &image(class % 4, i)));
+    }
+    root
+}
+
+fn open_as(path: &Path, format: Option<DataFormat>) -> Result<Sets, Error> {
+    let input = Input { format, ..Input::default() };
+    data::open(path, &Wanted { sample: [3, 16, 16], classes: 10, seed: 1, input: &input })
+}
+
+fn open(path: &Path) -> Sets {
+    open_as(path, None).unwrap()
+}
+
+/// Numbers of images, and classes.
+fn counts(sets: &Sets) -> ([usize; 2], Vec<&str>) {
+    let test = sets.test.as_ref().map_or(0, Samples::len);
+    let names = sets.training.set().class_names();
+    ([sets.training.len(), test], names.iter().map(String::as_str).collect())
+}
+
+fn refused(path: &Path, words: &[&str]) {
+    let error = open_as(path, None).err().expect("refused");
+    assert_eq!(error.kind, ErrorKind::Data, "{error}");
+    for word in words {
+        assert!(error.message.contains(word), "{word:?} is missing in: {error}");
+    }
+}
+
+fn says(sets: &Sets, words: &[&str]) {
+    let said = sets.said.join("\n");
+    words.iter().for_each(|word| assert!(said.contains(word), "{word:?} is missing in: {said}"));
+}
+
+#[test]
+fn parts_are_known_by_their_names_in_any_case() {
+    let words = [("Train", "Test"), ("training", "testing"), ("train", "valid"), ("TRAIN2017", "val2017")];
+    for (train, test) in words {
+        let of = |part: &str, class: &str| format!("{part}/{class}");
+        let names = [of(train, "cat"), of(train, "dog"), of(test, "cat"), of(test, "dog")];
+        let root = tree(&[(&names[0], 3), (&names[1], 3), (&names[2], 2), (&names[3], 2)]);
+        let sets = open(root.path());
+        assert_eq!(counts(&sets), ([6, 4], vec!["cat", "dog"]));
+        says(&sets, &["a folder: 6 images", &format!("({train}/)"), &format!("4 to test on ({test}/)")]);
+        let alone = open(&root.path().join(train));
+        assert_eq!(counts(&alone).0, [6, 0]);
+        says(
+            &alone,
+            &[&format!("none to test on (that of --data {} would be {test}/)", root.path().display())],
+        );
+        // The same tree as a tar file, with a directory around it or without.
+        for around in ["", "pets/", "./pets/2019/"] {
+            let entries = names.iter().enumerate().flat_map(|(at, name)| {
+                (0..if at < 2 { 3 } else { 2 }).map(move |i| (format!("{around}{name}/{i}.jpg"), at % 2, i))
+            });
+            let entries: Vec<(String, Vec<u8>)> = entries.map(|(name, c, i)| (name, image(c, i))).collect();
+            let entries: Vec<(&str, &[u8])> = entries.iter().map(|(name, b)| (&**name, &**b)).collect();
+            let tars = TempDir::new().unwrap();
+            put(tars.path(), "all.tar", &tar_of(&entries));
+            for path in [tars.path(), &tars.path().join("all.tar")] {
+                assert_eq!(counts(&open(path)), ([6, 4], vec!["cat", "dog"]), "{around}{train}");
+            }
+        }
+    }
+    // Words within the names of shards.
+    let shards = TempDir::new().unwrap();
+    let shard = |name: &str| put(shards.path(), name, &tar_of(&[("0.jpg", &image(0, 0)), ("0.cls", b"0")]));
+    for name in ["set-train-00.tar", "set-train-01.tar", "set_Validation_00.tar", "testament.tar"] {
+        shard(name);
+    }
+    let sets = open(shards.path());
+    assert_eq!(counts(&sets).0, [2, 1]);
+    says(&sets, &["(2 files)", "(1 file)", "left out: tar files whose names say no part: 1 (testament.tar)"]);
+    fs::remove_dir_all(shards.path()).unwrap();
+    fs::create_dir(shards.path()).unwrap();
+    shard("val-00.tar");
+    refused(shards.path(), &["tar files to test on alone"]);
+}
+
+#[test]
+fn what_may_be_meant_otherwise_is_refused_with_what_settles_it() {
+    /// Directories with their images, and words of what is said.
+    type Case<'a> = (&'a [(&'a str, usize)], &'a [&'a str]);
+    let cases: [Case; 6] = [
+        (
+            &[("pets/train/cat", 2), ("pets/train/dog", 2), ("pets/val/cat", 1)],
+            &["pets", "it holds train and val: --data "],
+        ),
+        (&[("Train", 2), ("bear", 2)], &["Train would be classes"]),
+        (&[("val/cat", 2), ("val/dog", 2)], &["val would be classes"]),
+        (&[("images", 3), ("masks", 3)], &["images and masks would be classes"]),
+        (&[("Cat", 2), ("cat", 2)], &["two classes"]),
+        (&[("train/seg_train/a", 2), ("train/seg_test/a", 2)], &["seg_test, seg_train would be classes"]),
+    ];
+    for (directories, words) in cases {
+        let root = tree(directories);
+        refused(root.path(), &[words, &["if it is meant so, say --data-format folder"]].concat());
+        open_as(root.path(), Some(DataFormat::Folder)).unwrap();
+    }
+    // Masks beside their images.
+    let root = tree(&[("a", 3), ("b", 3)]);
+    for name in ["a/0", "a/1", "b/0"] {
+        put(root.path(), &format!("{name}.png"), &png(&picture(0, 0, [4, 4])));
+    }
+    refused(root.path(), &["3 of 9 files", "a/0.png and a/0.jpg", "as masks have"]);
+    assert_eq!(open_as(root.path(), Some(DataFormat::Folder)).unwrap().training.len(), 9);
+    // The parent of what is meant.
+    let parent = Path::new(DIGITS).parent().unwrap();
+    refused(parent, &["it holds IDX files in digits: --data", "digits"]);
+    // Tar files too.
+    let tars = TempDir::new().unwrap();
+    let (one, two) = (image(0, 0), image(1, 1));
+    put(tars.path(), "all.tar", &tar_of(&[("seg_train/0.jpg", &one), ("seg_test/1.jpg", &two)]));
+    refused(tars.path(), &["seg_test, seg_train would be classes", "say --data-format tar"]);
+    assert_eq!(open_as(tars.path(), Some(DataFormat::Tar)).unwrap().training.len(), 2);
+}
+
+#[test]
+fn a_part_to_test_on_may_lack_classes_or_images() {
+    let root = tree(&[("train/cat", 3), ("train/dog", 3), ("test", 2)]);
+    let sets = open(root.path());
+    assert_eq!(counts(&sets).0, [6, 0]);
+    says(&sets, &["none to test on", "test/ has no directories for classes: nothing is tested on it"]);
+    // Beside a part that has classes it is still said.
+    put(root.path(), "val/cat/0.jpg", &image(0, 0));
+    fs::create_dir(root.path().join("val/dog")).unwrap();
+    let sets = open(root.path());
+    assert_eq!(counts(&sets).0, [6, 1]);
+    says(&sets, &["test/ has no directories", "val/: classes without an image to test on: dog"]);
+    put(root.path(), "test/cat/0.jpg", &image(0, 0));
+    put(root.path(), "annotations/cat.xml", b"");
+    let sets = open(root.path());
+    says(
+        &sets,
+        &["parts besides the one to test on: 1 (test/)", "directories beside the parts: 1 (annotations)"],
+    );
+    assert!(sets.test.unwrap().name(0).contains("/val/"));
+    put(root.path(), "val/cow/0.jpg", &image(0, 0));
+    refused(root.path(), &["val/cow: a class that the training set does not have"]);
+    // Within a tar file.
+    let one = image(0, 0);
+    let of = |name: &'static str| (name, &*one);
+    let all =
+        tar_of(&[of("x/train/cat/0.jpg"), of("x/train/dog/0.jpg"), of("x/test/0.jpg"), of("x/etc/0.jpg")]);
+    put(root.path(), "tars/all.tar", &all);
+    let sets = open(&root.path().join("tars"));
+    assert_eq!(counts(&sets), ([2, 0], vec!["cat", "dog"]));
+    says(&sets, &["nothing is tested on them", "images beside the parts: 1 (etc)"]);
+}
+
+#[test]
+fn what_cannot_be_decoded_is_counted_and_named() {
+    let root = tree(&[("train/cat", 2), ("train/dog", 2)]);
+    for (class, name) in ["cat", "dog"].into_iter().enumerate() {
+        for ending in ["jfif", "jpe", "JPG"] {
+            put(root.path(), &format!("train/{name}/more.{ending}"), &image(class, 7));
+        }
+        for ending in ["webp", "bmp", "tif", "TIF"] {
+            put(root.path(), &format!("train/{name}/other.{ending}"), b"RIFF");
+        }
+        put(root.path(), &format!("train/{name}/.DS_Store"), b"");
+        put(root.path(), &format!("train/{name}/@eaDir/thumb.jpg"), b"");
+        put(root.path(), &format!("train/{name}/notes.txt"), b"");
+    }
+    put(root.path(), "train/stray.jpg", &image(0, 0));
+    let sets = open(root.path());
+    assert_eq!(sets.training.len(), 10);
+    let images = "image files that are neither JPEG nor PNG: 8 (.tif 4, .bmp 2, .webp 2)";
+    let hidden = "hidden files and directories: 4 (.DS_Store 2, @eaDir 2)";
+    let others = ["images outside of all classes: 1 (stray.jpg)", "files that are no images: 2 (.txt 2)"];
+    says(&sets, &["left out: ", images, hidden, others[0], others[1]]);
+    for name in ["0.jpg", "1.jpg", "more.jfif", "more.jpe", "more.JPG"] {
+        fs::remove_file(root.path().join("train/dog").join(name)).unwrap();
+    }
+    refused(root.path(), &["train/dog: a class without images", ".webp 2"]);
+    // Under a name that is not its own.
+    put(root.path(), "train/dog/0.jpg", b"RIFF....WEBPVP8 ");
+    let set = open(root.path()).training;
+    let error = set.set().read(5, &mut Picture::default()).unwrap_err();
+    assert!(error.message.ends_with("dog/0.jpg: neither JPEG nor PNG but WebP"), "{error}");
+}
+
+#[test]
+fn archives_and_results_beside_are_no_data() {
+    let root = tree(&[("train/cat", 2), ("train/dog", 2), ("val/cat", 1), ("val/dog", 1)]);
+    put(root.path(), "ILSVRC2012_img_train.tar", &tar_of(&[("n01440764.tar", b"")]));
+    put(root.path(), "train/n01440764.tar", b"");
+    put(root.path(), "results.h5", b"\x89HDF\r\n\x1a\n");
+    let sets = open(root.path());
+    assert_eq!(counts(&sets), ([4, 2], vec!["cat", "dog"]));
+    says(&sets, &["files that are no images: 3 (.tar 2, .h5)"]);
+    // Without a part that is called so nobody knows.
+    let train = root.path().join("train");
+    refused(
+        root.path().join("train").as_path(),
+        &["n01440764.tar", "--data-format tar or --data-format folder"],
+    );
+    assert_eq!(open_as(&train, Some(DataFormat::Folder)).unwrap().training.len(), 4);
+    // Packed files have a mark, and others beside them do not.
+    let packed = root.path().join("packed");
+    fs::create_dir(&packed).unwrap();
+    let [source, output] = [root.path(), &packed.join("all.h5")].map(|path| path.display().to_string());
+    let said = job::run(1, &["pack", &source, &output, "--size", "16"]);
+    assert!(
+        said.contains("a folder: 4 images to train on (train/), 2 to test on (val/); 2 classes: cat, dog"),
+        "{said}"
+    );
+    put(&packed, "results.h5", b"\x89HDF\r\n\x1a\n");
+    let sets = open(&packed);
+    assert_eq!(counts(&sets).0, [4, 2]);
+    says(&sets, &["packed: 4 images", "files that are no images: 1 (.h5)"]);
+    refused(&root.path().join("results.h5"), &["not a file of dltrain pack"]);
+    put(root.path(), "zipped/flowers.zip", b"PK");
+    refused(&root.path().join("zipped"), &["no data set", "flowers.zip has to be unpacked"]);
+    refused(&root.path().join("train/cat"), &["0.jpg lies in no directory that names its class"]);
+}
+
+#[test]
+fn idx_files_are_found_beside_and_in_directories_of_their_names() {
+    for within in [false, true] {
+        let root = TempDir::new().unwrap();
+        for (part, kind) in [
+            ("train", "images-idx3"),
+            ("train", "labels-idx1"),
+            ("t10k", "images-idx3"),
+            ("t10k", "labels-idx1"),
+        ] {
+            let name = format!("{part}-{kind}-ubyte");
+            let bytes = fs::read(Path::new(DIGITS).join(&name)).unwrap();
+            fs::create_dir(root.path().join(&name)).unwrap();
+            let place = if within { format!("{name}/{name}") } else { name.replacen("-idx", ".idx", 1) };
+            put(root.path(), &place, &bytes);
+        }
+        let sets = open(root.path());
+        assert_eq!(counts(&sets).0, [1437, 360]);
+        says(&sets, &["IDX files: 1437 images to train on (train-images", "10 classes: 0, 1, 2, … 9"]);
+    }
+}
+
+/// A header of a kind, with a name of its own for what it leads to.
+fn linked(builder: &mut tar::Builder<Vec<u8>>, kind: tar::EntryType, name: &str, to: &str) {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(0);
+    header.set_mode(0o644);
+    builder.append_link(&mut header, name, to).unwrap();
+}
+
+#[test]
+fn links_in_tar_files_are_images_too() {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (class, name) in ["cat", "dog"].into_iter().enumerate() {
+        let bytes = image(class, 3);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, format!("./{name}/0.jpg"), &*bytes).unwrap();
+        linked(&mut builder, tar::EntryType::Link, &format!("{name}/1.jpg"), &format!("{name}/0.jpg"));
+        linked(&mut builder, tar::EntryType::Symlink, &format!("{name}/2.jpg"), "0.jpg");
+        linked(&mut builder, tar::EntryType::Symlink, &format!("{name}/3.jpg"), &format!("../{name}/2.jpg"));
+        linked(&mut builder, tar::EntryType::Symlink, &format!("{name}/4.jpg"), "/elsewhere/0.jpg");
+        linked(&mut builder, tar::EntryType::Symlink, &format!("{name}/5.jpg"), "5.jpg");
+    }
+    let root = TempDir::new().unwrap();
+    put(root.path(), "all.tar", &builder.into_inner().unwrap());
+    let sets = open(root.path());
+    assert_eq!(counts(&sets), ([8, 0], vec!["cat", "dog"]));
+    says(&sets, &["links that lead out of the tar file: 4 ("]);
+    let read = |index| {
+        let mut picture = Picture::default();
+        sets.training.set().read(index, &mut picture).unwrap();
+        picture
+    };
+    // The first two are no links.
+    let own = [read(0), read(1)];
+    assert!(own[0] != own[1]);
+    (0..8).for_each(|index| assert_eq!(read(index), own[sets.training.label(index) as usize]));
+}
+
+#[test]
+fn samples_of_shards_go_by_their_keys() {
+    let (zero, one) = (image(0, 0), image(1, 1));
+    let of = |entries: &[(&str, &[u8])]| {
+        let root = TempDir::new().unwrap();
+        put(root.path(), "train-0.tar", &tar_of(entries));
+        root
+    };
+    // Dots in the key, a Mac's own files, and a member that comes twice.
+    let root = of(&[
+        ("._shot_0.50mm.cls", b"Mac OS X"),
+        ("__MACOSX/shot_0.50mm.jpg", b"Mac OS X"),
+        ("shot_0.50mm.jpg", &one),
+        ("shot_0.50mm.cls", b"1"),
+        ("shot_0.75mm.jpg", &zero),
+        ("shot_0.75mm.cls", b"0"),
+        ("shot_0.75mm.jpg", &zero),
+        ("shot_0.75mm.json", b"{}"),
+    ]);
+    let sets = open(root.path());
+    assert_eq!((sets.training.len(), sets.training.label(0), sets.training.label(1)), (2, 1, 0));
+    let replaced = "images that a later one of the same name replaces: 1 (shot_0.75mm.jpg)";
+    says(&sets, &["hidden files and directories: 2 (._* 2)", replaced]);
+    assert!(!sets.said.join("\n").contains("json"), "{:?}", sets.said);
+    // Of several images of a sample the one that is called as the key is; others are masks and the like.
+    let root = of(&[
+        ("a/0.seg.png", &zero),
+        ("a/0.jpg", &one),
+        ("a/0.cls", b"1"),
+        ("a/1.left.jpg", &zero),
+        ("a/1.right.jpg", &zero),
+        ("a/1.cls", b"0"),
+    ]);
+    let sets = open(root.path());
+    let names: Vec<String> = (0..sets.training.len()).map(|index| sets.training.name(index)).collect();
+    assert!(
+        names.len() == 2 && names[0].ends_with(": a/0.jpg") && names[1].ends_with(": a/1.left.jpg"),
+        "{names:?}"
+    );
+    says(&sets, &["further images of samples: 2 (.right.jpg, .seg.png)"]);
+    // Directories below those of classes.
+    let root = of(&[("rose/2019/0.jpg", &zero), ("tulip/2019/0.jpg", &one), ("tulip/2020/1.jpg", &one)]);
+    assert_eq!(counts(&open(root.path())), ([3, 0], vec!["rose", "tulip"]));
+    assert_eq!(open(root.path()).training.label(2), 1);
+}
+
+#[test]
+fn the_longest_side_is_named() {
+    let root = tree(&[("a", 2), ("b", 2)]);
+    put(
+        root.path(),
+        "a/page.png",
+        &png(&Picture { pixels: vec![9; 32769 * 2], height: 32769, width: 2, channels: 1 }),
+    );
+    let wide = Picture { pixels: vec![9; 32769 * 2], height: 2, width: 32769, channels: 1 };
+    put(root.path(), "b/panorama.jpg", &jpeg(&wide));
+    let sets = open(root.path());
+    for (index, size) in [(2, "2×32769"), (5, "32769×2")] {
+        let error = sets.training.set().read(index, &mut Picture::default()).unwrap_err();
+        let what = format!("{size} pixels; images of more than 32768 on a side are not decoded");
+        assert!(error.message.ends_with(&what), "{error}");
+    }
+}
+
+/// Latin-1, as archives of old systems have it: one image is skipped, not the set.
+#[test]
+fn a_name_that_is_not_utf8_is_an_image_that_cannot_be_read() {
+    let root = tree(&[("train/cat", 3), ("train/dog", 3)]);
+    let name = std::ffi::OsStr::from_bytes(b"1caf\xe9.jpg");
+    fs::write(root.path().join("train/cat").join(name), image(0, 0)).unwrap();
+    fs::remove_file(root.path().join("train/cat/0.jpg")).unwrap();
+    let sets = open(root.path());
+    assert_eq!(sets.training.len(), 6);
+    let names: Vec<String> = (0..6).map(|index| sets.training.name(index)).collect();
+    let index = names.iter().position(|name| name.contains("caf")).unwrap();
+    let error = sets.training.set().read(index, &mut Picture::default()).unwrap_err();
+    assert!(error.message.ends_with("its name is not UTF-8; rename it"), "{error}");
+}
+
+/// Of photographs that are told apart, not of those in data sets, which other programs read as they are stored.
+#[test]
+fn photographs_are_turned_as_their_exif_data_say() {
+    let stored = picture(1, 2, [20, 30]);
+    let mut bytes = jpeg(&stored);
+    let mut exif =
+        b"\xff\xe1\0\x22Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0".to_vec();
+    bytes.splice(2..2, exif.drain(..));
+    let root = TempDir::new().unwrap();
+    put(root.path(), "set/a/0.jpg", &bytes);
+    put(root.path(), "set/b/0.jpg", &bytes);
+    put(root.path(), "loose/0.jpg", &bytes);
+    let wanted = Wanted { sample: [3, 16, 16], classes: 10, seed: 1, input: &Input::default() };
+    let size = |samples: &Samples| {
+        let mut picture = Picture::default();
+        samples.set().read(0, &mut picture).unwrap();
+        [picture.height, picture.width]
+    };
+    assert_eq!(size(&data::open(&root.path().join("set"), &wanted).unwrap().training), [20, 30]);
+    assert_eq!(size(&data::open_to_predict(&root.path().join("set"), &wanted).unwrap().training), [20, 30]);
+    for path in ["loose", "loose/0.jpg"] {
+        let sets = data::open_to_predict(&root.path().join(path), &wanted).unwrap();
+        assert_eq!(size(&sets.training), [30, 20]);
+        says(&sets, &["image files: 1"]);
+    }
+}
+
+#[test]
+fn labels_that_begin_at_1_or_leave_some_out_are_said() {
+    let shard = |labels: &[usize]| {
+        let entries: Vec<(String, Vec<u8>)> = labels
+            .iter()
+            .enumerate()
+            .flat_map(|(i, label)| {
+                [(format!("{i:03}.jpg"), image(0, i)), (format!("{i:03}.cls"), label.to_string().into())]
+            })
+            .collect();
+        let entries: Vec<(&str, &[u8])> = entries.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
+        let root = TempDir::new().unwrap();
+        put(root.path(), "train-0.tar", &tar_of(&entries));
+        root
+    };
+    let ten: Vec<usize> = (1..=10).collect();
+    refused(
+        shard(&ten).path(),
+        &["no image has class 0", "labels up to 10", "counted from 0", "use --classes 11"],
+    );
+    let root = shard(&[0, 2, 5]);
+    says(&open(root.path()), &["classes without an image to train on: 1, 3, 4"]);
+    // Without --classes nobody has said that class 0 is meant to be empty.
+    let root = shard(&[1, 2, 9, 9]);
+    let data = root.path().display().to_string();
+    let flags = ["--model", "cifar_net", "--batch", "2", "--dry-run", "--data", &data];
+    let said = job::refused(&[(1, &flags)]);
+    assert!(said.contains("no image has class 0") && said.contains("say --classes 10"), "{said}");
+    job::run(1, &[&flags[..], &["--classes", "10"]].concat());
+}
+
+/// A network that tells 10 classes apart, of which the data have 2, or a file whose scores cannot be others.
+#[test]
+fn a_network_of_other_classes_than_the_data_is_refused() {
+    let root = tree(&[("cat", 4), ("dog", 4)]);
+    let one = tree(&[("cat", 4)]);
+    let [data, single] = [&root, &one].map(|root| root.path().display().to_string());
+    let flags = ["--model", "cifar_net", "--batch", "2", "--dry-run", "--data"];
+    let cases = [
+        (vec![&*data], "2 classes: cat, dog, and cifar_net tells 10 apart: say --classes 2, or --classes 10"),
+        (vec![&*single, "--classes", "10"], "1 class: cat: there is nothing to tell apart"),
+    ];
+    each(cases, |(more, what)| {
+        let said = job::refused(&[(2, &[&flags[..], &more[..]].concat())]);
+        assert!(said.contains(what), "{said}");
+    });
+    each(["2", "10"], |classes| {
+        let said = job::run(1, &[&flags[..], &[&data, "--classes", classes]].concat());
+        let words = [
+            "a folder: 8 images to train on, none to test on; 2 classes: cat, dog",
+            "normalised by mean 0.485",
+        ];
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    });
+    job::run(1, &[&flags[..], &[&single, "--classes", "1"]].concat());
+}
+
+#[test]
+fn links_to_directories_and_loops_end() {
+    let root = tree(&[("train/cat", 2), ("train/dog", 2)]);
+    symlink("..", root.path().join("train/cat/up")).unwrap();
+    symlink("nowhere", root.path().join("train/dog/broken")).unwrap();
+    symlink(".", root.path().join("train/self")).unwrap();
+    refused(root.path(), &["train/self: leads to the directory of another class"]);
+    fs::remove_file(root.path().join("train/self")).unwrap();
+    let sets = open(root.path());
+    assert_eq!(sets.training.len(), 4);
+    says(&sets, &["files that are no images: 1 (broken)"]);
+}

@@ -72,6 +72,12 @@ impl Args {
             )));
         }
         let file = WeightsFile::open(&self.from)?;
+        let left_out = record::left_out(file.unread());
+        if file.shapes().is_empty() {
+            let what = left_out.map_or(String::new(), |what| format!(" ({what})"));
+            return Err(Error::data(&self.from, format!("has no tensor of f16, bf16, f32 or f64{what}")));
+        }
+        left_out.iter().for_each(|what| record::print(what));
         write_weights(&self.to, file.shapes(), file.about(), &|name| file.values(name), None)?;
         Ok(file.shapes().len())
     }
@@ -90,6 +96,8 @@ impl Args {
         let build = |batch| model.build_to_test(batch, image, classes);
         let about = file.about().clone();
         let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
+        // One rank reads and writes, and says so.
+        start.note().into_iter().for_each(record::print);
         let values = |name: &str| {
             start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))
         };

@@ -17,6 +17,7 @@ use hdf5::File;
 use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
 
+use super::names;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_whole};
@@ -168,7 +169,7 @@ fn describe(file: &File, contents: &Contents) -> hdf5::Result<Vec<u64>> {
             .alloc_time(Some(AllocTime::Early))
             .fill_time(FillTime::Never)
             .shape(array.shape.clone())
-            .create(array.path.as_str())?;
+            .create(names::link_of_array(&array.path).as_str())?;
         dataset.offset().ok_or_else(|| hdf5::Error::from(format!("no place for {}", array.path)))
     };
     contents.arrays.iter().map(place).collect()

@@ -10,11 +10,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use hdf5::filters::Filter;
 use hdf5::types::{TypeDescriptor, VarLenUnicode};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
 use super::checkpoint::{Array, Stored, text};
+use super::names;
 use super::read::RunRecord;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, crc32_from, write_new, write_whole};
@@ -29,6 +31,8 @@ const WAYS: [&str; 2] = ["relative_position_bias_table", "relative_position_inde
 const NOTE: &str = ".weights";
 /// Bytes of the longest such note.
 const LONGEST_NOTE: u64 = 1 << 16;
+/// What says of an HDF5 file that its links are tensors' names, percent-encoded; without it groups are parts of names.
+const ENCODED: [&str; 2] = ["names", "percent-encoded"];
 
 /// What a file says of a network besides its weights.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -98,14 +102,10 @@ impl WeightsFile {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
-            [b'P', b'K', 3, 4, ..] | [0x80, 2, 0x8a, ..] => {
-                return Err(Error::data(
-                    path,
-                    "is a PyTorch pickle, which can hold programs and is not read; in Python: \
-                     safetensors.torch.save_file(torch.load(FILE, weights_only=True), \"weights.safetensors\")",
-                ));
-            }
-            _ => open_safetensors(path)?,
+            start => match other_format(start) {
+                Some(what) => return Err(Error::data(path, what)),
+                None => open_safetensors(path)?,
+            },
         };
         shapes.sort();
         Ok(WeightsFile { path: path.into(), content, shapes, unread, about })
@@ -145,6 +145,14 @@ impl WeightsFile {
         sum.map_err(|error| Error::data(&self.path, format!("cannot read the weights: {error}")))
     }
 
+    /// Bytes that are held; those of a network count with it.
+    pub fn held(&self) -> usize {
+        match &self.content {
+            Content::SafeTensors(bytes) => bytes.len(),
+            _ => 0,
+        }
+    }
+
     /// Name and shape of every tensor, in the order of their names.
     pub fn shapes(&self) -> &[(String, Vec<usize>)] {
         &self.shapes
@@ -177,7 +185,10 @@ impl WeightsFile {
             }
             Content::Hdf5(sets) => {
                 let set = sets.get(name).ok_or_else(|| wrong(&"is not there"))?;
-                set.read_raw::<f32>().map_err(|e| wrong(&e))
+                set.read_raw::<f32>().map_err(|e| match unknown_filter(set) {
+                    Some(filter) => wrong(&format!("is compressed with {filter}; {REWRITTEN}")),
+                    None => wrong(&e),
+                })
             }
             Content::Checkpoint(stored, arrays) => {
                 let which = *arrays.get(name).ok_or_else(|| wrong(&"is not there"))?;
@@ -188,6 +199,36 @@ impl WeightsFile {
         }
     }
 }
+
+/// What is said of a file that begins as other formats do which are taken for weights. A safetensors file begins with
+/// the length of its header, of which the upper half is 0.
+fn other_format(start: &[u8]) -> Option<String> {
+    let pickle =
+        || format!("is a PyTorch pickle, which can hold programs and is not read; in Python: {FROM_PICKLE}");
+    Some(match start {
+        [b'P', b'K', 3, 4, ..] => pickle(),
+        [.., 0, 0, 0, 0] => return None,
+        [0x80, 2..=5, ..] => pickle(),
+        b"version " => {
+            "is a pointer of Git LFS, not the weights themselves; git lfs pull fetches them".into()
+        }
+        [b'<', b'!' | b'h' | b'H' | b'?', ..] => {
+            "is a web page, not the file that was to be downloaded".into()
+        }
+        [b'{', ..] => {
+            "is a JSON text, such as lists the parts of a model in several files; put these into one".into()
+        }
+        [0x1f, 0x8b, ..] => "is compressed with gzip; gunzip it first".into(),
+        _ => return None,
+    })
+}
+
+/// What makes safetensors of a PyTorch pickle: of a `state_dict`, or of one beside an epoch and an optimizer. Tensors
+/// that share memory are copied, which the library wants.
+const FROM_PICKLE: &str = "import torch; from safetensors.torch import save_file; \
+     w = torch.load(\"FILE\", map_location=\"cpu\", weights_only=True); \
+     w = next((w[k] for k in (\"state_dict\", \"model_state_dict\", \"model\") if k in w), w); \
+     save_file({k: t.clone().contiguous() for k, t in w.items() if torch.is_tensor(t)}, \"weights.safetensors\")";
 
 /// The fields of a `WeightsFile`.
 struct Opened {
@@ -245,9 +286,14 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
     if let Ok(record) = RunRecord::open(path) {
         return Err(Error::data(path, record.has_no_weights()));
     }
-    // One that is damaged has series still, not weights.
-    if !file.link_exists("summary") {
+    let said = |name: &str| file.attr(name).and_then(|said| said.read_scalar::<VarLenUnicode>());
+    // A results file that is damaged has series still, not weights.
+    if said("format").is_err() {
         collect(&file, "", DEEPEST, &mut sets, &mut unread).map_err(wrong)?;
+    }
+    if said(ENCODED[0]).is_ok_and(|said| said.as_str() == ENCODED[1]) {
+        sets = sets.into_iter().map(|(link, set)| (names::name_of(&link), set)).collect();
+        unread.iter_mut().for_each(|(link, _)| *link = names::name_of(link));
     }
     if sets.is_empty() && unread.is_empty() {
         return Err(Error::data(path, "holds no weights"));
@@ -259,10 +305,30 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
         return Err(Error::data(path, what));
     }
     let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
-    let said = |name: &str| file.attr(name).and_then(|said| said.read_scalar::<VarLenUnicode>());
     let about = About::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
     Ok(Opened { content: Content::Hdf5(sets), shapes, unread, about })
 }
+
+/// What is compressed in a way that the HDF5 library cannot read here: what that way is called.
+fn unknown_filter(set: &hdf5::Dataset) -> Option<String> {
+    set.filters().iter().find_map(|filter| match filter {
+        Filter::User(id, _) if !Filter::get_info(*id).is_available => Some(match id {
+            32000 => "lzf, which h5py alone has".into(),
+            32001 => "Blosc, a plug-in of HDF5 that is not here".into(),
+            id => format!("filter {id}, a plug-in of HDF5 that is not here"),
+        }),
+        Filter::SZip(..) if !Filter::get_info(SZIP).is_available => Some("szip, which is not here".into()),
+        _ => None,
+    })
+}
+
+/// HDF5's number of szip, which libraries may lack.
+const SZIP: hdf5::filters::H5Z_filter_t = 4;
+
+/// How weights are written anew without compression; h5py has lzf, hdf5plugin the other filters.
+const REWRITTEN: &str = "in Python: import h5py (for plug-ins also hdf5plugin); \
+     old, new = h5py.File(\"FILE\"), h5py.File(\"plain.h5\", \"w\"); \
+     old.visititems(lambda k, d: new.__setitem__(k, d[()]) if isinstance(d, h5py.Dataset) else None); new.close()";
 
 /// Groups within groups that are looked into. One that holds itself has no end.
 const DEEPEST: usize = 16;
@@ -311,22 +377,31 @@ fn collect(
     into: &mut Sets,
     unread: &mut Vec<(String, String)>,
 ) -> hdf5::Result<()> {
-    for set in group.datasets()? {
-        let name = joined(prefix, &set.name());
-        match other_type(&set.dtype()?) {
-            None => _ = into.insert(name, set),
-            Some(other) => unread.push((name, other)),
+    // By their links: of several that lead to one data set, as shared weights have them, each is a name.
+    for link in group.member_names()? {
+        let name = if prefix.is_empty() { link.clone() } else { format!("{prefix}.{link}") };
+        match group.dataset(&link) {
+            Ok(set) => match other_type(&set) {
+                None => _ = into.insert(name, set),
+                Some(other) => unread.push((name, other)),
+            },
+            Err(_) => match group.group(&link) {
+                Ok(inner) if deeper > 0 => collect(&inner, &name, deeper - 1, into, unread)?,
+                Ok(_) => {}
+                Err(_) => unread.push((name, "a link that leads nowhere".into())),
+            },
         }
-    }
-    for inner in group.groups()?.iter().filter(|_| deeper > 0) {
-        collect(inner, &joined(prefix, &inner.name()), deeper - 1, into, unread)?;
     }
     Ok(())
 }
 
 /// What a type is called that is none of real numbers; `None` for those which the HDF5 library makes f32 of: f32, f64,
 /// and those of two bytes (f16, bf16), for which this interface to it has no word.
-fn other_type(dtype: &hdf5::Datatype) -> Option<String> {
+fn other_type(set: &hdf5::Dataset) -> Option<String> {
+    if set.space().is_ok_and(|space| space.is_null()) {
+        return Some("without values".into());
+    }
+    let Ok(dtype) = set.dtype() else { return Some("another type".into()) };
     match dtype.to_descriptor() {
         Ok(TypeDescriptor::Float(_)) => None,
         Ok(other) => Some(other.to_string()),
@@ -336,9 +411,14 @@ fn other_type(dtype: &hdf5::Datatype) -> Option<String> {
     }
 }
 
-fn joined(prefix: &str, path: &str) -> String {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    if prefix.is_empty() { name.into() } else { format!("{prefix}.{name}") }
+/// What of the unread is lost where the others are copied, in words: not what `write_weights` makes anew.
+pub fn left_out(unread: &[(String, String)]) -> Option<String> {
+    let lost = unread.iter().filter(|(name, _)| !name.ends_with(BATCHES) && !name.ends_with(WAYS[1]));
+    let lost: Vec<String> = lost.map(|(name, dtype)| format!("{name} ({dtype})")).collect();
+    let more = if lost.len() > 5 { ", …" } else { "" };
+    let first = lost.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    (!lost.is_empty())
+        .then(|| format!("{} left out, which are no real numbers that are read: {first}{more}", lost.len()))
 }
 
 /// Writes tensors of these names and shapes as safetensors, or as HDF5 where the name of the file ends in .h5 or .hdf5.
@@ -359,6 +439,7 @@ pub fn write_weights(
     if earlier.is_none() {
         check_new(path)?;
     }
+    names::check_names(path, shapes.iter().map(|(name, _)| name.as_str()))?;
     let write = if is_hdf5(path) { write_hdf5 } else { write_safetensors };
     let wrong = |error: &dyn Display| Error::output(path, format!("cannot write the weights: {error}"));
     let write = |new: &Path| {
@@ -426,7 +507,7 @@ pub fn check_new(path: &Path) -> Result<()> {
         .map_err(|e| Error::new(ErrorKind::Output, e.message.replace("--results", "name")))
 }
 
-fn is_hdf5(path: &Path) -> bool {
+pub(super) fn is_hdf5(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "h5" || extension == "hdf5")
 }
 
@@ -504,6 +585,7 @@ fn write_safetensors(
     let failed = RefCell::new(None);
     let lazy = |name, shape, dtype| Lazy { name, shape, dtype, values, failed: &failed };
     let mut views = Vec::with_capacity(shapes.len());
+    let is_there = |name: &str| shapes.iter().any(|(other, _)| other == name);
     let pairs = |shape: &[usize]| {
         let side = side_of(*shape.first()?, |side| (2 * side - 1).pow(2))?;
         Some([side.pow(4)])
@@ -514,11 +596,13 @@ fn write_safetensors(
             Some((format!("{}{}", name.strip_suffix(WAYS[0])?, WAYS[1]), pairs(shape)?))
         })
         .collect();
-    views.extend(tables.iter().map(|(name, shape)| (name.clone(), lazy("", shape, Dtype::I64))));
+    let tables = tables.iter().filter(|(name, _)| !is_there(name));
+    views.extend(tables.map(|(name, shape)| (name.clone(), lazy("", shape, Dtype::I64))));
     for (name, shape) in shapes {
         views.push((name.clone(), lazy(name, shape, Dtype::F32)));
-        if let Some(norm) = name.strip_suffix("running_mean") {
-            views.push((format!("{norm}{BATCHES}"), lazy("", &[], Dtype::I64)));
+        let counter = name.strip_suffix("running_mean").map(|norm| format!("{norm}{BATCHES}"));
+        if let Some(counter) = counter.filter(|counter| !is_there(counter)) {
+            views.push((counter, lazy("", &[], Dtype::I64)));
         }
     }
     // The library's file would be for its owner alone, others are as the user wants new files to be.
@@ -539,9 +623,10 @@ fn write_hdf5(
     for (name, said) in about.texts() {
         text(&file, name, &said).map_err(|e| wrong(&e))?;
     }
+    text(&file, ENCODED[0], ENCODED[1]).map_err(|e| wrong(&e))?;
     for (name, shape) in shapes {
         let values = values(name)?;
-        let set = file.new_dataset::<f32>().shape(shape.as_slice()).create(name.as_str());
+        let set = file.new_dataset::<f32>().shape(shape.as_slice()).create(names::link(name).as_str());
         set.and_then(|set| set.write_raw(&values)).map_err(|e| wrong(&e))?;
     }
     file.close().map_err(|e| wrong(&e))
@@ -632,6 +717,76 @@ mod tests {
         assert_eq!(file.unread(), [("count".to_string(), "int64".to_string())]);
     }
 
+    /// What h5py alone reads is named, with what makes another file of it.
+    #[test]
+    fn a_compression_that_hdf5_lacks_is_named() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lzf.hdf5");
+        let file = WeightsFile::open(Path::new(path)).unwrap();
+        let error = file.values("layer.weight").unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Data);
+        for said in ["lzf.hdf5", "layer.weight", "compressed with lzf", "import h5py"] {
+            assert!(error.message.contains(said), "{error}");
+        }
+    }
+
+    /// Weights that layers share have several names; what has no values, or is not there, is told by its name.
+    #[test]
+    fn each_link_is_a_name_and_one_that_leads_nowhere_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("w.h5");
+        let file = hdf5::File::create(&path).unwrap();
+        file.new_dataset::<f32>().shape([2]).create("tied/a").unwrap().write(&[1.0f32, 2.0]).unwrap();
+        file.link_hard("tied/a", "b").unwrap();
+        file.link_soft("/tied/a", "c").unwrap();
+        file.link_soft("/gone", "d").unwrap();
+        file.close().unwrap();
+        let file = WeightsFile::open(&path).unwrap();
+        let names: Vec<&str> = file.shapes().iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["b", "c", "tied.a"]);
+        assert!(names.iter().all(|name| file.values(name).unwrap() == [1.0, 2.0]));
+        assert_eq!(file.unread(), [("d".to_string(), "a link that leads nowhere".to_string())]);
+        assert!(left_out(file.unread()).unwrap().contains("d (a link that leads nowhere)"));
+        assert_eq!(left_out(&[("bn.num_batches_tracked".into(), "I64".into())]), None);
+    }
+
+    /// As before names were encoded, and as others write: groups are parts of names.
+    #[test]
+    fn groups_are_parts_of_names_where_a_file_does_not_say_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("w.h5");
+        let file = hdf5::File::create(&path).unwrap();
+        for name in ["summary", "layer/a%2Fb", "layer/deeper/c"] {
+            file.new_dataset::<f32>().shape([1]).create(name).unwrap();
+        }
+        file.close().unwrap();
+        let file = WeightsFile::open(&path).unwrap();
+        let names: Vec<&str> = file.shapes().iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["layer.a%2Fb", "layer.deeper.c", "summary"]);
+    }
+
+    /// Empty tensors, single numbers, big-endian ones and views of parts, as others write them.
+    #[test]
+    fn shapes_and_orders_of_others_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["w.h5", "w.safetensors"] {
+            let path = directory.path().join(name);
+            let shapes = [("empty", vec![0, 3]), ("one", vec![]), ("one.more", vec![1]), ("three", vec![3])];
+            let shapes = shapes.map(|(name, shape)| (name.to_string(), shape)).to_vec();
+            write_weights(&path, &shapes, &[], &|name| {
+                Ok(vec![
+                    name.len() as f32;
+                    usize::from(name != "empty") * if name == "three" { 3 } else { 1 }
+                ])
+            })
+            .unwrap();
+            let file = WeightsFile::open(&path).unwrap();
+            assert_eq!(file.shapes(), shapes);
+            assert!(file.values("empty").unwrap().is_empty());
+            assert_eq!(file.values("one").unwrap(), [3.0]);
+            assert_eq!(file.values("three").unwrap(), [5.0; 3]);
+        }
+    }
+
     #[test]
     fn a_place_that_cannot_be_written_is_refused_in_the_words_of_a_name() {
         let directory = tempfile::tempdir().unwrap();
@@ -647,9 +802,18 @@ mod tests {
     fn what_is_no_file_of_weights_is_said_to_be_none() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("w");
-        for (bytes, said) in
-            [(&b"PK\x03\x04 torch.save"[..], "pickle"), (b"text", "neither"), (b"", "neither")]
-        {
+        for (bytes, said) in [
+            (&b"PK\x03\x04 torch.save"[..], "pickle"),
+            (b"\x80\x02\x8a\nl\xfc\x9cF\xf9", "pickle"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+            (b"<!DOCTYPE html><html>", "web page"),
+            (b"{\"metadata\": {}, \"weight_map\": {}}", "parts of a model"),
+            (b"\x1f\x8b\x08\0\x01\x02\x03\x04", "gunzip"),
+            (b"GGUF\x03\0\0\0", "neither"),
+            (b"\x80\x02\0\0\0\0\0\0{}", "neither"),
+            (b"text", "neither"),
+            (b"", "neither"),
+        ] {
             std::fs::write(&path, bytes).unwrap();
             let error = WeightsFile::open(&path).err().unwrap();
             assert!(error.message.contains(said), "{error}");

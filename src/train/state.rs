@@ -303,7 +303,8 @@ impl State<'_> {
 
     /// Whether an array is of what this rank has.
     fn wants(&self, path: &str) -> bool {
-        let is_of = |name: &str| path.strip_suffix(name).is_some_and(|group| group.ends_with('/'));
+        let of = |group: &str| path.strip_prefix(group)?.strip_prefix('/');
+        let is_of = |name: &str| self.regions.iter().any(|(group, _)| of(group) == Some(name));
         self.plan.parameters.iter().any(|parameter| is_of(&parameter.name))
             || self.own.iter().any(|own| own.path == path)
     }

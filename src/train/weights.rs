@@ -1,6 +1,7 @@
 //! Weights from a file, and to one: which tensor of the file is which of the model's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
 use super::doubts::Weights;
 use super::evaluate::agree_on_statistics;
@@ -29,8 +30,10 @@ pub struct Start {
     file: WeightsFile,
     /// What a message calls the file.
     flag: String,
-    /// The model's tensors that it gives values for, with their shapes as PyTorch has them.
-    shapes: HashMap<String, Vec<usize>>,
+    /// The model's tensors that it gives values for, with what the file calls them.
+    names: HashMap<String, String>,
+    /// What is assumed of the file's names, in words.
+    note: Option<String>,
 }
 
 impl Start {
@@ -42,6 +45,7 @@ impl Start {
     pub fn agree(world: &World, config: &Config, network: &Network) -> Result<Option<Start>> {
         let start = world.agree(Self::open(config, network))?;
         if let Some(start) = &start {
+            start.note.iter().for_each(|note| record::say(world, note));
             let checksum = world.agree(start.file.checksum())?;
             world.check_same(&[("the weights of --init-from".into(), format!("CRC-32 {checksum:08x}"))])?;
         }
@@ -78,10 +82,18 @@ impl Start {
             .map(|tensor| (tensor.name.as_str(), &tensor.spec.shape.0[..]))
             .filter(|(name, _)| !head.contains(name))
             .collect();
-        let wrong = differences(&wanted, file.shapes(), file.unread(), &head);
+        let called = Called::of(file.shapes(), wanted.iter().map(|(name, _)| *name));
+        let found: Vec<(String, Vec<usize>)> =
+            file.shapes().iter().map(|(name, shape)| (called.in_model(name), shape.clone())).collect();
+        let unread: Vec<(String, String)> =
+            file.unread().iter().map(|(name, dtype)| (called.in_model(name), dtype.clone())).collect();
+        let wrong = differences(&wanted, &found, &unread, &head);
         if wrong.is_empty() {
-            let shapes = wanted.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
-            return Ok(Start { file, flag: flag.into(), shapes });
+            let names = found.into_iter().zip(file.shapes());
+            let names = names.map(|((name, _), (stored, _))| (name, stored.clone()));
+            let names = names.filter(|(name, _)| wanted.iter().any(|(other, _)| other == name)).collect();
+            let note = called.note(file.path());
+            return Ok(Start { file, flag: flag.into(), names, note });
         }
         let is_of_head = |line: &String| {
             graph.head().iter().any(|&id| line.starts_with(&format!("{}:", graph.tensor(id).name)))
@@ -102,9 +114,20 @@ impl Start {
         Weights { whose, about: self.file.about().clone() }
     }
 
+    /// What is assumed of the file's names, in words.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    /// Bytes that the file takes for as long as this is there, and the most that a tensor takes while it is read.
+    pub fn held(&self) -> [usize; 2] {
+        let of = |(_, shape): &(String, Vec<usize>)| size_of::<f32>() * shape.iter().product::<usize>();
+        [self.file.held(), self.file.shapes().iter().map(of).max().unwrap_or(0)]
+    }
+
     /// How many tensors it has values for.
     pub fn tensors(&self) -> usize {
-        self.shapes.len()
+        self.names.len()
     }
 
     /// The file's values for a tensor of the model; `None` where it starts as without a file.
@@ -112,10 +135,8 @@ impl Start {
     /// # Errors
     /// `Data` when they cannot be read, or no network can have them.
     pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
-        if !self.shapes.contains_key(name) {
-            return Ok(None);
-        }
-        let values = self.file.values(name)?;
+        let Some(stored) = self.names.get(name) else { return Ok(None) };
+        let values = self.file.values(stored)?;
         match impossible(name, &values) {
             None => Ok(Some(values)),
             Some(what) => {
@@ -124,6 +145,65 @@ impl Start {
             }
         }
     }
+}
+
+/// How a file names the tensors of a model, where it does so otherwise.
+#[derive(Debug, Default, PartialEq)]
+struct Called {
+    /// What a wrapper of the model (DDP's "module.", torch.compile's "_orig_mod.") has put before every name.
+    wrapper: String,
+    /// Names with "/" in the model, by those that HDF5 has for them where its groups are parts of names.
+    slashes: HashMap<String, String>,
+}
+
+impl Called {
+    fn of<'a>(found: &[(String, Vec<usize>)], wanted: impl Iterator<Item = &'a str>) -> Called {
+        let wanted: HashSet<&str> = wanted.collect();
+        let Some((first, _)) = found.first() else { return Called::default() };
+        if found.iter().any(|(name, _)| wanted.contains(name.as_str())) {
+            return Called { wrapper: String::new(), slashes: slashes(found, &wanted) };
+        }
+        let is_wrapper = |prefix: &&str| {
+            let bare: Option<Vec<&str>> = found.iter().map(|(name, _)| name.strip_prefix(prefix)).collect();
+            bare.is_some_and(|names| names.iter().any(|name| wanted.contains(name)))
+        };
+        let wrapper = first.match_indices('.').map(|(at, _)| &first[..=at]).find(is_wrapper);
+        match wrapper {
+            Some(wrapper) => Called { wrapper: wrapper.into(), slashes: HashMap::new() },
+            None => Called { wrapper: String::new(), slashes: slashes(found, &wanted) },
+        }
+    }
+
+    /// What the model calls what the file calls so.
+    fn in_model(&self, name: &str) -> String {
+        let name = name.strip_prefix(&self.wrapper).unwrap_or(name);
+        self.slashes.get(name).cloned().unwrap_or_else(|| name.into())
+    }
+
+    fn note(&self, file: &Path) -> Option<String> {
+        let file = file.display();
+        match (self.wrapper.as_str(), self.slashes.iter().next()) {
+            ("", None) => None,
+            ("", Some((stored, name))) => {
+                Some(format!("{file}: has {stored} for {name} and others with \"/\" in their names"))
+            }
+            (wrapper, _) => Some(format!("{file}: \"{wrapper}\", with which all names begin, is left out")),
+        }
+    }
+}
+
+/// Names with "/" that a file has with dots, as HDF5's groups are read.
+fn slashes(found: &[(String, Vec<usize>)], wanted: &HashSet<&str>) -> HashMap<String, String> {
+    let dotted = |name: &str| name.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
+    let of_dotted: HashMap<String, &str> =
+        wanted.iter().filter(|name| name.contains('/')).map(|name| (dotted(name), *name)).collect();
+    let is_own = |name: &str| wanted.contains(name);
+    let there = |name: &str| found.iter().any(|(other, _)| other == name);
+    let other = |name: &String| {
+        let slashed = of_dotted.get(name).filter(|slashed| !is_own(name) && !there(slashed))?;
+        Some((name.clone(), slashed.to_string()))
+    };
+    found.iter().filter_map(|(name, _)| other(name)).collect()
 }
 
 /// Why a network cannot have these values, if so. A ReLU makes zeros of NaN: the loss need not show them.
@@ -257,6 +337,38 @@ mod tests {
         assert_eq!(said("a.bias", &[f32::NEG_INFINITY]), "is not finite as f32: value 0 is -inf");
         assert_eq!(said("a.running_var", &[1.0, -2.0]), "has a variance below zero: value 1 is -2");
         assert_eq!(said("a.running_mean", &[-2.0]), "");
+    }
+
+    /// Names of a file and of a model, and what is left out or taken for what.
+    #[test]
+    fn what_a_file_calls_otherwise_is_found() {
+        let called = |found: &[&str], wanted: &[&str]| {
+            let found: Vec<_> = found.iter().map(|name| (name.to_string(), vec![1])).collect();
+            let called = Called::of(&found, wanted.iter().copied());
+            let names: Vec<String> = found.iter().map(|(name, _)| called.in_model(name)).collect();
+            (names.join(" "), called.note(Path::new("w")).unwrap_or_default())
+        };
+        let model = ["fc.bias", "fc.weight"];
+        let left = |wrapper: &str| format!("w: \"{wrapper}\", with which all names begin, is left out");
+        for wrapper in ["module.", "_orig_mod.", "module._orig_mod.", "state_dict.model."] {
+            let file = model.map(|name| format!("{wrapper}{name}"));
+            let file = [&*file[0], &*file[1], &format!("{wrapper}bn.num_batches_tracked")];
+            assert_eq!(
+                called(&file, &model),
+                ("fc.bias fc.weight bn.num_batches_tracked".into(), left(wrapper))
+            );
+        }
+        // Of one that not all have, or that the model has, nothing is left out.
+        let some = ["module.fc.bias", "fc.weight"];
+        assert_eq!(called(&some, &model), ("module.fc.bias fc.weight".into(), String::new()));
+        assert_eq!(called(&some[..1], &some[..1]), ("module.fc.bias".into(), String::new()));
+        assert_eq!(called(&["other.scale"], &model), ("other.scale".into(), String::new()));
+        // HDF5's groups, where "/" is part of names.
+        let (names, note) = called(&["conv.weight", "fc.bias"], &["/conv/weight", "fc.bias"]);
+        assert_eq!(names, "/conv/weight fc.bias");
+        assert!(note.contains("conv.weight for /conv/weight"), "{note}");
+        let both = ["a.b", "a/b"];
+        assert_eq!(called(&both, &both), ("a.b a/b".into(), String::new()));
     }
 
     #[test]

@@ -6,18 +6,24 @@
 //! - frozen layers keep every bit, the others learn;
 //! - a file that does not fit is refused with every difference in one message, a new head is a flag away;
 //! - weights that no network can have are refused, and a test takes what a test takes;
+//! - whatever tensors are called, their names come back from every kind of file, or training does not start;
+//! - what wrappers put before all names is left out, and said;
 //! - nothing is overwritten, and ranks that read unlike files are found.
 
 use crate::support::cases::{each, first};
 use crate::support::digits::few_tests;
 use crate::support::job;
+use crate::support::residual::residual;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dltrain::device::onednn::isa;
 use dltrain::error::ErrorKind;
+use dltrain::model::onnx::schema::ModelProto;
 use dltrain::record::{WeightsFile, write_weights};
+use prost::Message;
+
 use job::{SECONDS, finish, job, refused, run, series};
 
 struct Place(tempfile::TempDir);
@@ -254,6 +260,89 @@ fn a_file_that_does_not_fit_is_refused_with_every_difference() {
     });
     place.train(1, "c.h5", "--steps 1 --classes 12 --init-from @w.safetensors --reset-head");
     assert!((0..7).all(|index| !place.path(&format!("b{index}.h5")).exists()), "nothing was started");
+}
+
+/// A small network whose tensors are called after scopes, of which some are tensors too: "stem" and "stem/bn/bias".
+fn scoped(to: &Path, rename: impl Fn(&str) -> String) {
+    let flags = residual();
+    let from = flags.split(' ').nth(1).unwrap();
+    let mut file = ModelProto::decode(&*std::fs::read(from).unwrap()).unwrap();
+    let graph = file.graph.as_mut().unwrap();
+    let names: BTreeMap<String, String> =
+        graph.initializer.iter().map(|tensor| (tensor.name.clone(), rename(&tensor.name))).collect();
+    graph.initializer.iter_mut().for_each(|tensor| tensor.name.clone_from(&names[&tensor.name]));
+    let other = |name: &mut String| *name = names.get(name).cloned().unwrap_or_else(|| format!("~{name}"));
+    graph.node.iter_mut().flat_map(|node| node.input.iter_mut().chain(&mut node.output)).for_each(other);
+    graph.input.iter_mut().chain(&mut graph.output).for_each(|value| other(&mut value.name));
+    std::fs::write(to, file.encode_to_vec()).unwrap();
+}
+
+#[test]
+fn names_with_slashes_come_back_from_every_kind_of_file() {
+    let place = Place::new();
+    let scope = |name: &str| format!("/{}", name.trim_end_matches(".weight").replace('.', "/"));
+    scoped(&place.path("net.onnx"), scope);
+    let model = "--model @net.onnx --fresh-weights";
+    let trained = place.train(
+        2,
+        "a.h5",
+        &format!("{model} --steps 2 --lr 0.05 --save-weights @w.h5 --checkpoint @kept"),
+    );
+    let said = place.test("--model @net.onnx --batch 16 --init-from @w.h5");
+    assert!(said.contains(&format!("test loss {:.9}", trained[0])), "{said}, not {trained:?}");
+    let known = read(&place.path("w.h5"));
+    assert!(known.contains_key("/stem") && known.contains_key("/stem/bn/bias"), "{:?}", known.keys());
+    let export = |from: &str, to: &str| {
+        let [from, to] = [from, to].map(|name| place.path(name).display().to_string());
+        let network = place.path("net.onnx").display().to_string();
+        let more: &[&str] = if to.ends_with("onnx") { &["--model", &network] } else { &[] };
+        run(1, &[&["export", &from, &to], more].concat());
+    };
+    for [from, to] in [
+        ["kept/step-00000002.h5", "a.safetensors"],
+        ["a.safetensors", "v.h5"],
+        ["v.h5", "c.onnx"],
+        ["c.onnx", "d.h5"],
+    ] {
+        export(from, to);
+        assert!(read(&place.path(to)) == known, "{from} to {to}");
+    }
+    let went_on =
+        place.train(2, "b.h5", &format!("{model} --steps 3 --lr 0.05 --resume @kept/step-00000002.h5"));
+    let straight = place.train(2, "c.h5", &format!("{model} --steps 3 --lr 0.05"));
+    assert_eq!(went_on, straight);
+}
+
+#[test]
+fn a_name_that_a_file_cannot_have_is_refused_before_the_training() {
+    let place = Place::new();
+    scoped(
+        &place.path("net.onnx"),
+        |name| if name == "fc.bias" { "__metadata__".into() } else { name.into() },
+    );
+    let model = "--model @net.onnx --fresh-weights --steps 1";
+    let said = place.refused("a.h5", &format!("{model} --save-weights @w.safetensors"));
+    assert!(said.contains("--save-weights") && said.contains("__metadata__"), "{said}");
+    assert!(!place.path("a.h5").exists(), "nothing was started");
+    place.train(1, "a.h5", &format!("{model} --save-weights @w.h5"));
+    assert!(read(&place.path("w.h5")).contains_key("__metadata__"));
+}
+
+#[test]
+fn what_a_wrapper_puts_before_all_names_is_left_out_and_said() {
+    let place = Place::new();
+    let lenet = "--model lenet5 --image-size 28";
+    let trained = place.train(1, "a.h5", &format!("{lenet} --steps 1 --save-weights @w.safetensors"))[0];
+    let file = WeightsFile::open(&place.path("w.safetensors")).unwrap();
+    for (name, wrapper) in [("m.safetensors", "module."), ("o.h5", "_orig_mod.module.")] {
+        let wrapped = |(name, shape): &(String, Vec<usize>)| (format!("{wrapper}{name}"), shape.clone());
+        let shapes: Vec<_> = file.shapes().iter().map(wrapped).collect();
+        let bare = |name: &str| file.values(&name[wrapper.len()..]);
+        write_weights(&place.path(name), &shapes, &[], &bare).unwrap();
+        let said = place.test(&format!("--model lenet5 --init-from @{name}"));
+        assert_eq!(said.matches(&format!("\"{wrapper}\", with which all names begin")).count(), 1, "{said}");
+        assert!(said.contains(&format!("test loss {trained:.9}")), "{said}, not {trained}");
+    }
 }
 
 #[test]

@@ -95,6 +95,26 @@ def check(command, name, directory):
     return good
 
 
+def check_recipe(command, directory):
+    """The line that is printed for a pickle makes safetensors of it, which dltrain reads: of each kind of .pth file."""
+    net = model("resnet18")
+    state = net.state_dict()
+    kinds = {"plain": state, "epoch": {"epoch": 3, "state_dict": state}, "model": {"model": state, "args": {"lr": 0.1}},
+             "compiled": {f"_orig_mod.{key}": value for key, value in state.items()}}
+    flags = ["--model", "resnet18", "--classes", "10", "--image-size", "32", "--batch", "4", "--data", str(DIGITS), "--evaluate"]
+    losses = set()
+    for kind, saved in kinds.items():
+        pickle, weights = directory / f"{kind}.pth", directory / "weights.safetensors"
+        torch.save(saved, pickle)
+        done = subprocess.run([*command, *flags, "--init-from", str(pickle)], capture_output=True, text=True)
+        line = done.stderr.split("in Python: ")[1].splitlines()[0]
+        subprocess.run([sys.executable, "-c", line.replace("FILE", str(pickle))], check=True, cwd=directory)
+        losses.add(said_loss(command, *flags, "--init-from", str(weights))[0][2])
+        weights.unlink()
+    print(f"recipe for .pth files: losses {losses}", flush=True)
+    return len(losses) == 1
+
+
 def main():
     command, models = sys.argv[1:], MODELS
     if command[0] == "--models":
@@ -102,6 +122,7 @@ def main():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         wrong = [name for name in models if not check(command, name, pathlib.Path(directory))]
+        wrong += [] if check_recipe(command, pathlib.Path(directory)) else ["the recipe for .pth files"]
     if wrong:
         sys.exit(f"wrong: {', '.join(wrong)}")
 

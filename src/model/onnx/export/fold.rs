@@ -46,12 +46,11 @@ impl Writer<'_> {
             bias.push(((before - at(&mean)) * by + at(&shift)) as f32);
         }
         let weight = tensor(&node.inputs[1]);
-        let of_bias = match node.inputs.get(2) {
-            Some(id) => tensor(id).name.clone(),
-            None => format!("{}.bias", node.name),
-        };
         let weight = self.stored(&weight.name, &weight.spec.shape.0, &weights);
-        let bias = self.stored(&of_bias, &[bias.len()], &bias);
+        let bias = match node.inputs.get(2) {
+            Some(id) => self.stored(&tensor(id).name, &[bias.len()], &bias),
+            None => self.reals(&format!("{}.bias", node.name), &[bias.len()], &bias),
+        };
         let x = self.read(node.inputs[0])?;
         let y = self.convolution(&node.name, conv, vec![x, weight, bias]);
         Ok(self.relu(settings.relu, &norm.name, y))

@@ -104,16 +104,24 @@ struct Writer<'a> {
     /// What the file calls a tensor of the graph.
     named: HashMap<TensorId, String>,
     taken: HashSet<String>,
+    /// Names of parameters and statistics that are not written yet: each keeps its own, whatever layers are called.
+    kept: HashSet<String>,
     nodes: Vec<NodeProto>,
     tensors: Vec<TensorProto>,
 }
 
 impl<'a> Writer<'a> {
     fn new(graph: &'a Graph, batches: Vec<Option<Batch>>, values: Values<'a>) -> Writer<'a> {
-        let named = HashMap::from([(graph.images, IMAGES.to_string())]);
-        let taken = [IMAGES, LOGITS].map(String::from).into();
+        let is_kept = |role| matches!(role, Role::Parameter | Role::Statistic);
+        let kept =
+            graph.tensors.iter().filter(|tensor| is_kept(tensor.role)).map(|tensor| tensor.name.clone());
+        let kept: HashSet<String> = kept.collect();
         let (folded, nodes, tensors) = (HashMap::new(), Vec::new(), Vec::new());
-        Writer { graph, batches, values, folded, named, taken, nodes, tensors }
+        let (named, taken) = (HashMap::new(), kept.clone());
+        let mut writer = Writer { graph, batches, values, folded, named, taken, kept, nodes, tensors };
+        let images = writer.free(IMAGES);
+        writer.named.insert(graph.images, images);
+        writer
     }
 
     /// Writes a node of the graph, unless it is part of one before.
@@ -176,16 +184,17 @@ impl<'a> Writer<'a> {
 
     /// The graph of the file.
     fn finish(mut self) -> Result<GraphProto> {
-        let last = self.read(self.graph.logits)?;
+        let (last, images) = (self.read(self.graph.logits)?, self.read(self.graph.images)?);
+        let logits = self.free(LOGITS);
         for name in self.nodes.iter_mut().flat_map(|node| node.input.iter_mut().chain(&mut node.output)) {
             if *name == last {
-                *name = LOGITS.into();
+                name.clone_from(&logits);
             }
         }
         Ok(GraphProto {
             name: self.graph.name.clone(),
-            input: vec![proto::value(IMAGES, &self.shape(self.graph.images))],
-            output: vec![proto::value(LOGITS, &self.shape(self.graph.logits))],
+            input: vec![proto::value(&images, &self.shape(self.graph.images))],
+            output: vec![proto::value(&logits, &self.shape(self.graph.logits))],
             node: self.nodes,
             initializer: self.tensors,
         })
@@ -276,8 +285,17 @@ impl<'a> Writer<'a> {
         name
     }
 
-    /// Adds a tensor of real numbers that are learned, or a single one.
+    /// Adds a tensor of real numbers that are learned.
     fn stored(&mut self, name: &str, dims: &[usize], numbers: &[f32]) -> String {
+        match self.kept.remove(name) {
+            true => self.tensors.push(proto::reals(name, dims, numbers)),
+            false => return self.reals(name, dims, numbers),
+        }
+        name.into()
+    }
+
+    /// Adds other real numbers.
+    fn reals(&mut self, name: &str, dims: &[usize], numbers: &[f32]) -> String {
         let name = self.free(name);
         self.tensors.push(proto::reals(&name, dims, numbers));
         name
@@ -295,8 +313,9 @@ impl<'a> Writer<'a> {
         name
     }
 
-    /// A name that nothing in the file has yet.
+    /// A name that nothing in the file has yet. An empty one would be no output.
     fn free(&mut self, wanted: &str) -> String {
+        let wanted = if wanted.is_empty() { "layer" } else { wanted };
         let mut name = wanted.to_string();
         for number in 2.. {
             if self.taken.insert(name.clone()) {

@@ -124,7 +124,7 @@ impl Writer<'_> {
         if scale == 1.0 {
             return y;
         }
-        let by = self.stored(&format!("{layer}.scale"), &[], &[scale]);
+        let by = self.reals(&format!("{layer}.scale"), &[], &[scale]);
         self.node(&format!("{layer}.scaled"), "Mul", vec![y, by], Vec::new())
     }
 
@@ -234,7 +234,7 @@ impl Writer<'_> {
             Activation::Relu { max } => {
                 let x = self.read(node.inputs[0])?;
                 let [low, high] = [("min", 0.0), ("max", max)]
-                    .map(|(of, limit)| self.stored(&format!("{layer}.{of}"), &[], &[limit]));
+                    .map(|(of, limit)| self.reals(&format!("{layer}.{of}"), &[], &[limit]));
                 Ok(self.node(layer, "Clip", vec![x, low, high], Vec::new()))
             }
             Activation::LeakyRelu { slope } => self.simple(node, "LeakyRelu", vec![real("alpha", slope)]),

@@ -49,7 +49,11 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     }
     let measured = algorithms(world, &sizes)?;
     let parameters = parameters(world, &limits, &measured)?;
-    let tuning = Tuning { machine, parameters, measured };
+    for unlike in &limits.unlike {
+        let what = "the slower direction is taken for both; a prediction by this file is in doubt";
+        record::log(world, log::Level::Warn, &format!("{unlike}: {what}"));
+    }
+    let tuning = Tuning { machine, parameters, measured, doubts: limits.unlike };
     // Every rank has the same numbers; one of them writes.
     world.agree(record::once(world, || tuning.save(&path)))?;
     if world.rank() == 0 {

@@ -155,7 +155,7 @@ impl Subject<'_> {
     }
 
     fn time(&self, steps: usize) -> Result<Times> {
-        Measured::new(self.device, &self.plan, &RULE)?.time(steps)
+        Measured::new(self.device, &self.plan, &RULE, usize::MAX)?.time(steps)
     }
 
     fn heading(&self, args: &Args, precision: Precision, world: &World, yardstick: &str) -> String {

@@ -19,19 +19,21 @@ use crate::error::Result;
 pub struct LinkLimit {
     /// Seconds from one rank to the other for a message of four bytes: half a round trip.
     pub latency: f64,
-    /// Bytes a second in one direction, with nothing in the other.
-    pub one_way: f64,
+    /// Bytes a second in each direction, with nothing in the other.
+    pub one_way: [f64; 2],
     /// Bytes a second in each direction while both send.
     pub both_ways: f64,
 }
 
 /// What bounds a collective on the ranks of a job.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// Between two ranks of one node, while all ranks of the node exchange in pairs; `None` where none has two.
     pub within: Option<LinkLimit>,
     /// Between two nodes, one rank on each; `None` on a single node.
     pub between: Option<LinkLimit>,
+    /// Pairs of hosts of which one sends much faster to the other than that one back, in words.
+    pub unlike: Vec<String>,
     /// Bytes that a rank copies from one place in its memory to another in a second (twice as many are moved), while
     /// all ranks of the node do.
     pub copy: f64,
@@ -46,6 +48,9 @@ const MEMORY: usize = 64 << 20;
 
 /// Medians are taken of so many samples.
 const SAMPLES: usize = 11;
+
+/// A link is unlike in its two directions if one has so many times the other's rate: more than noise makes.
+const UNLIKE: f64 = 2.0;
 
 /// Measures. Takes about a second; more where a link is slow. Collective.
 ///
@@ -62,9 +67,11 @@ pub fn measure(world: &World) -> Result<Limits> {
     let some_within = (0..world.nodes()).any(|node| world.ranks_of(node).len() > 1);
     let mut link = Pair::new(world)?;
     let within = if some_within { Some(link.measure(world, within)?) } else { None };
+    let ways = between;
     let between = if world.nodes() > 1 { Some(link.measure(world, between)?) } else { None };
+    let unlike = if world.nodes() > 1 { link.unlike(world, ways)? } else { Vec::new() };
     let [copy, add, convert] = memory(world)?;
-    Ok(Limits { within, between, copy, add, convert })
+    Ok(Limits { within, between, unlike, copy, add, convert })
 }
 
 /// The limits as comment lines of a table, one each.
@@ -78,12 +85,15 @@ struct Pair {
     channel: Channel,
     outgoing: Rc<Region>,
     incoming: Rc<Region>,
+    /// Bytes a second that this pair was last measured to send, from its first rank to the other and back.
+    own: [f64; 2],
 }
 
 impl Pair {
     fn new(world: &World) -> Result<Pair> {
         let region = || world.agree(Region::private(CHUNK * WINDOW * size_of::<f32>())).map(Rc::new);
-        Ok(Pair { channel: Channel::new(world)?, outgoing: region()?, incoming: region()? })
+        let (channel, own) = (Channel::new(world)?, [f64::NAN; 2]);
+        Ok(Pair { channel, outgoing: region()?, incoming: region()?, own })
     }
 
     /// A rank without a partner only waits for the others. Collective.
@@ -95,10 +105,29 @@ impl Pair {
         let messages = (0.02 / rough[0]).clamp(1.0, WINDOW as f64) as usize;
         let first = partner.is_some_and(|partner| world.rank() < partner);
         let latency = slowest(world, || self.ping_pong(partner, first))?;
-        let one_way = slowest(world, || self.exchange(partner, messages, [first, !first]))?;
-        let both_ways = slowest(world, || self.exchange(partner, messages, [true, true]))?;
         let bytes = (messages * CHUNK * size_of::<f32>()) as f64;
-        Ok(LinkLimit { latency, one_way: bytes / one_way, both_ways: bytes / both_ways })
+        let mut one_way = [0.0; 2];
+        for (back, rate) in one_way.iter_mut().enumerate() {
+            let sends = first != (back == 1);
+            let seconds = samples(world, || self.exchange(partner, messages, [sends, !sends]))?;
+            self.own[back] = bytes / median(seconds);
+            *rate = bytes / of_slowest(world, seconds)?;
+        }
+        let both_ways = slowest(world, || self.exchange(partner, messages, [true, true]))?;
+        Ok(LinkLimit { latency, one_way, both_ways: bytes / both_ways })
+    }
+
+    /// Which pairs were last measured to send much faster one way than back. Collective.
+    fn unlike(&self, world: &World, partner: Option<usize>) -> Result<Vec<String>> {
+        let said = match partner.filter(|&partner| world.rank() < partner) {
+            Some(partner) if is_unlike(self.own) => {
+                let [there, back] = self.own.map(|rate| rate / 1e9);
+                let [here, other] = [world.rank(), partner].map(|rank| world.host_of(rank));
+                format!("{here} sends to {other} at {there:.3} GB/s, and {other} to {here} at {back:.3} GB/s")
+            }
+            _ => String::new(),
+        };
+        Ok(world.gather_text(&said)?.into_iter().filter(|said| !said.is_empty()).collect())
     }
 
     /// Half a round trip, as the mean of a few.
@@ -189,22 +218,47 @@ fn memory(world: &World) -> Result<[f64; 3]> {
     Ok(rates)
 }
 
+fn is_unlike([there, back]: [f64; 2]) -> bool {
+    there > UNLIKE * back || back > UNLIKE * there
+}
+
 /// The median of what all ranks measure at the same times; each sample is that of the slowest rank. Collective.
-fn slowest(world: &World, mut sample: impl FnMut() -> Result<f64>) -> Result<f64> {
+fn slowest(world: &World, sample: impl FnMut() -> Result<f64>) -> Result<f64> {
+    of_slowest(world, samples(world, sample)?)
+}
+
+/// What this rank measures at the same times as all others. Collective.
+fn samples(world: &World, mut sample: impl FnMut() -> Result<f64>) -> Result<[f64; SAMPLES]> {
     let mut seconds = [0.0; SAMPLES];
     for time in &mut seconds {
         world.barrier()?;
         *time = sample()?;
     }
+    Ok(seconds)
+}
+
+/// The median of the slowest rank's of each. Collective.
+fn of_slowest(world: &World, mut seconds: [f64; SAMPLES]) -> Result<f64> {
     world.max_f64(&mut seconds)?;
+    Ok(median(seconds))
+}
+
+fn median(mut seconds: [f64; SAMPLES]) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    Ok(seconds[SAMPLES / 2].max(1e-9))
+    seconds[SAMPLES / 2].max(1e-9)
 }
 
 impl std::fmt::Display for LinkLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (one, both) = (self.one_way / 1e9, self.both_ways / 1e9);
-        write!(f, "{:.2} us, {one:.2} GB/s one way, {both:.2} GB/s each way at once", self.latency * 1e6)
+        let ([one, back], both) = (self.one_way.map(|rate| rate / 1e9), self.both_ways / 1e9);
+        let latency = self.latency * 1e6;
+        match is_unlike(self.one_way) {
+            false => write!(f, "{latency:.2} us, {one:.2} GB/s one way, {both:.2} GB/s each way at once"),
+            true => write!(
+                f,
+                "{latency:.2} us, {one:.3} GB/s one way and {back:.3} GB/s the other, {both:.3} GB/s each way at once"
+            ),
+        }
     }
 }
 

@@ -152,6 +152,9 @@ pub struct Tuning {
     pub parameters: Parameters,
     /// What algorithms took: in place of a prediction where there is any.
     pub measured: Vec<Times>,
+    /// Why figures may not be those of other hosts, in words: links that are not alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doubts: Vec<String>,
 }
 
 /// What is in a file.
@@ -168,7 +171,7 @@ const ABOUT: &str = "what `dltrain bench autotune` measured; used by --allreduce
 impl Tuning {
     /// What holds where nothing was measured.
     pub fn built_in() -> Tuning {
-        Tuning { machine: Machine::default(), parameters: BUILT_IN, measured: Vec::new() }
+        Tuning { machine: Machine::default(), parameters: BUILT_IN, measured: Vec::new(), doubts: Vec::new() }
     }
 
     /// Whether nothing was measured, and the figures are those of the source.
@@ -239,7 +242,7 @@ impl Tuning {
     /// The same for ranks that lie like this ("2+2"): times of algorithms are kept only if such ranks measured them.
     pub fn of_ranks(&self, ranks: &str) -> Tuning {
         let measured = if ranks == self.machine.ranks { self.measured.clone() } else { Vec::new() };
-        Tuning { machine: self.machine.clone(), parameters: self.parameters, measured }
+        Tuning { measured, ..self.clone() }
     }
 
     /// Reads what ranks of this machine measured, however they lay.

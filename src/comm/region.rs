@@ -54,8 +54,16 @@ impl Region {
     /// # Errors
     /// `Environment`, agreed by all ranks, when there is not that much memory.
     pub fn allocate(world: &World, bytes: usize, shared: bool) -> Result<Rc<Region>> {
+        Region::allocate_apart(world, bytes, 0, shared)
+    }
+
+    /// The same of which no other rank reads the first bytes: they are in no other rank's memory.
+    ///
+    /// # Errors
+    /// As for `allocate`.
+    pub fn allocate_apart(world: &World, bytes: usize, apart: usize, shared: bool) -> Result<Rc<Region>> {
         if shared && has_room(world, bytes)? {
-            let attempt = Region::in_window(world, bytes);
+            let attempt = Region::in_window(world, bytes, apart);
             if let Some(region) = accept(world, "gradients", attempt)? {
                 return Ok(Rc::new(region));
             }
@@ -96,13 +104,16 @@ impl Region {
         Rc::new(Region { address, elements: bytes / 4, bytes, peers: vec![address], storage })
     }
 
-    fn in_window(world: &World, bytes: usize) -> Result<Region> {
+    fn in_window(world: &World, bytes: usize, apart: usize) -> Result<Region> {
         let window = Window::allocate(world, bytes.max(1), true)?;
         let peers = (0..world.local_size())
             .map(|local_rank| Ok(window.part(local_rank)?.cast::<f32>()))
             .collect::<Result<Vec<_>>>()?;
-        peers.iter().for_each(|&part| touch(part.cast(), bytes));
         let address = peers[world.local_rank()];
+        for &part in &peers {
+            let read = if part == address { 0..bytes } else { apart.min(bytes)..bytes };
+            touch(part.cast(), read);
+        }
         Ok(Region { address, elements: bytes / 4, bytes, peers, storage: Storage::Shared(window) })
     }
 
@@ -291,10 +302,10 @@ fn with_reserve(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 20).saturating_add(HEADROOM)
 }
 
-/// Reads a byte of every page, so that the pages of other ranks are mapped before the first step and not in the middle
+/// Reads a byte of every page of a range, so that the pages of other ranks are mapped before the first step and not in the middle
 /// of one, and what this process has in memory does not depend on whose turn it was to sum what.
-fn touch(part: *const u8, bytes: usize) {
-    for offset in (0..bytes).step_by(PAGE) {
+fn touch(part: *const u8, range: Range<usize>) {
+    for offset in range.step_by(PAGE) {
         // SAFETY: within the part, which is mapped. Nobody writes to it before all ranks have accepted the region.
         unsafe { part.add(offset).read_volatile() };
     }

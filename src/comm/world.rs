@@ -221,6 +221,16 @@ impl World {
         ONCE.call_once(|| log::warn!("{first}{others}"));
     }
 
+    /// Which part of the cores that it asks for a rank with so many threads has, that which has least: less than 1 where
+    /// ranks share cores. Collective.
+    pub fn share_of_cores(&self, threads: usize) -> Result<f64> {
+        let mine = format!("{} {}", self.node(), host::binding());
+        let sharing = self.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
+        let mut share = [(host::cores() as f64 / (threads * sharing).max(1) as f64).min(1.0)];
+        self.min_f64(&mut share)?;
+        Ok(share[0])
+    }
+
     /// Replaces each number by its sum over all ranks: the same bits on every rank. Collective.
     pub fn sum_f64(&self, numbers: &mut [f64]) -> Result<()> {
         self.inner.members.control.reduce(numbers, Reduction::Sum)

@@ -130,6 +130,10 @@ pub trait Device {
     fn apart(&self) -> Vec<String> {
         Vec::new()
     }
+    /// Lets go of what is kept of plans that are no more.
+    fn forget(&self) -> Result<()> {
+        Ok(())
+    }
     /// See `apart`.
     fn keep_apart(&self, _names: &[String]) {}
     /// From how many operations for each element of an activation on, in what reads it on the way back, the plan is to

@@ -16,6 +16,9 @@ const LONGEST: u64 = 1 << 20;
 /// Beyond this a number of nodes, switches or links is a slip of the keyboard.
 const MOST: u64 = 1 << 20;
 
+/// The same of latencies (a quarter of an hour) and bandwidths.
+const LARGEST: f64 = 1e9;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -89,9 +92,11 @@ fn parse(text: &str) -> std::result::Result<Interconnect, Wrong> {
 fn figure(name: &str, number: &Spanned<f64>, least: f64) -> std::result::Result<f64, Wrong> {
     let value = *number.get_ref();
     let kind = if least > 0.0 { "a positive number" } else { "a number, not negative" };
-    match value.is_finite() && value >= least && value <= 1e9 {
+    match value.is_finite() && value >= least && value <= LARGEST {
         true => Ok(value),
-        false => Err((format!("{name} is {value}; it must be {kind}"), number.span())),
+        false => {
+            Err((format!("{name} is {value}; it must be {kind}, of at most {LARGEST:e}"), number.span()))
+        }
     }
 }
 
@@ -206,6 +211,7 @@ mod tests {
         for (old, new, line, named) in [
             ("latency_us = 1.5", "latency_us = -1.5", 3, "latency_us is -1.5"),
             ("latency_us = 1.5", "latency_us = 0", 3, "latency_us is 0"),
+            ("latency_us = 1.5", "latency_us = 1e12", 3, "a positive number, of at most 1e9"),
             ("hop_us = 0", "hop_us = -0.1", 4, "hop_us is -0.1"),
             ("hop_us = 0", "hop_us = 0.8", 4, "more than half of latency_us"),
             ("gb_per_s = 10", "gb_per_s = nan", 5, "gb_per_s is NaN"),

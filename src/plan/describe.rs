@@ -144,6 +144,16 @@ pub fn bytes(count: usize) -> String {
     }
 }
 
+/// A time for people, of steps: milliseconds unless it is long.
+pub fn seconds(seconds: f64) -> String {
+    match seconds {
+        ..10.0 => format!("{:.3} ms", 1e3 * seconds),
+        10.0..7200.0 => format!("{seconds:.2} s"),
+        7200.0..3.6e9 => format!("{:.2} h", seconds / 3600.0),
+        _ => format!("{:.2e} h", seconds / 3600.0),
+    }
+}
+
 /// A count of operations for people, to be followed by "FLOP".
 pub fn flops(count: u64) -> String {
     match count {
@@ -412,5 +422,9 @@ mod tests {
         assert_eq!(group(402_442), "402,442");
         assert_eq!(group(7), "7");
         assert_eq!(bytes(1_609_768), "1.6 MB");
+        assert_eq!(
+            [2e-6, 1.5, 12.0, 7300.0, 4e9].map(seconds),
+            ["0.002 ms", "1500.000 ms", "12.00 s", "2.03 h", "1.11e6 h"]
+        );
     }
 }

@@ -11,8 +11,10 @@ use crate::random::{Purpose, Stream, key};
 pub struct Times {
     /// Of every step of the plan.
     pub steps: Vec<f64>,
-    /// Of all updates.
+    /// Of updates.
     pub updates: f64,
+    /// Bytes of the parameters that these update.
+    pub updated: usize,
     /// Of all together, as training runs them.
     pub whole: f64,
 }
@@ -23,14 +25,23 @@ pub struct Measured<'a> {
     plan: &'a Plan,
     /// The steps of the plan, and behind them the updates.
     steps: Vec<Box<dyn Step>>,
+    updated: usize,
 }
 
 impl Measured<'_> {
-    /// Allocates and fills what the plan needs.
+    /// Bytes that this takes with the updates of so many bytes of parameters.
+    pub fn bytes(plan: &Plan, rule: &Rule, updated: usize) -> usize {
+        let of = &plan.sizes;
+        let steps = of.activations + of.workspace + of.inputs + of.metrics + of.statistics + of.constants;
+        steps + of.parameters + of.gradients + rule.states() * updated
+    }
+
+    /// Allocates and fills what the plan needs. Updates are those of the first buckets, for as long as all of it takes
+    /// at most `room` bytes.
     ///
     /// # Errors
     /// `Environment` where the memory is not there; whatever the device reports.
-    pub fn new<'a>(device: &'a dyn Device, plan: &'a Plan, rule: &Rule) -> Result<Measured<'a>> {
+    pub fn new<'a>(device: &'a dyn Device, plan: &'a Plan, rule: &Rule, room: usize) -> Result<Measured<'a>> {
         let allocate = |bytes| device.allocate(bytes);
         let regions = Regions::new(
             &plan.sizes,
@@ -42,8 +53,13 @@ impl Measured<'_> {
         regions.write_constants(device, plan)?;
         let Program { mut steps, images, .. } = plan.bind(&regions)?;
         device.upload(bytes_of(&numbers(images.bytes() / 4, 0, 1.0)), &images)?;
-        steps.extend(updates(device, plan, &regions, rule)?);
-        Ok(Measured { device, plan, steps })
+        let bytes = plan.bucket_bytes();
+        let first = |buckets: usize| bytes[..buckets].iter().sum::<usize>();
+        let fits = |&buckets: &usize| Measured::bytes(plan, rule, first(buckets)) <= room;
+        let buckets = (1..=bytes.len()).take_while(fits).count().max(1).min(bytes.len());
+        let updated = first(buckets);
+        steps.extend(updates(device, plan, &regions, rule, buckets)?);
+        Ok(Measured { device, plan, steps, updated })
     }
 
     /// Runs the whole step once to warm up, then as often as asked.
@@ -62,7 +78,7 @@ impl Measured<'_> {
         }
         let mut steps: Vec<f64> = samples.into_iter().map(median).collect();
         let updates = steps.split_off(self.plan.steps.len()).iter().sum();
-        Ok(Times { steps, updates, whole: median(whole) })
+        Ok(Times { steps, updates, updated: self.updated, whole: median(whole) })
     }
 }
 
@@ -94,9 +110,16 @@ fn fill(device: &dyn Device, plan: &Plan, regions: &Regions) -> Result<()> {
     Ok(())
 }
 
-fn updates(device: &dyn Device, plan: &Plan, regions: &Regions, rule: &Rule) -> Result<Vec<Box<dyn Step>>> {
+/// Updates of so many buckets. What no step touches of a state takes no memory.
+fn updates(
+    device: &dyn Device,
+    plan: &Plan,
+    regions: &Regions,
+    rule: &Rule,
+    buckets: usize,
+) -> Result<Vec<Box<dyn Step>>> {
     let state: Vec<Memory> =
         (0..rule.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
-    let spans = plan.buckets.iter().map(|bucket| plan.spans(&bucket.bytes, rule));
+    let spans = plan.buckets.iter().take(buckets).map(|bucket| plan.spans(&bucket.bytes, rule));
     spans.map(|spans| device.update(rule, &spans, &regions.parameters, &regions.gradients, &state)).collect()
 }

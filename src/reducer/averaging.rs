@@ -45,6 +45,8 @@ pub struct Averaging {
     is_elsewhere: bool,
     /// What steps took here, if that was measured.
     measured: Option<Rc<StepTimes>>,
+    /// Which part of the rates that were measured a rank has, where more threads share cores here than did then.
+    share: f64,
 }
 
 /// What steps took that were measured, by their labels.
@@ -176,8 +178,12 @@ impl Averaging {
         world.min_f64(&mut least)?;
         let threads = least[0] as usize;
         let ranks = Machine::of(flat(tuning.parameters.between), world, tuning.parameters);
+        let share = match tuning.is_built_in() || tuning.machine.ranks == nodes.describe() {
+            true => 1.0,
+            false => world.share_of_cores(threads)?,
+        };
         let averages = Averages { selection, tuning, threads, on_device, ranks, is_elsewhere: false };
-        Ok(Averaging::of(world, config, averages))
+        Ok(Averaging { share, ..Averaging::of(world, config, averages) })
     }
 
     fn of(world: &Topology, config: &Config, averages: Averages) -> Averaging {
@@ -201,6 +207,7 @@ impl Averaging {
             ranks: Rc::new(ranks),
             is_elsewhere,
             measured: None,
+            share: 1.0,
         }
     }
 
@@ -268,7 +275,7 @@ impl Averaging {
         let (threads, on_device, is_elsewhere) = (self.threads, self.on_device, true);
         let averages = Averages { selection, tuning, threads, on_device, ranks, is_elsewhere };
         let moved = Averaging::of(world, config, averages);
-        Ok(Averaging { measured: self.measured.clone(), ..moved })
+        Ok(Averaging { measured: self.measured.clone(), share: self.share, ..moved })
     }
 
     /// Whether it is known what the ranks, which move messages along, compute at a time.
@@ -344,10 +351,13 @@ impl Averaging {
     /// What each step of a plan is expected to take: by rates, unless it was measured.
     pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
         let mut expected = self.step_seconds_by_rates(plan);
-        if let Some(measured) = &self.measured {
-            for (seconds, step) in expected.iter_mut().zip(&plan.steps) {
-                *seconds *= measured.factors.get(&step.label).unwrap_or(&1.0);
+        match &self.measured {
+            Some(measured) => {
+                for (seconds, step) in expected.iter_mut().zip(&plan.steps) {
+                    *seconds *= measured.factors.get(&step.label).unwrap_or(&1.0);
+                }
             }
+            None => expected.iter_mut().for_each(|seconds| *seconds /= self.share),
         }
         expected
     }
@@ -366,7 +376,7 @@ impl Averaging {
     pub fn per_byte(&self) -> f64 {
         self.measured
             .as_ref()
-            .map_or(self.tuning.parameters.shared.per_byte() / 2.0, |measured| measured.per_byte)
+            .map_or(self.tuning.parameters.shared.per_byte() / 2.0 / self.share, |measured| measured.per_byte)
     }
 
     /// What a sum of so many bytes is expected to take; NaN with compression and between GPUs, of which nothing is
@@ -593,10 +603,27 @@ impl Averaging {
         if self.measured.is_some() {
             return "of steps that were measured here".into();
         }
+        let shared = match self.share < 1.0 {
+            true => format!(", times {:.2} since ranks share cores here", self.share),
+            false => String::new(),
+        };
         match self.tuning.is_built_in() {
             true => "built in".into(),
-            false => format!("measured, checksum {}", self.tuning.checksum().unwrap_or_default()),
+            false => format!("measured, checksum {}{shared}", self.tuning.checksum().unwrap_or_default()),
         }
+    }
+
+    /// Whether figures were measured on this machine, and are not the built-in ones.
+    pub fn is_measured(&self) -> bool {
+        self.measured.is_some() || !self.tuning.is_built_in()
+    }
+
+    /// Why what was measured of links may not be so elsewhere, a line each.
+    pub fn doubts(&self) -> String {
+        let line = |doubt: &String| {
+            format!("in doubt: {doubt}; by which of them a rank is held up is not predicted\n")
+        };
+        self.tuning.doubts.iter().map(line).collect()
     }
 }
 

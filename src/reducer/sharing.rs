@@ -224,7 +224,8 @@ impl Gradients {
     ) -> Result<Gradients> {
         let staged = !averaging.on_device && !codes_on_device(config, world, device);
         let shared = shares_gradients(config, averaging, plan);
-        let region = Region::allocate(world, if staged { bytes } else { 0 }, shared)?;
+        // Gradients of split layers are summed by messages, of ranks with the same parts.
+        let region = Region::allocate_apart(world, if staged { bytes } else { 0 }, plan.split, shared)?;
         let on_host = as_memory(&region);
         let averaged = match device.is_host() {
             true => on_host.clone(),

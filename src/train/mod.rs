@@ -27,6 +27,7 @@ mod memory;
 mod metrics;
 mod network;
 mod owned;
+mod pace;
 mod parts;
 mod planner;
 mod plans;
@@ -92,12 +93,13 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stall_warn, config.stall_abort);
-    let config = planner::decided(world, config, model.as_ref())?;
+    let (config, known) = planner::decided(world, config, model.as_ref())?;
     let groups = Groups::new(world, &config)?;
     let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
     let watch = world.agree(Watch::start(world, &config.session, started))?;
     let timeline = Timeline::start(world, &config)?;
-    let Some((mut job, mut recorder)) = setup::prepare(&groups, &config, model, watch, started)? else {
+    let Some((mut job, mut recorder)) = setup::prepare(&groups, &config, model, watch, (started, known))?
+    else {
         return Ok(());
     };
     let outcome =
@@ -145,6 +147,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
             take_checkpoint(world, job, recorder)?;
         }
         evaluate(world, job, recorder, whole)?;
+        job.pace.say(world)?;
         if job.standing.at.done >= job.total_steps {
             break;
         }
@@ -294,6 +297,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             )));
         }
         job.standing.totals.add(&result);
+        job.pace.step(&result);
         job.standing.at.done += 1;
         job.standing.at.images += job.source.global_batch();
         job.saver.watch.stepped(result.seconds);

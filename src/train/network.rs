@@ -37,6 +37,11 @@ pub struct Network {
 }
 
 impl Network {
+    /// Bytes of the file that the network is from, which are held with it.
+    pub fn held(&self) -> usize {
+        self.model.file().map_or(0, crate::model::onnx::File::held)
+    }
+
     /// The same on all ranks, each of which reads its own copy of a file, with what a user should know of it. The model
     /// is this one, or that of --model. Collective.
     ///

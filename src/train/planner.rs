@@ -21,19 +21,17 @@ use crate::comm::World;
 use crate::config::{
     AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, SyncBatchNorm, Tensor, Wire,
 };
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host;
 use crate::interconnect::Interconnect;
 use crate::model::Model;
-use crate::plan::describe_bytes as bytes;
+use crate::plan::{describe_bytes as bytes, describe_seconds as time};
 use crate::record;
 use crate::reducer::Averaging;
 
 /// Candidates that are planned and rehearsed.
 const REHEARSED: usize = 12;
-
-/// How many more at the most, where none of these fits.
-const REHEARSED_BEYOND: usize = 6;
 
 /// The most stages, and the most ranks of a group that shares layers or images, that are looked at: each costs a plan.
 const MOST_PARTS: usize = 16;
@@ -268,13 +266,16 @@ pub fn choose(
         outcomes.push((candidate.clone(), outcome));
     }
     promising.sort_by(|one, other| one.1.total_cmp(&other.1).then(one.0.cmp(&other.0)));
-    let mut others = promising.split_off(promising.len().min(REHEARSED));
-    promising.sort_unstable_by_key(|(index, _)| *index);
-    // Where none of these fits, that of the others which needs least, until one does.
-    others.sort_by_key(|(index, _)| sketch.of(&all[*index]).1);
-    others.truncate(REHEARSED_BEYOND);
-    let (first, mut before, mut fits) = (promising.len(), None, false);
-    for (turn, (index, _)) in promising.into_iter().chain(others).enumerate() {
+    promising.truncate(REHEARSED);
+    let mut turns: Vec<usize> = promising.into_iter().map(|(index, _)| index).collect();
+    turns.sort_unstable();
+    let (first, mut before, mut fits) = (turns.len(), None, false);
+    // Where none of these fits, those of the others which need least, until one does. Sketches may be far off: none is
+    // left out.
+    let is_other = |index: &usize| !matches!(outcomes[*index].1, Outcome::None) && !turns.contains(index);
+    let mut others: Vec<usize> = (0..all.len()).filter(is_other).collect();
+    others.sort_by_key(|index| sketch.of(&all[*index]).1);
+    for (turn, index) in turns.into_iter().chain(others).enumerate() {
         if turn >= first && fits {
             break;
         }
@@ -293,14 +294,28 @@ pub fn choose(
         before = Some((planned.plans, planned.shape));
     }
     let best = best(&outcomes, limit, config.wire);
-    let table = table(config, &outcomes, best, [ranks, nodes, limit]) + &refused(parallel);
+    let table = table(config, &outcomes, best, [ranks, nodes, limit])
+        + &refused(parallel)
+        + &predictor.averaging.doubts();
     match best {
         Some(index) => Ok(Choice { config: all[index].of(config), table, index, normalises }),
         None => Err(Error::usage(format!(
-            "--parallel auto: nothing fits in {} a rank; start more ranks, or give a smaller --batch\n{table}",
-            bytes(limit)
+            "--parallel auto: nothing fits in {} a rank{}; start more ranks, or give a smaller --batch\n{table}",
+            bytes(limit),
+            leanest(config, &outcomes)
         ))),
     }
+}
+
+/// What the way needs that needs least, in words.
+fn leanest(config: &Config, outcomes: &[(Candidate, Outcome)]) -> String {
+    let needs = outcomes.iter().filter_map(|(candidate, outcome)| match outcome {
+        Outcome::Rehearsed { memory, .. } => Some((candidate, *memory)),
+        _ => None,
+    });
+    needs.min_by_key(|(_, memory)| *memory).map_or(String::new(), |(candidate, memory)| {
+        format!("; the leanest way, {}, needs {}", candidate.flags(config), bytes(memory))
+    })
 }
 
 /// The seconds that a candidate promises, if it may be planned, and what is said of it if it is not.
@@ -314,7 +329,7 @@ fn sketched(sketch: &Sketch, candidate: &Candidate, config: &Config, limit: usiz
     let plain = Candidate { tensor: 1, rows: None, ..candidate.clone() };
     let (least, of_plain) = sketch.of(&plain);
     let kept = Candidate { recompute: config.recompute, ..candidate.clone() };
-    let why = format!("by a sketch {:.3} ms", 1e3 * seconds);
+    let why = format!("by a sketch {}", time(seconds));
     let why = match candidate {
         _ if needed as f64 > SURELY_TOO_LARGE * limit as f64 => {
             format!("by a sketch needs {}", bytes(needed))
@@ -395,7 +410,7 @@ fn table(
                     format!("{:.1}%", 100.0 * schedule.bubble(stages, micro_batches))
                 });
                 let why = if *memory > limit { ": does not fit" } else { "" };
-                let [step, waits] = [seconds, exposed].map(|seconds| format!("{:.3} ms", 1e3 * seconds));
+                let [step, waits] = [seconds, exposed].map(|&seconds| time(seconds));
                 writeln!(
                     text,
                     "{mark}{step:>13}{images:>12.1}{waits:>14}{idle:>9}{:>14}{:>15}  {flags}{why}",
@@ -410,13 +425,77 @@ fn table(
     text
 }
 
-/// The same run, shared as a planner says that is asked for one. Rank 0 plans for all; collective.
+/// What steps took, measured with no more memory than the limit: of fewer images, and of fewer updates, where all would
+/// take more. By rates, with a warning, where a single image is too much. Collective.
+///
+/// # Errors
+/// As for `measured`.
+pub fn measured_within(
+    groups: &Groups,
+    config: &Config,
+    (network, device, evaluate): (&Network, &dyn Device, bool),
+    plans: &Plans,
+    averaging: Averaging,
+    limit: Option<usize>,
+) -> Result<Averaging> {
+    let (Some(limit), Some(_)) = (limit, config.measure) else {
+        return measured(groups, config, device, plans, averaging, usize::MAX);
+    };
+    let (world, rule) = (&groups.job, &config.optimizer.rule);
+    let mut needed = [plans.measured_bytes(rule) as f64];
+    world.max_f64(&mut needed)?;
+    let (mut fewer, mut images) = (None, config.batch);
+    while needed[0] > limit as f64 && images > 1 {
+        images /= 2;
+        let of = Config { batch: images, ..config.clone() };
+        let Ok(smaller) =
+            world.agree(Plans::new(groups.layout(), &of, network, device, &averaging, evaluate))
+        else {
+            // A single image may be too few to normalise.
+            break;
+        };
+        needed[0] = smaller.measured_bytes(rule) as f64;
+        world.max_f64(&mut needed)?;
+        fewer = Some(smaller);
+    }
+    if needed[0] > limit as f64 {
+        let text = format!(
+            "--measure: to run the whole network on {images} image{} takes {} a rank, more than --memory-limit {}; \
+             predicted by rates",
+            if images == 1 { "" } else { "s" },
+            bytes(needed[0] as usize),
+            bytes(limit)
+        );
+        record::log(world, log::Level::Warn, &text);
+        return Ok(averaging);
+    }
+    let room = limit - host::rss().unwrap_or(0).min(limit);
+    measured(groups, config, device, fewer.as_ref().unwrap_or(plans), averaging, room)
+}
+
+/// The program's memory in a run that was chosen for what its plan needs: what the planner took it for, unless the run
+/// needs so much more, for its data, that it would be another figure.
+pub fn one_figure(world: &World, known: usize, found: usize, total: usize) -> usize {
+    let apart = found.abs_diff(known) as f64;
+    if apart <= (ALIKE_MEMORY - 1.0) * total as f64 {
+        return known;
+    }
+    let text = format!(
+        "the data sets of this run take {} beside what --parallel auto counted",
+        bytes(found - known.min(found))
+    );
+    record::say(world, &text);
+    found
+}
+
+/// The same run, shared as a planner says that is asked for one, and what that took the program's memory for. Rank 0
+/// plans for all; collective.
 ///
 /// # Errors
 /// `Usage` where nothing fits, or nodes have unlike numbers of ranks.
-pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<Config> {
+pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<(Config, Option<usize>)> {
     let Some(parallel) = config.parallel.clone().filter(|_| config.prediction.is_none()) else {
-        return Ok(config);
+        return Ok((config, None));
     };
     if !world.is_even() {
         return world.agree(Err(Error::usage(
@@ -438,9 +517,12 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<C
     let groups = Groups::whole(world);
     let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
     let plans = world.agree(plans)?;
-    averaging = measured(&groups, &here, &*device, &plans, averaging)?;
-    // The process with the kernels of one plan, as a run has them.
-    let program = plans.extent.program;
+    // The process with the kernels of one plan, as a run has them: of the rank that has most.
+    let mut program = [plans.program(network.held(), 0) as f64];
+    world.max_f64(&mut program)?;
+    let program = program[0] as usize;
+    let subject = (&network, &*device, evaluate);
+    averaging = measured_within(&groups, &here, subject, &plans, averaging, parallel.memory_limit)?;
     drop(plans);
     let predictor = Predictor {
         config: &opened,
@@ -464,7 +546,9 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<C
     record::say(world, &text);
     let all = candidates(&config, &parallel, world.size(), number[1] > 0.0);
     let chosen = all.get(number[0] as usize).ok_or_else(|| Error::internal("a choice that is none"))?;
-    Ok(chosen.of(&config))
+    // What other plans have left behind is not the run's.
+    world.agree(device.forget())?;
+    Ok((chosen.of(&config), Some(program)))
 }
 
 /// What was chosen.

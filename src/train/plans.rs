@@ -121,6 +121,24 @@ impl Plans {
         Ok(Plans { training, stages, others, evaluation, sizes, extent, kept, split, trades })
     }
 
+    /// Bytes at the least that this process has while its steps are measured.
+    pub fn measured_bytes(&self, rule: &Rule) -> usize {
+        let first = self.training.bucket_bytes().first().copied().unwrap_or(0);
+        host::rss().unwrap_or(0) + Measured::bytes(&self.training, rule, first)
+    }
+
+    /// Bytes that are touched only when steps run: what the set-up lets go of before takes none beside them.
+    pub fn untouched(&self) -> usize {
+        let own = if self.extent.sharers > 1 { 0 } else { self.extent.gradients * self.sizes.gradients };
+        self.sizes.activations + own
+    }
+
+    /// What the process has without what plans speak of, where the set-up has so many bytes of files that it lets go of
+    /// before the first step, and so many more while it reads them.
+    pub fn program(&self, held: usize, read: usize) -> usize {
+        self.extent.program.saturating_sub(held) + (held + read).saturating_sub(self.untouched())
+    }
+
     /// Makes sure that all ranks have the same plan. Collective.
     ///
     /// # Errors
@@ -463,6 +481,12 @@ impl Plans {
         )
     }
 
+    /// The weights that are split, in words.
+    pub fn split_layers(&self) -> String {
+        let pairs: Vec<String> = self.split.iter().map(|split| split.weights.join(" and ")).collect();
+        pairs.join(", ")
+    }
+
     /// A line for each layer, or pair of layers, that is split.
     fn split_table(&self, layout: Layout) -> String {
         if self.split.is_empty() {
@@ -585,14 +609,14 @@ fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Re
     };
     if rehearsal.seconds.is_finite() {
         let exposed = rehearsal.exposed.iter().copied().fold(0.0, f64::max);
-        let [step, waits] = [rehearsal.seconds, exposed].map(|seconds| 1e3 * seconds);
+        let [step, waits] = [rehearsal.seconds, exposed].map(plan::describe_seconds);
         let of = match config.relaxed(layout.data.size()) {
             Some(relaxed) if !relaxed.sends_parameters() => {
                 format!("a step in which ranks meet, one in {}", relaxed.every)
             }
             _ => "a step".into(),
         };
-        text += &format!("; expected {step:.3} ms {of}, of which a rank waits {waits:.3} ms");
+        text += &format!("; expected {step} {of}, of which a rank waits {waits}");
     }
     text + "\n"
 }
@@ -615,8 +639,8 @@ pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<
     }
 }
 
-/// What steps took on the ranks that are there, where that is to be measured: of each stage the mean of its ranks.
-/// Collective.
+/// What steps took on the ranks that are there, where that is to be measured: of each stage the mean of its ranks. As
+/// many updates are measured as fit into `room` bytes with all else. Collective.
 ///
 /// # Errors
 /// The same on every rank: no memory, or whatever a device reports.
@@ -626,16 +650,17 @@ pub fn measured(
     device: &dyn Device,
     plans: &Plans,
     averaging: Averaging,
+    room: usize,
 ) -> Result<Averaging> {
     let Some(steps) = config.measure else { return Ok(averaging) };
     let (world, rule) = (&groups.job, &config.optimizer.rule);
-    let mut subject = world.agree(Measured::new(device, &plans.training, rule))?;
+    let mut subject = world.agree(Measured::new(device, &plans.training, rule, room))?;
     world.barrier()?;
     let times = world.agree(subject.time(steps))?;
     // Every rank fills in what its stage took.
     let all = plans.of_stages(groups.stage);
     let mut seconds: Vec<f64> = Vec::new();
-    let mut updates = [times.updates];
+    let mut updates = [times.updates, rule.bytes_moved(times.updated) as f64];
     for (stage, plan) in all.iter().enumerate() {
         match stage == groups.stage.unwrap_or(0) {
             true => seconds.extend(&times.steps),
@@ -646,10 +671,9 @@ pub fn measured(
     world.sum_f64(&mut updates)?;
     let ranks = groups.data.size() as f64;
     seconds.iter_mut().for_each(|seconds| *seconds /= ranks);
-    let moved: usize = all.iter().map(|plan| rule.bytes_moved(plan.sizes.parameters)).sum();
     let by_rates = all.iter().flat_map(|plan| averaging.step_seconds_by_rates(plan));
     let steps = all.iter().flat_map(|plan| &plan.steps).zip(by_rates.zip(seconds).map(<[f64; 2]>::from));
-    let per_byte = updates[0] / ranks / moved.max(1) as f64;
+    let per_byte = updates[0] / updates[1].max(1.0);
     let times = StepTimes::new(steps, per_byte, device.is_host());
     Ok(averaging.with_steps(times))
 }

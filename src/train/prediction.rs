@@ -18,7 +18,9 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::graph::Group;
 use crate::interconnect::Interconnect;
-use crate::plan::{self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes};
+use crate::plan::{
+    self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes, describe_seconds as time,
+};
 use crate::random::{Purpose, key, normals, philox};
 use crate::reducer::Averaging;
 use crate::strategy::Sharded;
@@ -36,7 +38,7 @@ pub struct Predicted {
     /// Seconds of a step, and those that the rank waits which waits most.
     pub seconds: f64,
     pub exposed: f64,
-    /// A second.
+    /// A second, with slow ranks where there are such.
     pub images: f64,
     /// Seconds of a step with slow ranks.
     jittered: Option<f64>,
@@ -371,7 +373,9 @@ impl Case<'_> {
                 "--predict-nodes: of this --allreduce, or of --compress, nothing is known to predict by; use another",
             ));
         }
-        let images = (config.images_a_step(computing) / config.spatial) as f64 / seconds;
+        let jittered = jitter.map(|cv| self.jittered(&scripts, cv)).transpose()?;
+        let images = config.images_a_step(computing) / config.spatial;
+        let images = images as f64 / jittered.unwrap_or(seconds);
         let shared = plans.setting(places.layout(), config, averaging).shared;
         let sent = scripts
             .last()
@@ -387,7 +391,7 @@ impl Case<'_> {
             seconds,
             exposed,
             images,
-            jittered: jitter.map(|cv| self.jittered(&scripts, cv)).transpose()?,
+            jittered,
             sent,
             memory: beside.iter().map(largest).fold(largest(plans), usize::max),
             sums: names.join(" and "),
@@ -519,20 +523,20 @@ struct Row {
 fn table(rows: &[Row]) -> String {
     let jitters = rows.iter().any(|row| row.found.jittered.is_some());
     let jitter = if jitters { "  with jitter" } else { "" };
+    let which = if jitters { "\nimages/s and efficiency are of the step with jitter\n" } else { "" };
     let mut text = format!(
-        "\n   nodes   ranks          step{jitter}    images/s  efficiency       exposed  memory a rank  allreduce\n"
+        "{which}\n   nodes   ranks          step{jitter}    images/s  efficiency       exposed  memory a rank  allreduce\n"
     );
     for Row { efficiency, found: row } in rows {
-        let milliseconds = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
-        let jittered = row.jittered.map_or(String::new(), |seconds| format!("{:>13}", milliseconds(seconds)));
+        let jittered = row.jittered.map_or(String::new(), |seconds| format!("{:>13}", time(seconds)));
         text += &format!(
             "{:>8}{:>8}{:>14}{jittered}{:>12.1}{:>11.1}%{:>14}{:>15}  {}\n",
             row.nodes,
             row.ranks,
-            milliseconds(row.seconds),
+            time(row.seconds),
             row.images,
             1e2 * efficiency,
-            milliseconds(row.exposed),
+            time(row.exposed),
             bytes(row.memory),
             row.sums
         );
@@ -549,8 +553,9 @@ fn described(config: &Config, averaging: &Averaging) -> String {
     };
     format!(
         "predicted: {}; ranks compute at {computes}; network {network}\n\
-         It cannot know: other jobs on the network, slow nodes (--jitter shows some), images that come late.\n",
-        shared_by(config)
+         {}It cannot know: other jobs on the network, slow nodes (--jitter shows some), images that come late.\n",
+        shared_by(config),
+        averaging.doubts(),
     )
 }
 

@@ -16,6 +16,8 @@ use super::length::Length;
 use super::max_batch;
 use super::memory::Memories;
 use super::network::Network;
+use super::pace::Pace;
+use super::planner;
 use super::plans::{Plans, computing, measured, opening};
 use super::prediction::{self, Predictor};
 use super::source::{Source, decided, open_data, open_sets};
@@ -65,9 +67,11 @@ pub struct Job {
     pub memories: Memories,
     /// Names of the classes, where the data have as many as the network tells apart, and how images are prepared.
     pub about: record::About,
+    pub pace: Pace,
 }
 
-/// Prepares the run; `None` when only a plan, a batch size or a test was asked for, which has been printed. Collective.
+/// Prepares the run; `known` is what a planner has taken the program's memory for. `None` when only a plan, a batch size
+/// or a test was asked for, which has been printed. Collective.
 ///
 /// # Errors
 /// The same on every rank.
@@ -76,7 +80,7 @@ pub fn prepare(
     config: &Config,
     model: Option<Model>,
     watch: Watch,
-    started: Instant,
+    (started, known): (Instant, Option<usize>),
 ) -> Result<Option<(Job, Recorder)>> {
     let world = &groups.job;
     let asked = config;
@@ -114,7 +118,7 @@ pub fn prepare(
     let (path, checkpoints) =
         owning(world, config, || outputs(world, config, network.model.name(), resumed.as_ref()))?;
     comm::enter(Phase::Data, 0);
-    owning(world, config, || weights_path(world, config, resumed.as_ref()))?;
+    owning(world, config, || weights_path(world, config, &network, resumed.as_ref()))?;
     // A run that goes on has its weights.
     let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
     let weights = match &resumed {
@@ -147,7 +151,7 @@ pub fn prepare(
     let cuts_anew = groups.stage.is_some() && config.measure.is_some();
     // Each stage runs its own steps, and the network is cut anew by what they took.
     let averaging = match cuts_anew {
-        true => measured(groups, config, &*device, &plans, averaging)?,
+        true => measured(groups, config, &*device, &plans, averaging, usize::MAX)?,
         false => averaging,
     };
     plans = if cuts_anew { plan(&averaging)? } else { plans };
@@ -159,14 +163,22 @@ pub fn prepare(
     ));
     // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
     let resumed_bytes = resumed.as_ref().map_or(0, Resumed::bytes);
-    let program = (plans.extent.program + source.kept()).saturating_sub(resumed_bytes);
+    // Files of weights are let go of when these are where they belong.
+    let [held, read] = start.as_ref().map_or([0; 2], Start::held);
+    let program = plans.program(held + network.held(), read) + source.kept();
+    let program = program.saturating_sub(resumed_bytes);
     plans.extent.program = greatest(world, program)?;
+    if let Some(known) = known {
+        plans.extent.program = planner::one_figure(world, known, plans.extent.program, plans.total());
+    }
     if config.dry_run {
         world.agree(plans.write_steps(world, config))?;
         record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
         if let Some(prediction) = &config.prediction {
             let evaluate = test.is_some();
-            let averaging = measured(groups, config, &*device, &plans, averaging)?;
+            let subject = (&network, &*device, evaluate);
+            let limit = asked.parallel.as_ref().and_then(|parallel| parallel.memory_limit);
+            let averaging = planner::measured_within(groups, config, subject, &plans, averaging, limit)?;
             let Config { strategy, pipeline, tensor, spatial, .. } = asked.clone();
             let config = &Config { strategy, pipeline, tensor, spatial, ..config.clone() };
             let answer = predicted(
@@ -188,6 +200,8 @@ pub fn prepare(
         _ => Ok(Vec::new()),
     };
     let script = world.agree(rehearsed)?;
+    let expected = script.last().map_or(f64::NAN, |end| end.times[1]);
+    let relaxed = config.relaxed(workers).is_some();
     tell("step rehearsed");
     let identity = plans.identity(config, &network.model, source.parts().0.fingerprint(), &rule);
     if let Some(resumed) = &resumed {
@@ -233,6 +247,7 @@ pub fn prepare(
         (Some(plan), Some(loader)) => Some(assembly.evaluator(plan, &memories, loader)?),
         _ => None,
     };
+    let split = plans.split_layers();
     let mut job = Job {
         groups: groups.clone(),
         peers: peers.clone(),
@@ -256,6 +271,8 @@ pub fn prepare(
         commits,
         memories,
         about,
+        // Steps in which ranks meet, which are rehearsed, are not those of a round.
+        pace: Pace::new(if relaxed { f64::NAN } else { expected }, averaging.is_measured()),
     };
     tell("memory and kernels ready");
     let reached = resumed.as_ref().map(Resumed::reached);
@@ -271,15 +288,19 @@ pub fn prepare(
         world.agree(job.saver.finish())?;
     }
     let owners = config.strategy.describe(job.memories.owners, data.size(), data.nodes());
+    let (stages, tensor, parts) = (config.stages(), groups.mesh.tensor, config.spatial);
     let owners = match &config.pipeline {
+        None if tensor > 1 => {
+            format!("{split} split over {tensor} ranks each, who update their parts; of the rest {owners}")
+        }
+        None if parts > 1 => format!("images cut by rows over {parts} ranks each; {owners}"),
         None => owners,
-        Some(Pipeline { stages, schedule, .. }) => {
+        Some(Pipeline { schedule, .. }) => {
             let of_stage = if data.size() > 1 { format!("; in each {owners}") } else { String::new() };
             format!("{stages} stages, {} micro-batches by {schedule}{of_stage}", config.accumulation)
         }
     };
     description.attributes.push(("owners".into(), owners));
-    let (stages, tensor, parts) = (config.stages(), groups.mesh.tensor, config.spatial);
     let data_ranks = if tensor > 1 { groups.mesh.data } else { workers / parts };
     let rows = if parts > 1 { format!(", spatial {parts}") } else { String::new() };
     let mesh = format!("data {data_ranks}, pipeline {stages}, tensor {tensor}{rows}");
@@ -402,12 +423,21 @@ fn outputs(
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }
 
-/// Whether the weights can be written where they are to go. Those that this run has left there before are replaced.
-fn weights_path(world: &World, config: &Config, resumed: Option<&Resumed>) -> Result<()> {
+/// Whether the weights can be written where they are to go, under the names that an ONNX file gives them. Those that
+/// this run has left there before are replaced.
+fn weights_path(
+    world: &World,
+    config: &Config,
+    network: &Network,
+    resumed: Option<&Resumed>,
+) -> Result<()> {
     let Some(path) = config.save_weights.as_ref().filter(|_| !config.dry_run) else { return Ok(()) };
     let run = resumed.map(|resumed| resumed.contents.text("run"));
     let of = config.session.checkpoint.as_deref().zip(run);
-    record::once(world, || record::check_weights(path, of).map_err(|e| e.context("--save-weights")))
+    let names = network.model.file().into_iter().flat_map(|file| file.weights());
+    let names = || record::check_names(path, names.map(|weight| weight.name.as_str()));
+    let checked = || record::check_weights(path, of).and_then(|()| names());
+    record::once(world, || checked().map_err(|e| e.context("--save-weights")))
 }
 
 /// What a rank does when, for the record.
@@ -528,6 +558,17 @@ fn layers(graph: &Graph) -> Vec<record::Layer> {
     layers
 }
 
+/// What is shared beside the images of a step, as flags say it.
+fn parallel(config: &Config) -> String {
+    let ways = [
+        config.pipeline.as_ref().map(|pipeline| format!("--pipeline {}", pipeline.stages)),
+        config.tensor.map(|tensor| format!("--tensor {}", tensor.ranks)),
+        (config.spatial > 1).then(|| format!("--spatial {}", config.spatial)),
+    ];
+    let ways: Vec<String> = ways.into_iter().flatten().collect();
+    if ways.is_empty() { "data".into() } else { ways.join(" ") }
+}
+
 /// What the record says of the run before its first step.
 fn describe(
     groups: &Groups,
@@ -566,6 +607,8 @@ fn describe(
         let saved = kept.saturating_sub(plans.training.sizes.activations);
         attributes.push(("recomputation_saves_bytes".into(), saved.to_string()));
     }
+    // What a planner chose, or flags say.
+    attributes.push(("parallel".into(), parallel(config)));
     // What was decided for flags that were not given.
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));

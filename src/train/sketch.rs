@@ -34,6 +34,10 @@ pub struct Sketch {
     beside: usize,
     /// Of these what owners alone would have.
     states: usize,
+    /// Bytes of a rank for parameters, gradients, other ranks' gradients and states, and of how many ranks it has the
+    /// gradients.
+    learned: usize,
+    mapped: usize,
     /// About what gradients, and parameters in their place, take that are on their way.
     windows: usize,
     /// Whether a test set wants all parameters.
@@ -56,8 +60,9 @@ struct OfSplitLayers {
     left: f64,
     /// Seconds of a step in which ranks tell each other inputs and outputs.
     told: f64,
-    /// Bytes of parameters that a rank has not.
+    /// Bytes of parameters that a rank has not, and those of all that are split.
     spared: usize,
+    whole: usize,
 }
 
 /// What is sketched of images that are cut by rows.
@@ -107,13 +112,21 @@ impl Sketch {
         let [computes, sum] = self.whole(candidate);
         let split = self.split.get(&candidate.tensor);
         let [left, told] = split.map_or([1.0, 0.0], |split| [split.left, split.told]);
-        let spared = split.map_or(0, |split| split.spared * (1 + self.beside));
         let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
         // Parameters are gathered twice, for which half of a sum each is what it takes.
         let gathers = if candidate.zero == 3 { 0.5 * self.micro_steps as f64 * self.sum } else { 0.0 };
         let needed = self.total[usize::from(candidate.recompute)] + self.windows(candidate);
         let seconds = computes + told + (left * sum + gathers - hidden).max(0.0);
-        (seconds, needed.saturating_sub(self.spared(candidate) + spared))
+        let needed = match split {
+            // Each has its part for itself, with its states; of others' gradients those that are whole.
+            Some(split) => {
+                let own = self.parameters.saturating_sub(split.spared);
+                let others = self.mapped * self.parameters.saturating_sub(split.whole);
+                needed.saturating_sub(self.learned) + own * (1 + self.beside) + others
+            }
+            None => needed.saturating_sub(self.spared(candidate)),
+        };
+        (seconds, needed)
     }
 
     fn of_rows(&self, candidate: &Candidate, (parts, micro_steps): (usize, usize)) -> (f64, usize) {
@@ -194,6 +207,7 @@ impl Shared<'_> {
             left: (1.0 - saved / of_gradients).max(0.0),
             told: rounds as f64 * fixed + exchanged * per_byte,
             spared: (split * (1.0 - 1.0 / tensor as f64)) as usize,
+            whole: split as usize,
         })
     }
 
@@ -238,6 +252,8 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
     let sum = planned.averaging.seconds(plan.sizes.gradients, true);
     let sum = if sum.is_finite() { sum } else { 0.0 };
     let ranks = predictor.local * nodes;
+    let extent = planned.plans.extent;
+    let gradients = extent.gradients * plan.sizes.gradients;
     let shared = Shared { predictor, planned: &planned, ranks };
     let split = parts(ranks).filter_map(|parts| Some((parts, shared.split_layers(parts)?))).collect();
     let rows = parts(ranks).filter_map(|parts| Some((parts, shared.rows(parts)?))).collect();
@@ -249,6 +265,8 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
         largest: plan.graph.nodes.iter().map(|node| of_layer(&plan.graph, node)).max().unwrap_or(0),
         beside: 1 + states,
         states: states * plan.sizes.parameters,
+        learned: extent.parameters + gradients + extent.mapped + extent.optimizer,
+        mapped: extent.mapped / plan.sizes.gradients.max(1),
         windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
         evaluates: predictor.evaluate,
         sum,

@@ -111,6 +111,7 @@ fn ranks_on_several_hosts_find_each_other_and_give_the_numbers_of_one_host() {
             assert_eq!(right.count(), 4, "{slots} {name}: {printed}");
         }
     }
+    a_slow_link_is_named(&hosts);
     a_commit_outlives_a_node(&hosts);
     let refused = hosts.job("h0:2,h1:1", &["--allreduce", "hierarchical", "--steps", "1"], &[]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -179,6 +180,40 @@ fn files_have_one_owner(_: &Hosts) {
 }
 
 /// A host is lost with its launcher's daemon: the job goes on without it, and with it again once it is back.
+/// A host that sends slower than the others: by the measurement of a pair that has it, and by a run that was predicted
+/// by others.
+fn a_slow_link_is_named(hosts: &Hosts) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let shape = |what: &[&str]| {
+        let tc = [&["-n", "dlt-h1", "qdisc", what[0], "dev", "eth0", "root"], &what[1..]].concat();
+        assert!(Command::new("tc").args(tc).status().unwrap().success());
+    };
+    let tune = |slots: &str, to: &str| {
+        let flags = ["bench", "autotune", "--sizes", "4K", "--output", to];
+        let done = hosts.job(slots, &flags, &[]);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
+    };
+    // Slower than what a busy machine makes of the others.
+    shape(&["add", "tbf", "rate", "20mbit", "burst", "32kb", "latency", "400ms"]);
+    let said = tune("h0:1,h1:1", &path("slow.json"));
+    assert!(said.contains("h0 sends to h1 at") && said.contains("GB/s one way and 0.00"), "{said}");
+    let predict = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", "2", "--tuning"];
+    // Of the same processor and library, on one host.
+    let predicted = hosts.run("h0:1", &[&predict[..], &[&path("slow.json")]].concat());
+    assert!(predicted.contains("in doubt: h0 sends to h1"), "{predicted}");
+    // By the built-in figures, of other links.
+    let train = ["--model", "mnist_small", "--batch", "1", "--steps", "5", "--warmup", "0", "--results"];
+    let results = path("run.h5");
+    let flags = [&train[..], &[&results]].concat();
+    let done = hosts.job("h0:1,h1:1,h2:1", &flags, &[]);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{said}");
+    assert!(said.contains("times what was predicted") && said.contains("messages of h1 come at"), "{said}");
+    shape(&["del"]);
+}
+
 fn elastic_outlives_a_host(hosts: &Hosts) {
     let scratch = Scratch::new();
     let hosts_do = |words: [&str; 2]| assert!(Command::new(SCRIPT).args(words).status().unwrap().success());

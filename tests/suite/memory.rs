@@ -63,6 +63,23 @@ fn a_run_has_the_memory_that_its_plan_says() {
     }
 }
 
+/// An ONNX file is let go of before the first step, and so is a file of weights; here each has 74 MB.
+#[test]
+fn files_of_weights_take_no_memory_beside_steps() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let flags = "--model mnist_large --image-size 64 --batch 2 --threads 1";
+    let words: Vec<&str> = flags.split(' ').collect();
+    let results = ["--steps", "1", "--results", &at("a.h5")].map(String::from);
+    let saved = ["--save-weights".to_string(), at("w.safetensors")];
+    let more: Vec<&str> = results.iter().chain(&saved).map(String::as_str).collect();
+    run(1, &[&words[..], &more].concat());
+    let network = ["--model", "mnist_large", "--image-size", "64"];
+    run(1, &[&["export", &at("w.safetensors"), &at("net.onnx")], &network[..]].concat());
+    check(1, &format!("{flags} --init-from {}", at("w.safetensors")));
+    check(1, &format!("--model {} --batch 2 --threads 1 --optimizer adamw", at("net.onnx")));
+}
+
 mod full {
     use dltrain::model::MODELS;
 

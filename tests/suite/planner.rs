@@ -1,6 +1,6 @@
 //! `--parallel auto`: the table, the choice, and the run that follows.
 
-use crate::support::job::{finish, job, only_message, refused, run, series};
+use crate::support::job::{finish, job, only_message, refused, run, scalar, series};
 
 const FLAT: &str = "name = \"slow\"\nlatency_us = 20.0\nhop_us = 0.0\ngb_per_s = 0.1\nlinks_a_node = 1\ntopology = \"flat\"\n";
 
@@ -353,6 +353,43 @@ fn a_run_does_what_was_chosen() {
     let small = ["--model", "mnist_small", "--batch", "8", "--parallel", "auto", "--measure", "2"];
     let printed = run(2, &[&small[..], &steps, &["--results", &path("measured.h5")]].concat());
     assert_eq!(rows(&printed).iter().filter(|row| row.taken).count(), 1, "{printed}");
+}
+
+/// What a plan of all ways finds to need least is found again with that as the limit, however far off sketches are.
+#[test]
+fn nothing_fits_says_what_the_leanest_way_needs_and_that_much_is_enough() {
+    let base = "--model alexnet --image-size 67 --batch 4 --optimizer adamw --dry-run --predict-nodes 1 --threads 1 \
+                --parallel auto --memory-limit";
+    let with = |limit: &str| -> Vec<String> { base.split(' ').chain([limit]).map(String::from).collect() };
+    let asked =
+        |limit: &str| finish(job(&[(4, &with(limit).iter().map(String::as_str).collect::<Vec<_>>())]));
+    let message = only_message(&asked("1MiB"));
+    let (_, leanest) = message.split_once("the leanest way, ").expect("what needs least");
+    let (flags, needed) = leanest.split_once(", needs ").unwrap();
+    let needed = needed.split_once(" MB;").unwrap().0.parse::<f64>().unwrap();
+    // Printed with a digit behind the point; and processes are not all of one size.
+    let done = asked(&format!("{}MB", (needed * 1.02).ceil()));
+    assert!(done.success, "{}", done.stderr);
+    let taken = rows(&done.stdout).into_iter().find(|row| row.taken).expect("one is taken");
+    assert!(taken.memory <= needed * 1.02e6, "{taken:?}, and {flags} needs {needed} MB");
+}
+
+/// Measured with less than a step of the whole batch takes; and the run has the memory of the table.
+#[test]
+fn measuring_keeps_to_the_limit_and_a_run_has_the_figure_of_the_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let results = folder.path().join("run.h5");
+    let flags = "--model resnet18 --image-size 96 --batch 32 --optimizer adamw --steps 2 --warmup 0 --threads 1 \
+                 --parallel auto --measure 1 --results";
+    let flags: Vec<&str> = flags.split(' ').chain([results.to_str().unwrap(), "--memory-limit"]).collect();
+    // A step of all images takes some 90 MB of parameters and gradients, 90 MB of states and 150 MB of activations.
+    let limit = 330;
+    let printed = run(2, &[&flags[..], &[&format!("{limit}MB")]].concat());
+    let taken = rows(&printed).into_iter().find(|row| row.taken).expect("one is taken");
+    let figure = |name: &str| scalar(&results, &format!("summary/{name}")) as f64;
+    assert!(figure("peak_memory") < 1e6 * f64::from(limit) + 50e6, "{printed}");
+    // To the digits that are printed.
+    assert!((figure("planned_memory") - taken.memory).abs() <= 0.05e6, "{printed}");
 }
 
 #[test]

@@ -181,10 +181,15 @@ fn slow_ranks_cost_more_the_more_there_are() {
         let flags: Vec<&str> = flags.split(' ').chain([nodes]).chain(way.split_whitespace()).collect();
         let times_as_long = || -> Vec<f64> {
             let printed = run(1, &flags);
-            let rows = printed.split_once("with jitter").expect("a column").1.lines().skip(1).take(3);
+            let rows = printed.split_once("  with jitter").expect("a column").1.lines().skip(1).take(3);
             let of = |line: &str| {
                 let words: Vec<&str> = line.split_whitespace().collect();
-                let [step, jittered] = [words[2], words[4]].map(|word| word.parse::<f64>().unwrap());
+                let [ranks, step, jittered, images] =
+                    [words[1], words[2], words[4], words[6]].map(|word| word.parse::<f64>().unwrap());
+                // Of each of `parts` ranks with the same images, as printed: with one digit, and three.
+                let parts = if way == "--spatial 2" { 2.0 } else { 1.0 };
+                let expected = 4.0 * ranks / parts / (1e-3 * jittered);
+                assert!((images / expected - 1.0).abs() < 1e-2, "{line}");
                 jittered / step
             };
             rows.map(of).collect()

@@ -173,6 +173,14 @@ fn alexnet_has_the_same_weights_with_memory_as_planned_and_bytes_of_the_table() 
     }
     let weights = weights_apart(&split.weights, &plain.weights);
     assert!(apart(&split.losses, &plain.losses) < ROUNDING && weights < ROUNDING, "{weights}");
+    let said = |left: &Left, name: &str| job::text(&left.results, "config", name);
+    let names = "classifier.1.weight, classifier.4.weight and classifier.6.weight split over 2 ranks";
+    assert!(said(&split, "owners").contains(names), "{}", said(&split, "owners"));
+    assert_eq!([&plain, &split].map(|left| said(left, "parallel")), ["data", "--tensor 2"]);
+    // The same where gradients lie in memory that the ranks share.
+    let shared = flags.replace(" --allreduce ring", "");
+    let left = scratch.train(2, &format!("{shared} --tensor 2"));
+    job::within_plan(&left.results, &shared).unwrap();
     let bytes = |left: &Left, name: &str| job::scalar(&left.results, &format!("summary/{name}")) as f64;
     let [fc6, fc7, fc8] =
         [9216 * 4096, 4096 * 4096 + 4096, 4096 * 16].map(|numbers| 4.0 * f64::from(numbers));

@@ -180,6 +180,13 @@ pub fn scalar(results: &Path, name: &str) -> u64 {
     file.dataset(name).expect("the count is there").read_scalar::<u64>().expect("a number")
 }
 
+/// A text of the results file: an attribute of one of its groups.
+pub fn text(results: &Path, group: &str, name: &str) -> String {
+    let file = hdf5::File::open(results).unwrap();
+    let attribute = file.group(group).unwrap().attr(name).unwrap();
+    attribute.read_scalar::<hdf5::types::VarLenUnicode>().unwrap().to_string()
+}
+
 /// That a run of these flags had at its peak the memory that its plan says: within 5 % or 50 MB. An MPI that sums may
 /// have less: what it receives beside each bucket is the library's affair (Open MPI has all of it, MPICH a part).
 pub fn within_plan(results: &Path, flags: &str) -> Result<(), String> {

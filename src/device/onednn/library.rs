@@ -181,6 +181,24 @@ impl Library {
     }
 }
 
+/// Lets go of the kernels that oneDNN keeps of plans that are no more, and gives free memory back to the system.
+pub fn forget_kernels(library: &Library) -> Result<()> {
+    let of = &library.functions;
+    let mut capacity = 0;
+    // SAFETY: the first writes to an integer of ours; the second drops what nobody holds any more.
+    unsafe {
+        check((of.dnnl_get_primitive_cache_capacity)(&mut capacity), "dnnl_get_primitive_cache_capacity")?;
+        check((of.dnnl_set_primitive_cache_capacity)(0), "dnnl_set_primitive_cache_capacity")?;
+        check((of.dnnl_set_primitive_cache_capacity)(capacity), "dnnl_set_primitive_cache_capacity")?;
+    }
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it touches only what the allocator has free.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+    Ok(())
+}
+
 fn find() -> Result<Library> {
     wait_briefly();
     search(&places())

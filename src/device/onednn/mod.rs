@@ -215,6 +215,10 @@ impl Device for Cpu {
         Memory::host(bytes)
     }
 
+    fn forget(&self) -> Result<()> {
+        library::forget_kernels(library::library()?)
+    }
+
     fn plain(&self, spec: &Spec) -> Layout {
         let nothing = |e: Error| Layout::new(format!("none: {e}"), 0, spec.dtype, None);
         layout::plain(&self.engine, spec).unwrap_or_else(nothing)

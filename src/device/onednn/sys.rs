@@ -200,6 +200,8 @@ macro_rules! functions {
 functions! {
     fn dnnl_set_max_cpu_isa(c_int) -> Status;
     fn dnnl_get_effective_cpu_isa() -> c_int;
+    fn dnnl_get_primitive_cache_capacity(*mut c_int) -> Status;
+    fn dnnl_set_primitive_cache_capacity(c_int) -> Status;
     // transa, transb; m, n, k; alpha, a, lda, b, ldb, beta, c, ldc; row-major
     fn dnnl_sgemm(
         c_char, c_char, i64, i64, i64, c_float, *const c_float, i64, *const c_float, i64,

@@ -57,6 +57,8 @@ pub struct File {
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
     checksum: u32,
+    /// Bytes of the file.
+    held: usize,
 }
 
 /// A parameter or running statistic of the network.
@@ -82,6 +84,7 @@ impl File {
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
         let mut sum = Crc::new();
         sum.update(&bytes);
+        let held = bytes.len();
         let model = ModelProto::decode(prost::bytes::Bytes::from(bytes)).map_err(|error| wrong(&error))?;
         let version = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
         let version = match version.map(|set| set.version) {
@@ -129,6 +132,7 @@ impl File {
             class_names,
             preprocessing,
             checksum: sum.sum(),
+            held,
         };
         let (mut net, images) = Builder::new(file.label(), 1, image);
         net.only_to_test();
@@ -171,6 +175,11 @@ impl File {
     /// CRC-32 of the file and of what it has in others.
     pub fn checksum(&self) -> u32 {
         self.checksum
+    }
+
+    /// Bytes that it takes: all of the file.
+    pub fn held(&self) -> usize {
+        self.held
     }
 
     /// What a user should know of the import, a sentence each.

@@ -145,14 +145,6 @@ impl WeightsFile {
         sum.map_err(|error| Error::data(&self.path, format!("cannot read the weights: {error}")))
     }
 
-    /// Bytes that are held; those of a network count with it.
-    pub fn held(&self) -> usize {
-        match &self.content {
-            Content::SafeTensors(bytes) => bytes.len(),
-            _ => 0,
-        }
-    }
-
     /// Name and shape of every tensor, in the order of their names.
     pub fn shapes(&self) -> &[(String, Vec<usize>)] {
         &self.shapes

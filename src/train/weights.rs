@@ -119,10 +119,10 @@ impl Start {
         self.note.as_deref()
     }
 
-    /// Bytes that the file takes for as long as this is there, and the most that a tensor takes while it is read.
-    pub fn held(&self) -> [usize; 2] {
+    /// The most bytes that a tensor takes while it is read.
+    pub fn largest(&self) -> usize {
         let of = |(_, shape): &(String, Vec<usize>)| size_of::<f32>() * shape.iter().product::<usize>();
-        [self.file.held(), self.file.shapes().iter().map(of).max().unwrap_or(0)]
+        self.file.shapes().iter().map(of).max().unwrap_or(0)
     }
 
     /// How many tensors it has values for.

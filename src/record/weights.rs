@@ -764,13 +764,9 @@ mod tests {
             let path = directory.path().join(name);
             let shapes = [("empty", vec![0, 3]), ("one", vec![]), ("one.more", vec![1]), ("three", vec![3])];
             let shapes = shapes.map(|(name, shape)| (name.to_string(), shape)).to_vec();
-            write_weights(&path, &shapes, &[], &|name| {
-                Ok(vec![
-                    name.len() as f32;
-                    usize::from(name != "empty") * if name == "three" { 3 } else { 1 }
-                ])
-            })
-            .unwrap();
+            let count = |name: &str| if name == "three" { 3 } else { usize::from(name != "empty") };
+            let values = |name: &str| Ok(vec![name.len() as f32; count(name)]);
+            write_weights(&path, &shapes, &[], &values, None).unwrap();
             let file = WeightsFile::open(&path).unwrap();
             assert_eq!(file.shapes(), shapes);
             assert!(file.values("empty").unwrap().is_empty());

@@ -425,12 +425,7 @@ fn outputs(
 
 /// Whether the weights can be written where they are to go, under the names that an ONNX file gives them. Those that
 /// this run has left there before are replaced.
-fn weights_path(
-    world: &World,
-    config: &Config,
-    network: &Network,
-    resumed: Option<&Resumed>,
-) -> Result<()> {
+fn weights_path(world: &World, config: &Config, network: &Network, resumed: Option<&Resumed>) -> Result<()> {
     let Some(path) = config.save_weights.as_ref().filter(|_| !config.dry_run) else { return Ok(()) };
     let run = resumed.map(|resumed| resumed.contents.text("run"));
     let of = config.session.checkpoint.as_deref().zip(run);

@@ -63,7 +63,7 @@ pub(super) fn name_of(link: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::checkpoint::{self, Array, Contents};
-    use super::super::weights::{Values, WeightsFile, write_weights};
+    use super::super::weights::{About, Values, WeightsFile, write_weights};
     use super::*;
     use crate::graph::{Builder, Conv2d, Graph, Role, Tensor};
     use crate::model::{self, Model, onnx};
@@ -202,7 +202,7 @@ mod tests {
             let mut before = at("step.h5");
             for next in ["b.h5", "c.safetensors", "d.hdf5"] {
                 let file = WeightsFile::open(&before).unwrap();
-                let write = || write_weights(&at(next), file.shapes(), &[], &|name| file.values(name), None);
+                let write = || write_weights(&at(next), file.shapes(), &About::default(), &|name| file.values(name), None);
                 if next.ends_with("safetensors") && named.iter().any(|name| name == RESERVED) {
                     let refused = check_names(&at(next), named.iter().map(String::as_str)).unwrap_err();
                     prop_assert_eq!(write().unwrap_err().message, refused.message);

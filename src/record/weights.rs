@@ -766,7 +766,7 @@ mod tests {
             let shapes = shapes.map(|(name, shape)| (name.to_string(), shape)).to_vec();
             let count = |name: &str| if name == "three" { 3 } else { usize::from(name != "empty") };
             let values = |name: &str| Ok(vec![name.len() as f32; count(name)]);
-            write_weights(&path, &shapes, &[], &values, None).unwrap();
+            write_weights(&path, &shapes, &About::default(), &values, None).unwrap();
             let file = WeightsFile::open(&path).unwrap();
             assert_eq!(file.shapes(), shapes);
             assert!(file.values("empty").unwrap().is_empty());

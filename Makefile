@@ -68,11 +68,12 @@ test-torchvision: build ## weights to torchvision's models and back, for all of 
 # What a network gives is written down by a test of the suite, which the scripts start.
 SCENE = -- cargo test $(CARGO_FLAGS) --quiet --test suite -- --exact onnx::scene_of_networks --ignored
 
-test-zoo: deps ## ONNX's own tests of nodes, and what torch.onnx.export makes of torchvision's 80 models (MODELS=A,B), imported and compared with PyTorch (installs it: 5.5 GB; an hour)
-	@.ci/deps $(MPI) zoo
+test-zoo: deps ## ONNX's own tests of nodes, and what torch.onnx.export makes of torchvision's 80 models and 100 of timm's (MODELS=A,timm/B WAYS=dynamo-fixed), imported and compared with PyTorch (installs it: 5.5 GB; hours)
+	@.ci/deps $(MPI) zoo onnxruntime
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --quiet --no-run --test suite
 	@$(if $(MODELS),,$(WITH_MPI) .deps/torch/bin/python tests/torchvision/nodes.py $(SCENE))
-	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/zoo.py $(if $(MODELS),--models $(MODELS)) $(SCENE)
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/zoo.py $(if $(MODELS),--models $(MODELS)) \
+	    $(if $(WAYS),--ways $(WAYS)) $(SCENE)
 
 test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own package (installs it)
 	@.ci/deps $(MPI) tensorboard

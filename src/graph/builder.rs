@@ -74,7 +74,7 @@ pub struct Builder {
     pub(super) name: String,
     pub(super) tensors: Vec<Tensor>,
     pub(super) nodes: Vec<Node>,
-    images: TensorId,
+    pub(super) images: TensorId,
     pub(super) dropouts: u32,
     /// Whether batch normalisation is to take its statistics from the batch.
     pub(super) trains: bool,
@@ -218,6 +218,18 @@ impl Builder {
     /// A parameter that is no layer's weight or bias, for `binary` and its like: of one operand of one op.
     pub fn learned(&mut self, name: &str, shape: Shape, init: Init, decay: bool) -> TensorId {
         self.parameter(name.into(), shape, init, decay)
+    }
+
+    /// What several layers read of a parameter, of which an op reads another tensor alone: all have its gradient.
+    pub fn shared(&mut self, parameter: TensorId) -> TensorId {
+        let Tensor { name, spec, .. } = self.tensors[parameter.0].clone();
+        let name = format!("{name}.shared");
+        let y = self.tensor(&name, spec.shape, spec.dtype, Role::Activation);
+        let inputs = self.nodes.iter_mut().flat_map(|node| &mut node.inputs);
+        inputs.filter(|input| **input == parameter).for_each(|input| *input = y);
+        let node = Node { name, op: Op::Reshape, inputs: vec![parameter], outputs: vec![y], forward: None };
+        self.nodes.insert(0, node);
+        y
     }
 
     /// Numbers that stay as they are, last dimension fastest. One that is there already is given again.

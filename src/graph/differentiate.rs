@@ -124,14 +124,25 @@ impl Backward {
         self.node(id, Op::ActivationBackward(Activation::RELU), vec![dy, y], y)
     }
 
-    /// The node that gives the gradients of a layer's weight and bias.
-    pub fn weights(&mut self, forward: NodeId, op: Op, x: TensorId, dy: TensorId, parameters: &[TensorId]) {
-        if !parameters.iter().any(|&id| self.graph.tensor(id).is_learned()) {
+    /// The node that gives the gradients of a layer's weight and bias. A weight may be computed.
+    pub fn weights(&mut self, forward: NodeId, op: Op, x: TensorId, dy: TensorId, weights: &[TensorId]) {
+        if !weights.iter().any(|&id| self.needs(id)) {
             return;
         }
-        let outputs = parameters.iter().map(|&parameter| self.graph.gradient_of(parameter)).collect();
+        let is_computed = |b: &Backward, id: TensorId| b.graph.tensor(id).role != Role::Parameter;
+        let of = |b: &mut Backward, id| match is_computed(b, id) {
+            true => b.graph.gradient_like(id),
+            false => b.graph.gradient_of(id),
+        };
+        let outputs: Vec<TensorId> = weights.iter().map(|&id| of(self, id)).collect();
         let name = self.graph.node(forward).name.clone();
-        self.graph.nodes.push(Node { name, op, inputs: vec![x, dy], outputs, forward: Some(forward) });
+        let inputs = vec![x, dy];
+        self.graph.nodes.push(Node { name, op, inputs, outputs: outputs.clone(), forward: Some(forward) });
+        for (&id, gradient) in weights.iter().zip(outputs) {
+            if is_computed(self, id) {
+                self.contribute(id, gradient);
+            }
+        }
     }
 }
 

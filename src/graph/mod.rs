@@ -8,6 +8,7 @@
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
 mod added_norms;
+mod batched;
 mod builder;
 mod cost;
 mod differentiate;

@@ -16,6 +16,7 @@ impl Graph {
     /// the backward one follows its types.
     pub fn narrowed_to(mut self, half: DType) -> Graph {
         let mut of_losses: Vec<TensorId> = Vec::new();
+        let weights = self.computed_weights();
         for node in &self.nodes {
             // These and the losses are what a normalisation gives besides its result.
             let result = match node.op {
@@ -25,6 +26,8 @@ impl Graph {
                 }
                 // The sums of products are f32 until they are stored: the loss may as well have all digits.
                 _ if self.is_scored(node.outputs[0]) => continue,
+                // As parameters are.
+                _ if weights[node.outputs[0].0] => continue,
                 // What is a parameter, in another shape: f32 until it meets an activation. No shape changes a type.
                 Op::Reshape if self.tensor(node.inputs[0]).spec.dtype == DType::F32 => continue,
                 _ => node.outputs[0],
@@ -36,6 +39,20 @@ impl Graph {
         }
         self.convert();
         self
+    }
+
+    /// Which tensors weights of convolutions are computed of, and these.
+    fn computed_weights(&self) -> Vec<bool> {
+        let mut found = vec![false; self.tensors.len()];
+        for node in self.nodes.iter().rev() {
+            if let Op::Conv2d(_) | Op::Conv2dBackwardData(_) = node.op {
+                found[node.inputs[1].0] = true;
+            }
+            if node.outputs.iter().any(|id| found[id.0]) {
+                node.inputs.iter().for_each(|id| found[id.0] = true);
+            }
+        }
+        found
     }
 
     /// Whether a loss reads this tensor as scores, or what ops without products make of it and of parameters alone.

@@ -55,7 +55,8 @@ impl Network {
         let network = world.agree(network.and_then(|network| network.checked(config)))?;
         world.agree(network.has_its_classes(config))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
-        for note in network.model.file().iter().flat_map(|file| file.notes()) {
+        let trains = !config.evaluate && config.predict.is_none();
+        for note in network.model.file().iter().flat_map(|file| file.notes(trains)) {
             record::say(world, &format!("{}: {note}", config.model));
         }
         if network.model.file().is_some() && !config.evaluate {

@@ -77,7 +77,8 @@ fn as_pytorch(name: &str, numbers_of: &str, bound: f64, device: &dyn Device) {
     let gradients = expected["gradients"].as_object().unwrap();
     assert_eq!(gradients.len(), run.plan.parameters.len(), "{name}: other parameters than PyTorch's");
     for parameter in &run.plan.parameters {
-        let theirs = gradients.get(&parameter.name).unwrap_or_else(|| panic!("{name}: {}", parameter.name));
+        let called = expected["called"][name][&*parameter.name].as_str().unwrap_or(&parameter.name);
+        let theirs = gradients.get(called).unwrap_or_else(|| panic!("{name}: {called}"));
         let (theirs, ours) = (numbers(theirs), run.gradient(parameter));
         let largest = theirs.iter().fold(0.0, |largest: f64, v| largest.max(v.abs()));
         for (ours, theirs) in ours.iter().zip(theirs) {
@@ -106,7 +107,57 @@ fn a_file_of_attention_is_the_network_that_pytorch_has() {
     let graph = model.build(4, model.image, model.classes).unwrap();
     let drops = |node: &dltrain::graph::Node| matches!(node.op, Op::Dropout { p: 0.25, whole: true, .. });
     assert_eq!(graph.nodes.iter().filter(|node| drops(node)).count(), 1);
-    assert!(model.file().unwrap().notes().is_empty(), "{:?}", model.file().unwrap().notes());
+    assert_eq!(model.file().unwrap().notes(true).next(), None);
+}
+
+/// Some 90 steps one after the other, of which those of softplus are 25, in sums of at most 72 products, of which the
+/// root is 9.
+const HABITS: f64 = 180.0 * 9.0 * ROUNDING;
+
+/// By both of PyTorch's exporters, with no other argument than a file or for training, for one image and for two: a
+/// token for the class, maxima, rows, paddings with a number, a shared weight, a computed one, attention with images
+/// along the second axis. They are trained with four.
+#[test]
+fn a_file_for_a_fixed_batch_is_the_network_that_pytorch_has() {
+    let cpu = Cpu::new(1).unwrap();
+    for (name, numbers_of) in [("plain", "plain.json"), ("whole", "whole.json")] {
+        for batch in [1, 2] {
+            as_pytorch(&format!("{name}-{batch}.onnx"), numbers_of, HABITS, &cpu);
+        }
+        as_pytorch(&format!("{name}-2.onnx"), numbers_of, HABITS, &Reference);
+    }
+}
+
+/// What is computed again has the same bits, and a weight that is computed or shared is one in bf16, too.
+#[test]
+fn a_file_for_a_fixed_batch_is_computed_again_and_in_bf16() {
+    for name in ["plain-2.onnx", "whole-1.onnx"] {
+        let model = model::open(&fixture(name)).unwrap();
+        let cpu = Cpu::new(1).unwrap();
+        let gives = |graph: Graph| {
+            let mut run = Bound::new(&cpu, graph, 1 << 20);
+            run.set_batch(
+                &(0..768).map(|place| (place % 17) as f32 / 8.0 - 1.0).collect::<Vec<_>>(),
+                &[0, 3, 1, 4],
+            );
+            for parameter in &run.plan.parameters {
+                run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+            }
+            run.run(0..run.program.steps.len(), &Scalars { gradient_scale: 0.25, ..Scalars::default() });
+            let all = run.plan.parameters.iter().map(|parameter| run.gradient(parameter)).collect::<Vec<_>>();
+            (run.loss(), all)
+        };
+        let graph = || without_dropout(model.build(4, model.image, model.classes).unwrap()).simplify();
+        let plain = gives(graph().differentiate());
+        assert_eq!(gives(graph().differentiate().recompute()), plain, "{name}");
+        if cpu.has_bf16().is_err() {
+            println!("SKIPPED: this CPU multiplies no bf16");
+            continue;
+        }
+        let narrow = gives(graph().in_bf16().differentiate());
+        assert!((narrow.0 - plain.0).abs() <= 90.0 / 512.0 * plain.0, "{} and {}", narrow.0, plain.0);
+        assert!(narrow.1.iter().flatten().all(|number| number.is_finite()), "{name}");
+    }
 }
 
 /// Some 30 steps one after the other, in sums of at most 288 products, of which the root is 17: 6e-5.
@@ -211,10 +262,15 @@ fn what_an_export_in_inference_mode_left_out_is_said() {
     let model = model::open(&fixture("inference.onnx")).unwrap();
     let graph = model.build(4, model.image, model.classes).unwrap();
     assert!(!graph.nodes.iter().any(|node| matches!(node.op, Op::BatchNorm(_) | Op::Dropout { .. })));
-    let notes = model.file().unwrap().notes();
+    let notes: Vec<&String> = model.file().unwrap().notes(true).collect();
     assert!(notes.len() == 1 && notes[0].contains("no dropout"), "{notes:?}");
+    assert_eq!(
+        model.file().unwrap().notes(false).next(),
+        None,
+        "whoever asks for classes hears nothing of it"
+    );
     let training = model::open(&fixture("training.onnx")).unwrap();
-    assert!(training.file().unwrap().notes().is_empty());
+    assert_eq!(training.file().unwrap().notes(true).next(), None);
     let graph = training.build(4, training.image, training.classes).unwrap();
     let norm =
         graph.nodes.iter().find_map(|node| if let Op::BatchNorm(norm) = node.op { Some(norm) } else { None });
@@ -324,19 +380,21 @@ fn write_what_it_gives(place: &Path, device: &dyn Device) -> Result<(), String> 
     };
     let batch = labels.len();
     let values = |name: &str| model.file().unwrap().values(name).unwrap();
-    let graph = model.build_to_test(batch, model.image, model.classes).map_err(|error| error.message)?;
+    let build = |batch| model.build_to_test(batch, model.image, model.classes);
+    let graph = build(batch).map_err(|error| error.message)?;
     std::fs::write(place.join("ours/count"), graph.parameter_count().to_string()).unwrap();
-    let mut run = Bound::new(device, graph.for_evaluation().simplify(), 1 << 20);
-    run.set_batch(&images, &labels);
-    run.plan.parameters.iter().for_each(|of| run.set_parameter(of, &values(&of.name)));
-    for statistic in &run.plan.statistics {
-        let memory = run.statistic(statistic);
-        device.upload(dltrain::device::memory::bytes_of(&values(&statistic.name)), &memory).unwrap();
-    }
-    let steps = run.program.steps.len();
-    run.run(0..steps, &Scalars::default());
-    write("logits", &run.logits());
-    drop(run);
+    let scores = |graph: Graph, values: &dyn Fn(&str) -> Vec<f32>| {
+        let mut run = Bound::new(device, graph.for_evaluation().simplify(), 1 << 20);
+        run.set_batch(&images, &labels);
+        run.plan.parameters.iter().for_each(|of| run.set_parameter(of, &values(&of.name)));
+        for statistic in &run.plan.statistics {
+            let memory = run.statistic(statistic);
+            device.upload(dltrain::device::memory::bytes_of(&values(&statistic.name)), &memory).unwrap();
+        }
+        run.run(0..run.program.steps.len(), &Scalars::default());
+        run.logits()
+    };
+    write("logits", &scores(graph, &values));
     if rate == 0.0 {
         return Ok(());
     }
@@ -348,6 +406,7 @@ fn write_what_it_gives(place: &Path, device: &dyn Device) -> Result<(), String> 
     let steps = run.program.steps.len();
     run.run(0..steps, &Scalars { gradient_scale: 1.0 / batch as f32, ..Scalars::default() });
     let before = run.loss();
+    let mut learned = std::collections::HashMap::new();
     for parameter in &run.plan.parameters {
         let gradient = run.gradient(parameter);
         // TensorFlow's names are paths.
@@ -355,9 +414,20 @@ fn write_what_it_gives(place: &Path, device: &dyn Device) -> Result<(), String> 
         let next: Vec<f32> =
             values(&parameter.name).iter().zip(&gradient).map(|(w, g)| w - rate * g).collect();
         run.set_parameter(parameter, &next);
+        learned.insert(parameter.name.clone(), next);
     }
     run.run(0..run.program.forward_steps, &Scalars::default());
     write("losses", &[before as f32, run.loss() as f32]);
+    drop(run);
+    // What it has learned goes back into a file.
+    let values = |name: &str| learned.get(name).cloned().unwrap_or_else(|| values(name));
+    match dltrain::model::onnx::export::network(build, false, &|name| Ok(values(name))) {
+        Ok(bytes) => {
+            std::fs::write(place.join("ours/again.onnx"), bytes).unwrap();
+            write("logits again", &scores(build(batch).map_err(|error| error.message)?, &values));
+        }
+        Err(error) => std::fs::write(place.join("ours/not again"), error.message).unwrap(),
+    }
     Ok(())
 }
 
@@ -513,6 +583,145 @@ fn a_dilated_convolution_reaches_further() {
     let graph = model.build(2, model.image, model.classes).unwrap();
     let Op::Conv2d(conv) = graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
     assert_eq!((conv.dilation, conv.padding, conv.reach()), ([2, 1], [2, 1], [5, 3]));
+}
+
+/// The file of a network, its model, and the graph for so many images.
+fn opened(change: impl FnOnce(&mut GraphProto)) -> (tempfile::TempDir, Model) {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, changed(change).encode_to_vec()).unwrap();
+    let model = model::open(&path).unwrap();
+    (place, model)
+}
+
+/// The scores of two images: 0, 1, 2, 3 and 4, 5, 6, 7.
+fn scores_of(model: &Model) -> Vec<f32> {
+    let graph = model.build_to_test(2, model.image, model.classes).unwrap();
+    let mut run = Bound::new(&Reference, graph.for_evaluation().simplify(), 1 << 20);
+    run.set_batch(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], &[0; 2]);
+    for parameter in &run.plan.parameters {
+        run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+    }
+    run.run(0..run.program.steps.len(), &Scalars::default());
+    run.logits()
+}
+
+/// −1, as some writers say that an extent is open, is as 0.
+#[test]
+fn a_batch_of_less_than_none_is_one_that_is_open() {
+    let (_place, model) = opened(|graph| graph.input = vec![value("x", &[-1, 1, 2, 2])]);
+    let (_other, plain) = opened(|_| {});
+    assert_eq!(scores_of(&model), scores_of(&plain));
+}
+
+/// alpha·x·w + beta·b, as a layer of which the head may get other classes.
+#[test]
+fn a_gemm_with_factors_is_a_layer() {
+    let factor =
+        |name: &str, f: f32| AttributeProto { name: name.into(), f, kind: kind::FLOAT, ..Default::default() };
+    let (_place, model) =
+        opened(|graph| graph.node[1].attribute = vec![factor("alpha", 0.5), factor("beta", 3.0)]);
+    let (weight, bias) =
+        (|place: usize| place as f32 * 0.125 - 1.0, |place: usize| place as f32 * 0.125 - 1.0);
+    let score = |image: usize, class: usize| {
+        let sum: f32 = (0..4).map(|at| (4 * image + at) as f32 * weight(3 * at + class)).sum();
+        0.5 * sum + 3.0 * bias(class)
+    };
+    for (place, found) in scores_of(&model).iter().enumerate() {
+        let wanted = score(place / 3, place % 3);
+        assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{found} and {wanted}");
+    }
+    let graph = model.build(2, model.image, 7).unwrap();
+    assert_eq!(graph.tensor(graph.logits).spec.shape.0, [2, 7]);
+}
+
+/// GELU behind an order of axes; an If by a condition that is computed of shapes; a table of zeros and another number,
+/// which is not learned.
+#[test]
+fn what_exporters_spell_out_becomes_what_it_is() {
+    let single = |name: &str, number: f32| TensorProto {
+        name: name.into(),
+        data_type: data_type::FLOAT,
+        float_data: vec![number],
+        ..TensorProto::default()
+    };
+    let (_place, model) = opened(|graph| {
+        graph.initializer.extend([single("root", 2f32.sqrt()), single("one", 1.0), single("half", 0.5)]);
+        let ints = AttributeProto {
+            name: "perm".into(),
+            ints: vec![0, 2, 3, 1],
+            kind: kind::INTS,
+            ..Default::default()
+        };
+        let mut order = node("order", "Transpose", &["x"], "t");
+        order.attribute = vec![ints];
+        let before = [
+            order,
+            node("div", "Div", &["t", "root"], "d"),
+            node("erf", "Erf", &["d"], "e"),
+            node("add", "Add", &["e", "one"], "p"),
+            node("mul", "Mul", &["t", "p"], "m"),
+            node("gelu", "Mul", &["m", "half"], "g"),
+        ];
+        graph.node.splice(0..0, before);
+        graph.node[6].input = vec!["g".into()];
+    });
+    let built = model.build(2, model.image, model.classes).unwrap();
+    let is_gelu =
+        |node: &&dltrain::graph::Node| matches!(node.op, Op::Activation(dltrain::graph::Activation::Gelu));
+    assert_eq!(built.nodes.iter().filter(is_gelu).count(), 1);
+
+    let (_place, model) = opened(|graph| {
+        let branch = |name: &str, op: &str| AttributeProto {
+            name: name.into(),
+            g: Some(Box::new(GraphProto {
+                node: vec![node(op, op, &["x"], &format!("{op}.y"))],
+                output: vec![value(&format!("{op}.y"), &[])],
+                ..GraphProto::default()
+            })),
+            kind: 5,
+            ..Default::default()
+        };
+        let mut choice = node("if", "If", &["holds"], "i");
+        choice.attribute = vec![branch("then_branch", "LSTM"), branch("else_branch", "Identity")];
+        let integers = |name: &str, numbers: &[i64]| TensorProto {
+            name: name.into(),
+            dims: vec![numbers.len() as i64],
+            data_type: data_type::INT64,
+            int64_data: numbers.to_vec(),
+            ..TensorProto::default()
+        };
+        let other = TensorProto { float_data: vec![0.0, -9.0, 0.0, 0.0], ..weight("mask", &[2, 2]) };
+        graph.initializer.extend([integers("shape", &[1, 1, 2, 9]), other]);
+        let before = [
+            node("shape_of", "Shape", &["x"], "s"),
+            node("same", "Equal", &["s", "shape"], "q"),
+            node("all", "Cast", &["q"], "c"),
+            node("least", "ReduceMin", &["c"], "holds"),
+            choice,
+            node("masked", "Add", &["i", "mask"], "k"),
+        ];
+        let mut before = Vec::from(before);
+        let to = |name: &str, i: i64| AttributeProto {
+            name: name.into(),
+            i,
+            kind: kind::INT,
+            ..Default::default()
+        };
+        before[2].attribute = vec![to("to", 7)];
+        before[3].attribute = vec![to("keepdims", 0)];
+        graph.node.splice(0..0, before);
+        graph.node[6].input = vec!["k".into()];
+    });
+    let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
+    assert_eq!(names, ["fc.weight", "fc.bias"]);
+    let (_other, plain) = opened(|_| {});
+    let apart: Vec<f32> = scores_of(&model).iter().zip(scores_of(&plain)).map(|(a, b)| a - b).collect();
+    // −9 of the second pixel.
+    let row: Vec<f32> = (3..6).map(|place| -9.0 * (place as f32 * 0.125 - 1.0)).collect();
+    for (found, wanted) in apart.iter().zip([&row[..], &row].concat()) {
+        assert!((found - wanted).abs() < 1e-5, "{found} and {wanted}");
+    }
 }
 
 #[test]

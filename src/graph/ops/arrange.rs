@@ -143,6 +143,27 @@ impl Builder {
         self.matmul(name, matrix, x, MatMul { transposed: [false; 2], scale: 1.0 })
     }
 
+    /// Rows of x (R, C) at places, (P, C): the row of each place's number, or zeros. The way back of `gather`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn place_rows(&mut self, name: &str, x: TensorId, rows: &[Option<usize>]) -> Result<TensorId> {
+        let count = self.shape(x).batch();
+        let places = rows.len().checked_mul(count).filter(|&places| places <= MOST_PLACES);
+        if places.is_none() {
+            let shape = self.shape(x);
+            return Err(Error::usage(format!("layer {name}: puts {shape} at {} places", rows.len())));
+        }
+        let mut matrix = vec![0.0; rows.len() * count];
+        rows.iter().enumerate().for_each(|(place, row)| {
+            if let Some(row) = row {
+                matrix[place * count + row] = 1.0;
+            }
+        });
+        let matrix = self.constant(&format!("{name}.rows"), dims([rows.len(), count]), &matrix)?;
+        self.matmul(name, matrix, x, MatMul { transposed: [false; 2], scale: 1.0 })
+    }
+
     /// A range of x along an axis.
     ///
     /// # Errors

@@ -114,6 +114,25 @@ impl Builder {
         Ok(self.node(name, Op::Conv2d(conv), inputs, dims([n, channels, oh, ow])))
     }
 
+    /// A convolution with a weight that is computed, or that several layers have; without bias.
+    ///
+    /// # Errors
+    /// `Usage` where the weight is for other channels, or the image is too small.
+    pub fn conv2d_of(&mut self, name: &str, x: TensorId, weight: TensorId, conv: Conv2d) -> Result<TensorId> {
+        let ([n, c, h, w], [o, i, ..]) = (self.image_shape(name, x)?, self.image_shape(name, weight)?);
+        if conv.groups == 0 || i.checked_mul(conv.groups) != Some(c) || !o.is_multiple_of(conv.groups) {
+            let of = self.shape(weight);
+            return Err(Error::usage(format!(
+                "layer {name}: a weight {of} for {c} channels in {} groups",
+                conv.groups
+            )));
+        }
+        let size = conv.windows([h, w]);
+        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.reach(), [h, w], conv.padding))?;
+        let conv = Conv2d { bias: false, ..conv };
+        Ok(self.node(name, Op::Conv2d(conv), vec![x, weight], dims([n, o, oh, ow])))
+    }
+
     /// A transposed convolution to `channels` output channels: what takes gradients back through `conv`, as a layer
     /// (Zeiler, Krishnan, Taylor, Fergus 2010). `more` is PyTorch's `output_padding`. Parameters `name.weight`, of the
     /// shape (input channels, `channels`/groups, height, width), and `name.bias`.

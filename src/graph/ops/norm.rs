@@ -48,13 +48,7 @@ impl Builder {
     /// `Usage` when there is only one value a channel: its variance says nothing to a training.
     pub fn batch_norm(&mut self, name: &str, x: TensorId, norm: BatchNorm) -> Result<TensorId> {
         let [n, c, h, w] = self.image_shape(name, x)?;
-        if self.trains && n * h * w < 2 {
-            return Err(Error::usage(format!(
-                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
-                 use --batch 2 or more, or larger images",
-                self.name
-            )));
-        }
+        self.enough_values(name, [n, h, w])?;
         let shape = self.shape(x).clone();
         let weight = self.parameter(format!("{name}.weight"), dims([c]), Init::One, false);
         let bias = self.bias(name, c, Init::Zero);
@@ -70,6 +64,17 @@ impl Builder {
         let more = of_batch.into_iter().chain([mean, variance]);
         self.nodes.last_mut().expect("the node just added").outputs.extend(more);
         Ok(y)
+    }
+
+    pub(in crate::graph) fn enough_values(&self, name: &str, [n, h, w]: [usize; 3]) -> Result<()> {
+        if self.trains && n * h * w < 2 {
+            return Err(Error::usage(format!(
+                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
+                 use --batch 2 or more, or larger images",
+                self.name
+            )));
+        }
+        Ok(())
     }
 }
 

@@ -11,10 +11,13 @@ use super::tensor::{Tensor, Wrong};
 /// The ops that are computed in advance. (A shape is too, of what the network computes.)
 #[rustfmt::skip]
 const FOLDED: &[&str] = &[
-    "Abs", "Add", "And", "Cast", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Exp", "Expand", "Flatten",
-    "Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod",
-    "Mul", "Neg", "Not", "Or", "Pow", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round",
-    "ScatterND", "Sign", "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+    "Abs", "Acos", "Add", "And", "Asin", "Atan", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos",
+    "Cosh", "CumSum", "Div", "Equal", "Exp", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements",
+    "GatherND", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "MatMul", "Max",
+    "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax",
+    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Round", "ScatterND",
+    "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softplus", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh",
+    "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
 ];
 
 /// Whether an op is computed in advance where all that it reads is known.
@@ -28,6 +31,14 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
     let folded = match (node.op(), inputs) {
         ("Identity", [x]) => Some((*x).clone()),
         ("Cast", [x]) => Some(cast(x, node.int("to").unwrap_or(0))),
+        ("CastLike", [x, like]) => Some(cast_like(x, like)),
+        ("Clip", [x, limits @ ..]) => clip(node, x, limits),
+        ("CumSum", [x, axis]) => cumulated(node, x, axis),
+        ("EyeLike", [x]) => diagonal(x, node.int("k").unwrap_or(0), node.int("dtype")),
+        ("GatherElements", [x, at]) => gather_elements(x, at, axis.unwrap_or(0)),
+        ("GatherND", [x, at]) if node.int("batch_dims").unwrap_or(0) == 0 => gather_blocks(x, at),
+        ("MatMul", [a, b]) => product(a, b),
+        ("Trilu", [x, rest @ ..]) => triangle(node, x, rest),
         ("Gather", [x, at]) => gather(x, at, axis.unwrap_or(0)),
         ("Unsqueeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, unsqueezed(&x.dims, axes)?)),
         ("Squeeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, squeezed(&x.dims, axes)?)),
@@ -49,21 +60,30 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
         ("Size", [x]) => Some(Constant { dims: Vec::new(), numbers: Integers(vec![x.len() as i64]) }),
         ("ConstantOfShape", [shape]) => return Some(filled(node, shape)),
         ("Range", [start, end, step]) => range(start, end, step),
-        ("Abs" | "Ceil" | "Exp" | "Floor" | "Log" | "Neg" | "Not" | "Round" | "Sign" | "Sqrt", [x]) => {
-            Some(unary(node.op(), x))
-        }
+        (op, [x]) if is_unary(op) => Some(unary(op, x)),
         (
             "Add" | "And" | "Div" | "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "Mod",
             [a, b],
         )
-        | ("Mul" | "Or" | "Pow" | "Sub", [a, b]) => binary(node.op(), a, b),
-        ("Max" | "Min", [first, rest @ ..]) => {
-            rest.iter().try_fold((*first).clone(), |all, next| binary(node.op(), &all, next))
+        | ("Mul" | "Or" | "Pow" | "Sub" | "Xor", [a, b]) => binary(node.op(), a, b),
+        ("Max" | "Mean" | "Min" | "Sum", [first, rest @ ..]) => {
+            let op = if matches!(node.op(), "Max" | "Min") { node.op() } else { "Add" };
+            let all = rest.iter().try_fold((*first).clone(), |all, next| binary(op, &all, next));
+            let share = 1.0 / inputs.len() as f32;
+            if node.op() == "Mean" { all.map(|all| of_each(&all, |x| x * share)) } else { all }
         }
         ("Where", [condition, a, b]) => choose(condition, a, b),
-        ("ReduceMax" | "ReduceMin" | "ReduceProd" | "ReduceSum", [x, ..]) => {
-            of_axes(node, inputs, |axes| reduce(node, x, axes))
-        }
+        (op, [x, ..]) if op.starts_with("Reduce") => of_axes(node, inputs, |axes| match op {
+            "ReduceL1" => reduce(node, &of_each(x, f32::abs), axes),
+            "ReduceL2" => Some(of_each(&reduce(node, &of_each(x, |x| x * x), axes)?, f32::sqrt)),
+            "ReduceSumSquare" => reduce(node, &of_each(x, |x| x * x), axes),
+            "ReduceMean" => {
+                let sum = reduce(node, &of_each(x, |x| x), axes)?;
+                let share = sum.len() as f32 / x.len().max(1) as f32;
+                Some(of_each(&sum, |x| x * share))
+            }
+            _ => reduce(node, x, axes),
+        }),
         _ => return None,
     };
     Some(folded.ok_or_else(|| "cannot be computed in advance from these constants".into()))
@@ -107,6 +127,37 @@ fn gather(x: &Constant, at: &Constant, axis: i64) -> Option<Constant> {
     let shape = [outer, found.len(), inner];
     let places = places(&shape, |i| (i[0] * x.dims[axis] + found[i[1]]) * inner + i[2])?;
     x.at(&places, [&x.dims[..axis], &at.dims, &x.dims[axis + 1..]].concat())
+}
+
+fn gather_elements(x: &Constant, at: &Constant, axis: i64) -> Option<Constant> {
+    let axis = from_front(axis, x.dims.len())?;
+    let fits = |other: usize| other == axis || at.dims[other] <= x.dims[other];
+    if at.dims.len() != x.dims.len() || !(0..at.dims.len()).all(fits) {
+        return None;
+    }
+    let found = at.integers().ok()?.iter().map(|&place| from_front(place, x.dims[axis]));
+    let mut found = found.collect::<Option<Vec<usize>>>()?.into_iter();
+    let own = strides(&x.dims);
+    let place = |index: &[usize]| {
+        let along = |other: usize| if other == axis { 0 } else { index[other] * own[other] };
+        (0..index.len()).map(along).sum::<usize>() + found.next().unwrap_or(0) * own[axis]
+    };
+    x.at(&places(&at.dims, place)?, at.dims.clone())
+}
+
+fn gather_blocks(x: &Constant, at: &Constant) -> Option<Constant> {
+    let (firsts, block) = blocks(&x.dims, at)?;
+    let (&depth, outer) = at.dims.split_last()?;
+    let dims = [outer, &x.dims[depth..]].concat();
+    count(&dims)?;
+    let places: Vec<usize> = firsts.into_iter().flat_map(|first| first..first + block).collect();
+    x.at(&places, dims)
+}
+
+/// What lies along an axis.
+pub fn part(x: &Constant, axis: usize, range: std::ops::Range<usize>) -> Option<Constant> {
+    let at: Vec<i64> = range.map(|place| place as i64).collect();
+    gather(x, &Constant::row(at), axis as i64)
 }
 
 fn concat(parts: &[&Constant], axis: i64) -> Option<Constant> {
@@ -220,6 +271,112 @@ fn scatter(x: &Constant, at: &Constant, updates: &Constant) -> Option<Constant> 
 
 // ---- other numbers ----
 
+fn cast_like(x: &Constant, like: &Constant) -> Constant {
+    let to = if matches!(like.numbers, Reals(_)) { data_type::FLOAT } else { data_type::INT64 };
+    cast(x, i64::from(to))
+}
+
+fn clip(node: &Node, x: &Constant, limits: &[&Constant]) -> Option<Constant> {
+    let mut y = x.clone();
+    for (place, (name, op)) in [("min", "Max"), ("max", "Min")].into_iter().enumerate() {
+        let limit = match limits.get(place).filter(|limit| limit.len() > 0) {
+            Some(limit) => Some((*limit).clone()),
+            None => node.real(name).map(|limit| Constant { dims: Vec::new(), numbers: Reals(vec![limit]) }),
+        };
+        y = limit.map_or(Some(y.clone()), |limit| binary(op, &y, &limit))?;
+    }
+    Some(y)
+}
+
+/// Along an axis each number with those before it.
+fn cumulated(node: &Node, x: &Constant, axis: &Constant) -> Option<Constant> {
+    let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
+    let axis = from_front(*axis.integers().ok()?.first()?, x.dims.len())?;
+    let (inner, extent) = (x.dims[axis + 1..].iter().product::<usize>(), x.dims[axis]);
+    fn sums<T: Copy + Default>(
+        all: &[T],
+        [inner, extent]: [usize; 2],
+        [exclusive, reverse]: [bool; 2],
+        add: impl Fn(T, T) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let mut sums = all.to_vec();
+        for start in (0..all.len()).filter(|place| (place / inner).is_multiple_of(extent)) {
+            let mut sum = T::default();
+            for step in 0..extent {
+                let place = start + inner * if reverse { extent - 1 - step } else { step };
+                let next = add(sum, all[place])?;
+                sums[place] = if exclusive { sum } else { next };
+                sum = next;
+            }
+        }
+        Some(sums)
+    }
+    let how = [is_set("exclusive"), is_set("reverse")];
+    let numbers = match &x.numbers {
+        Integers(all) => Integers(sums(all, [inner, extent], how, i64::checked_add)?),
+        Reals(all) => Reals(sums(all, [inner, extent], how, |a, b| Some(a + b))?),
+    };
+    Some(Constant { dims: x.dims.clone(), numbers })
+}
+
+fn diagonal(x: &Constant, by: i64, dtype: Option<i64>) -> Option<Constant> {
+    let &[_, columns] = &x.dims[..] else { return None };
+    let is_on = |place: usize| (place % columns) as i64 - (place / columns) as i64 == by;
+    let ones = Integers((0..x.len()).map(|place| i64::from(is_on(place))).collect());
+    let ones = Constant { dims: x.dims.clone(), numbers: ones };
+    Some(dtype.map_or_else(|| cast_like(&ones, x), |to| cast(&ones, to)))
+}
+
+/// 0 below a diagonal, or above.
+fn triangle(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
+    let by =
+        rest.first().filter(|by| by.len() > 0).map_or(Some(0), |by| by.integers().ok()?.first().copied())?;
+    let is_upper = node.int("upper").unwrap_or(1) != 0;
+    let &[.., rows, columns] = &x.dims[..] else { return None };
+    let stays = |place: usize| {
+        let distance = (place % columns) as i64 - (place / columns % rows) as i64;
+        if is_upper { distance >= by } else { distance <= by }
+    };
+    let numbers = match &x.numbers {
+        Integers(all) => {
+            Integers(all.iter().enumerate().map(|(place, &x)| if stays(place) { x } else { 0 }).collect())
+        }
+        Reals(all) => {
+            Reals(all.iter().enumerate().map(|(place, &x)| if stays(place) { x } else { 0.0 }).collect())
+        }
+    };
+    Some(Constant { dims: x.dims.clone(), numbers })
+}
+
+/// Of matrices, of which those of a batch are stretched over each other.
+fn product(a: &Constant, b: &Constant) -> Option<Constant> {
+    let (&[ref outer_a @ .., rows, inner], &[ref outer_b @ .., again, columns]) = (&a.dims[..], &b.dims[..])
+    else {
+        return None;
+    };
+    let outer = common(&[outer_a, outer_b])?;
+    let dims = [&outer[..], &[rows, columns]].concat();
+    let work = count(&dims)?.checked_mul(inner).filter(|&work| inner == again && work <= 1 << 28)?;
+    let [a, b] = [
+        a.stretched(&[&outer[..], &[rows, inner]].concat())?,
+        b.stretched(&[&outer[..], &[inner, columns]].concat())?,
+    ];
+    let (a, b) = (a.reals(), b.reals());
+    let mut all = Vec::with_capacity(work.checked_div(inner).unwrap_or(0));
+    for matrix in 0..outer.iter().product() {
+        for row in 0..rows {
+            for column in 0..columns {
+                let pair = |at: usize| {
+                    let left = f64::from(a[(matrix * rows + row) * inner + at]);
+                    left * f64::from(b[(matrix * inner + at) * columns + column])
+                };
+                all.push((0..inner).map(pair).sum::<f64>() as f32);
+            }
+        }
+    }
+    Some(Constant { dims, numbers: Reals(all) })
+}
+
 fn cast(x: &Constant, to: i64) -> Constant {
     let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::DOUBLE, data_type::BFLOAT16];
     let is_bool = to == i64::from(data_type::BOOL);
@@ -271,31 +428,55 @@ fn count_of(numbers: &super::constant::Numbers) -> usize {
     }
 }
 
+fn is_unary(op: &str) -> bool {
+    of_real(op).is_some() || matches!(op, "IsInf" | "IsNaN" | "Not")
+}
+
 fn unary(op: &str, x: &Constant) -> Constant {
     let numbers = match &x.numbers {
         Integers(all) if op == "Neg" => Integers(all.iter().map(|x| x.wrapping_neg()).collect()),
         Integers(all) if op == "Abs" => Integers(all.iter().map(|x| x.wrapping_abs()).collect()),
         Integers(all) if op == "Sign" => Integers(all.iter().map(|x| x.signum()).collect()),
         Integers(all) if op == "Not" => Integers(all.iter().map(|&x| i64::from(x == 0)).collect()),
+        Integers(all) if op == "Relu" => Integers(all.iter().map(|&x| x.max(0)).collect()),
         Integers(all) if ["Floor", "Ceil", "Round"].contains(&op) => Integers(all.clone()),
-        _ => Reals(x.reals().into_iter().map(|x| of_real(op, x)).collect()),
+        Reals(all) if op == "IsNaN" => Integers(all.iter().map(|x| i64::from(x.is_nan())).collect()),
+        Reals(all) if op == "IsInf" => Integers(all.iter().map(|x| i64::from(x.is_infinite())).collect()),
+        _ => return of_real(op).map_or_else(|| x.clone(), |of| of_each(x, of)),
     };
     Constant { dims: x.dims.clone(), numbers }
 }
 
-fn of_real(op: &str, x: f32) -> f32 {
-    match op {
-        "Abs" => x.abs(),
-        "Ceil" => x.ceil(),
-        "Exp" => x.exp(),
-        "Floor" => x.floor(),
-        "Log" => x.ln(),
-        "Round" => x.round_ties_even(),
-        "Sign" if x == 0.0 || x.is_nan() => x,
-        "Sign" => x.signum(),
-        "Sqrt" => x.sqrt(),
-        _ => -x,
-    }
+fn of_each(x: &Constant, of: impl Fn(f32) -> f32) -> Constant {
+    Constant { dims: x.dims.clone(), numbers: Reals(x.reals().into_iter().map(of).collect()) }
+}
+
+fn of_real(op: &str) -> Option<fn(f32) -> f32> {
+    Some(match op {
+        "Abs" => f32::abs,
+        "Acos" => f32::acos,
+        "Asin" => f32::asin,
+        "Atan" => f32::atan,
+        "Ceil" => f32::ceil,
+        "Cos" => f32::cos,
+        "Cosh" => f32::cosh,
+        "Exp" => f32::exp,
+        "Floor" => f32::floor,
+        "Log" => f32::ln,
+        "Neg" => |x| -x,
+        "Reciprocal" => f32::recip,
+        "Relu" => |x| x.max(0.0),
+        "Round" => f32::round_ties_even,
+        "Sigmoid" => |x| 1.0 / (1.0 + (-x).exp()),
+        "Sign" => |x| if x == 0.0 || x.is_nan() { x } else { x.signum() },
+        "Sin" => f32::sin,
+        "Sinh" => f32::sinh,
+        "Softplus" => |x| x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        "Sqrt" => f32::sqrt,
+        "Tan" => f32::tan,
+        "Tanh" => f32::tanh,
+        _ => return None,
+    })
 }
 
 /// Of two that are stretched over each other.
@@ -345,6 +526,7 @@ fn of_integers(op: &str, x: i64, y: i64) -> Option<i64> {
         "Min" => Some(x.min(y)),
         "And" => Some(i64::from(x != 0 && y != 0)),
         "Or" => Some(i64::from(x != 0 || y != 0)),
+        "Xor" => Some(i64::from((x != 0) != (y != 0))),
         op => compares(op).map(|holds| i64::from(holds(Some(x.cmp(&y))))),
     }
 }
@@ -509,5 +691,46 @@ mod tests {
         let reduce: [(&str, &[i64]); 1] = [("axes", &[0])];
         assert_eq!(folded("ReduceSum", &reduce, std::slice::from_ref(&x)), Some(vec![5, 7, 9]));
         assert_eq!(folded("Equal", &[], &[x, row(&[1, 5, 6])]), Some(vec![1, 0, 0, 0, 1, 1]));
+    }
+
+    fn reals(op: &str, ints: &[(&str, &[i64])], inputs: &[Constant]) -> Option<Vec<f32>> {
+        let proto = node(op, ints);
+        let inputs: Vec<&Constant> = inputs.iter().collect();
+        fold(&Node::new(&proto, 0), &inputs)?.ok().map(|constant| constant.reals())
+    }
+
+    /// What an exporter writes for tables of places: waves of them, sums, triangles, products.
+    #[test]
+    fn tables_of_places_are_computed() {
+        let table = |dims: &[usize], numbers: &[f32]| Constant {
+            dims: dims.to_vec(),
+            numbers: Reals(numbers.to_vec()),
+        };
+        let x = table(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+        let one = std::slice::from_ref(&x);
+        assert_eq!(reals("Sin", &[], one).unwrap()[1], 2f32.sin());
+        assert_eq!(reals("Cos", &[], one).unwrap()[3], 4f32.cos());
+        assert_eq!(reals("Reciprocal", &[], one), Some(vec![1.0, 0.5, 1.0 / 3.0, 0.25]));
+        assert_eq!(reals("CumSum", &[], &[x.clone(), single(1)]), Some(vec![1.0, 3.0, 3.0, 7.0]));
+        assert_eq!(
+            reals("CumSum", &[("reverse", &[1])], &[x.clone(), single(0)]),
+            Some(vec![4.0, 6.0, 3.0, 4.0])
+        );
+        assert_eq!(
+            folded("CumSum", &[("exclusive", &[1])], &[row(&[5, 6, 7]), single(0)]),
+            Some(vec![0, 5, 11])
+        );
+        assert_eq!(reals("Trilu", &[("upper", &[0])], one), Some(vec![1.0, 0.0, 3.0, 4.0]));
+        assert_eq!(reals("Trilu", &[], &[x.clone(), single(1)]), Some(vec![0.0, 2.0, 0.0, 0.0]));
+        assert_eq!(reals("MatMul", &[], &[x.clone(), x.clone()]), Some(vec![7.0, 10.0, 15.0, 22.0]));
+        assert_eq!(reals("ReduceMean", &[("axes", &[1])], one), Some(vec![1.5, 3.5]));
+        assert_eq!(reals("ReduceL2", &[("axes", &[0])], &[table(&[2, 1], &[3.0, 4.0])]), Some(vec![5.0]));
+        assert_eq!(folded("Clip", &[], &[row(&[-1, 2, 9]), single(0), single(4)]), Some(vec![0, 2, 4]));
+        assert_eq!(reals("EyeLike", &[("k", &[1])], one), Some(vec![0.0, 1.0, 0.0, 0.0]));
+        let at = Constant { dims: vec![1, 2], numbers: Integers(vec![1, -2]) };
+        assert_eq!(reals("GatherND", &[], &[x.clone(), at.clone()]), Some(vec![3.0]));
+        assert_eq!(reals("GatherElements", &[], &[x.clone(), at]), Some(vec![3.0, 2.0]));
+        assert_eq!(folded("Xor", &[], &[row(&[1, 0, 1]), row(&[1, 1, 0])]), Some(vec![0, 1, 1]));
+        assert_eq!(part(&x, 1, 1..2).unwrap().reals(), [2.0, 4.0]);
     }
 }

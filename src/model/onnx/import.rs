@@ -7,9 +7,10 @@ use super::constant::{Constant, MOST};
 use super::fold;
 use super::layers;
 use super::node::Node;
+use super::schema::NodeProto;
 use super::tensor::Wrong;
 use super::{File, Weight};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, Shape, TensorId};
 
 /// How many nodes a message names at most.
@@ -65,6 +66,8 @@ pub enum Step {
     Scaled(f32),
     /// x with its axes in this order.
     Turned(Permutation),
+    /// Whether x is above a number.
+    Above(f32),
     /// erf(x/√2)
     Erf,
     /// 1 + erf(x/√2)
@@ -105,8 +108,8 @@ pub struct Imported {
     pub logits: TensorId,
     /// Parameters and statistics.
     pub weights: Vec<Weight>,
-    /// What a user should know.
-    pub notes: Vec<String>,
+    /// What a user should know, and what whoever trains it should.
+    pub notes: [Vec<String>; 2],
 }
 
 /// Refuses shapes of which the number of elements could overflow further on.
@@ -127,12 +130,16 @@ pub struct Import<'a> {
     pub file: &'a File,
     /// What it is described to.
     pub net: &'a mut Builder,
-    /// Images of a step.
+    /// Images that the file is written for.
     pub batch: usize,
     values: HashMap<&'a str, Value>,
     /// What was made of what was begun, of stored tensors by their names, and of constants.
     made: Vec<(Step, TensorId, TensorId)>,
     operands: HashMap<String, TensorId>,
+    /// Parameters that an op reads as they are, by their names.
+    layers: HashMap<String, TensorId>,
+    /// What each softplus is of.
+    pub softplus_of: HashMap<TensorId, TensorId>,
     /// How many numbers may still be computed in advance.
     room: usize,
     /// Nodes that read a name, of those that the scores need.
@@ -151,6 +158,33 @@ pub struct Import<'a> {
 /// # Errors
 /// `Data` with every node that is not supported; `Usage` when the image is too small for a layer.
 pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usize>) -> Result<Imported> {
+    let image = net.shape(images).nchw().map_or([0; 3], |[_, c, h, w]| [c, h, w]);
+    within_limits(file, "the input", net.shape(images))?;
+    // Numbers in the file are right for its own batch.
+    let (mut described, its_images) = Builder::new(file.label(), file.batch().unwrap_or(1), image);
+    described.only_to_test();
+    let imported = as_described(file, &mut described, its_images, classes)?;
+    let mut weights = imported.weights;
+    let is_one = |name: &str, extents: [usize; 3], shape: &[usize]| {
+        let weight = weights.iter_mut().find(|weight| weight.name == name);
+        weight.is_some_and(|weight| file.is_copied(weight, extents, shape))
+    };
+    let logits = net.add_batched(&described, imported.logits, is_one).map_err(|error| match error.kind {
+        ErrorKind::Usage if file.batch().is_some_and(|batch| batch > 1) => {
+            Error::data(&file.path, error.message)
+        }
+        _ => error,
+    })?;
+    Ok(Imported { logits, weights, ..imported })
+}
+
+/// The same for the batch that the file was written for, or one image.
+fn as_described(
+    file: &File,
+    net: &mut Builder,
+    images: TensorId,
+    classes: Option<usize>,
+) -> Result<Imported> {
     let wrong = |what: String| Error::data(&file.path, what);
     within_limits(file, "the input", net.shape(images))?;
     let output = file.graph.output.first().ok_or_else(|| wrong("has no output".into()))?;
@@ -178,6 +212,8 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
         values,
         made,
         operands,
+        layers: HashMap::new(),
+        softplus_of: HashMap::new(),
         room: ROOM,
         readers,
         head,
@@ -190,9 +226,8 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
         Some(id) if import.net.shape(id).rank() == 2 && import.net.shape(id).batch() == batch => id,
         _ => {
             return Err(wrong(format!(
-                "its first output {} is not the scores of classes: (N, K){}",
-                output.name,
-                import.hint()
+                "its first output {} is not the scores of classes: (N, K)",
+                output.name
             )));
         }
     };
@@ -239,12 +274,26 @@ fn needed(file: &File, output: &str) -> std::result::Result<Vec<usize>, String> 
             }
             Some(&index) if !is_needed[index] => {
                 is_needed[index] = true;
-                wanted.extend(file.graph.node[index].input.iter().map(|name| (&**name, index)));
+                wanted.extend(reads(&file.graph.node[index]).map(|name| (name, index)));
             }
             Some(_) => {}
         }
     }
     Ok((0..is_needed.len()).filter(|&index| is_needed[index]).collect())
+}
+
+/// What a node reads; one with graphs also what these read of what is around them.
+fn reads(node: &NodeProto) -> impl Iterator<Item = &str> {
+    let graphs = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
+    let inner = graphs.flat_map(|graph| {
+        let given: HashSet<&str> =
+            graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
+        let own = graph.output.iter().map(|output| &*output.name);
+        let all: Vec<&str> = graph.node.iter().flat_map(reads).chain(own).collect();
+        all.into_iter().filter(move |name| !given.contains(name))
+    });
+    let inner: Box<dyn Iterator<Item = &str>> = Box::new(inner);
+    node.input.iter().map(String::as_str).chain(inner)
 }
 
 /// The layer whose outputs are the scores: the last with weights on the way to them.
@@ -264,18 +313,18 @@ fn head(file: &File, needed: &[usize], output: &str) -> Option<usize> {
 }
 
 /// What a user should know of the file: what its export may have left out, and what became of it.
-fn notes(file: &File, needed: &[usize], shared: &[String]) -> Vec<String> {
-    let mut notes = Vec::new();
+fn notes(file: &File, needed: &[usize], shared: &[String]) -> [Vec<String>; 2] {
+    let [mut notes, mut of_training] = [Vec::new(), Vec::new()];
     let nodes = || needed.iter().map(|&index| node(file, index));
     let trains = |node: Node| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
     let draws = |node: Node| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());
     if !nodes().any(|node| draws(node) || trains(node)) {
-        notes.push(
+        of_training.push(
             "has no dropout, which an export in inference mode leaves out; it is trained without".into(),
         );
     }
     if !shared.is_empty() {
-        notes.push(format!(
+        of_training.push(format!(
             "layers share {}, as exports do with equal first values; each is trained by itself",
             shared.join(", ")
         ));
@@ -284,7 +333,7 @@ fn notes(file: &File, needed: &[usize], shared: &[String]) -> Vec<String> {
     if !others.is_empty() {
         notes.push(format!("its outputs besides the first ({}) are left out", others.join(", ")));
     }
-    notes
+    [notes, of_training]
 }
 
 impl<'a> Import<'a> {
@@ -334,6 +383,9 @@ impl<'a> Import<'a> {
     }
 
     fn value_of(&mut self, node: Node<'a>) -> std::result::Result<Value, Stop> {
+        if node.op() == "If" {
+            return self.branch(node);
+        }
         let handler = layers::handler(node)?;
         let inputs: Vec<Value> = node.inputs().iter().map(|name| self.named(name)).collect();
         if inputs.iter().any(|value| matches!(value, Value::Unknown)) {
@@ -346,6 +398,31 @@ impl<'a> Import<'a> {
             Some(handler) => handler(self, node, &inputs),
             None => Err("is computed from what is known before a step, and here it is not".into()),
         }
+    }
+
+    /// What one of two graphs gives, by a condition that is known.
+    fn branch(&mut self, node: Node<'a>) -> std::result::Result<Value, Stop> {
+        let condition = self.named(node.inputs().first().ok_or("reads nothing")?);
+        let condition =
+            self.constant(&condition).map_err(|_| "chooses by what is computed from the images")?;
+        let holds = condition.single().ok_or("chooses by several numbers")? != 0.0;
+        let name = if holds { "then_branch" } else { "else_branch" };
+        let graph = node.graph(name).ok_or_else(|| format!("has no {name}"))?;
+        for inner in graph.node.iter().map(|proto| Node::new(proto, node.index)) {
+            let value = self.value_of(inner)?;
+            if let Value::Tensor(id) = value {
+                within_limits(self.file, &inner.name(), self.net.shape(id))?;
+            }
+            if let Some((first, rest)) = inner.outputs().split_first() {
+                for name in rest {
+                    self.values.entry(name).or_insert(Value::Unknown);
+                }
+                self.values.insert(first, value);
+            }
+        }
+        let given: Vec<Value> = graph.output.iter().map(|output| self.named(&output.name)).collect();
+        given.iter().enumerate().skip(1).for_each(|(place, value)| self.give(node, place, value.clone()));
+        given.into_iter().next().ok_or_else(|| "gives nothing".into())
     }
 
     /// What a name stands for. One that is left out is an empty constant.
@@ -361,16 +438,6 @@ impl<'a> Import<'a> {
         let last = node(self.file, *needed.last()?);
         let value = self.values.get(output)?.clone();
         matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(last, &value).ok())?
-    }
-
-    /// What a user may do where a shape does not fit.
-    pub fn hint(&self) -> String {
-        match self.file.batch().filter(|&batch| batch != self.batch) {
-            Some(batch) => {
-                format!(" (the file is written for a batch of {batch}; export it with a batch that is named)")
-            }
-            None => String::new(),
-        }
     }
 
     /// What a node gives that reads constants alone.
@@ -391,7 +458,7 @@ impl<'a> Import<'a> {
     }
 
     /// Whether its numbers are known and not learned.
-    fn is_known(&self, value: &Value) -> bool {
+    pub fn is_known(&self, value: &Value) -> bool {
         match value {
             Value::Known(_) => true,
             Value::Stored(stored) => !self.file.may_be_learned(stored.index),
@@ -480,12 +547,24 @@ impl<'a> Import<'a> {
         if let Some(&id) = self.operands.get(&stored.name) {
             return self.turned(id, stored);
         }
-        if self.weights.iter().any(|weight| weight.name == stored.name) {
-            return Err(format!("shares its weight {} with another layer", stored.name).into());
-        }
         let shape = Shape(self.file.dims(stored.index).to_vec());
         if shape.0.contains(&0) {
             return Err(format!("{} has the shape {shape}", stored.name).into());
+        }
+        if let Some(&layers) = self.layers.get(&stored.name) {
+            // The weight of a layer, which may have it the other way round.
+            let is_turned = self.weights.iter().any(|of| of.name == stored.name && of.transposed);
+            let mut id = self.net.shared(layers);
+            if is_turned {
+                let layer = self.layer(&format!("{}.turned", stored.name));
+                id = self.net.permute(&layer, id, &[1, 0])?;
+            }
+            if *self.net.shape(id) != shape {
+                let layer = self.layer(&format!("{}.seen", stored.name));
+                id = self.net.reshape(&layer, id, shape)?;
+            }
+            self.operands.insert(stored.name.clone(), id);
+            return self.turned(id, stored);
         }
         let init = self.spread(stored.index)?;
         let id = self.net.learned(&stored.name, shape.clone(), init, false);
@@ -494,6 +573,7 @@ impl<'a> Import<'a> {
             shape: shape.0.clone(),
             tensor: stored.index,
             transposed: false,
+            copies: None,
         };
         self.weights.push(weight);
         let layer = self.layer(&format!("{}.operand", stored.name));
@@ -580,6 +660,11 @@ impl<'a> Import<'a> {
         name
     }
 
+    /// Whether no layer has this weight yet.
+    pub fn is_free(&self, stored: &Stored) -> bool {
+        !self.weights.iter().any(|weight| weight.name == stored.name)
+    }
+
     /// The layer that a weight belongs to by its name, or the node's.
     pub fn layer_of(&mut self, node: Node, weight: &Stored) -> String {
         match weight.name.strip_suffix(".weight") {
@@ -598,14 +683,16 @@ impl<'a> Import<'a> {
             let mut name = stored.name.clone();
             if self.weights.iter().any(|weight| weight.name == name) {
                 if self.file.tensors[stored.index].dims.len() > 1 {
-                    return Err(format!("shares its weight {name} with another layer").into());
+                    return Err(format!("shares its weight {name} with a layer of another kind").into());
                 }
                 self.shared.push(name.clone());
                 name = self.layer(&format!("{name}_2"));
             }
+            self.layers.entry(name.clone()).or_insert(id);
             self.net.rename(id, &name);
             let shape = self.net.shape(id).0.clone();
-            self.weights.push(Weight { name, shape, tensor: stored.index, transposed: stored.transposed });
+            let (tensor, transposed) = (stored.index, stored.transposed);
+            self.weights.push(Weight { name, shape, tensor, transposed, copies: None });
         }
         Ok(())
     }

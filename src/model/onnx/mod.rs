@@ -48,11 +48,14 @@ pub struct File {
     version: i64,
     /// How many of its tensors are initializers and may be learned; behind them come those of nodes.
     initializers: usize,
+    /// Which of them say yes or no: zeros and one other number.
+    is_mask: Vec<bool>,
     /// (C, H, W)
     image: [usize; 3],
     classes: usize,
     weights: Vec<Weight>,
     notes: Vec<String>,
+    notes_of_training: Vec<String>,
     /// What its writer says of it besides.
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
@@ -71,6 +74,9 @@ pub struct Weight {
     tensor: usize,
     /// Whether the file has it with rows and columns exchanged.
     transposed: bool,
+    /// Where the file has it once for each image of its batch: what is before the images, how many these are, and what
+    /// one has.
+    copies: Option<[usize; 3]>,
 }
 
 impl File {
@@ -125,21 +131,24 @@ impl File {
             batch,
             version,
             initializers,
+            is_mask: Vec::new(),
             image,
             classes: 0,
             weights: Vec::new(),
             notes: Vec::new(),
             class_names,
             preprocessing,
+            notes_of_training: Vec::new(),
             checksum: sum.sum(),
             held,
         };
+        file.is_mask = file.tensors.iter().map(is_mask).collect();
         let (mut net, images) = Builder::new(file.label(), 1, image);
         net.only_to_test();
         let imported = import::run(&file, &mut net, images, None)?;
         file.classes = net.shape(imported.logits).per_sample();
         file.weights = imported.weights;
-        file.notes.extend(imported.notes);
+        [file.notes, file.notes_of_training] = imported.notes;
         Ok(file)
     }
 
@@ -148,8 +157,16 @@ impl File {
     /// # Errors
     /// `Usage` when the image is too small for a layer; `Data` when the network allows no such image.
     pub fn layers(&self, net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-        let classes = Some(classes).filter(|&classes| classes != self.classes);
-        import::run(self, net, images, classes).map(|imported| imported.logits)
+        let other = Some(classes).filter(|&classes| classes != self.classes);
+        let logits = import::run(self, net, images, other)?.logits;
+        match net.shape(logits).per_sample() {
+            found if found == classes => Ok(logits),
+            found => Err(Error::usage(format!(
+                "{}: gives scores of {found} classes, not of {classes}, and no layer of it alone decides how many they \
+                 are: train it with --classes {found}",
+                self.path.display()
+            ))),
+        }
     }
 
     /// Where it is.
@@ -182,9 +199,10 @@ impl File {
         self.held
     }
 
-    /// What a user should know of the import, a sentence each.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    /// What a user should know of the import, a sentence each; whoever trains the network knows more.
+    pub fn notes(&self, trains: bool) -> impl Iterator<Item = &String> {
+        let of_training = self.notes_of_training.iter().filter(move |_| trains);
+        self.notes.iter().chain(of_training)
     }
 
     /// What the classes are called; empty where the file does not say.
@@ -215,7 +233,20 @@ impl File {
     /// Whether one of its tensors may be learned: real numbers, and more than one.
     fn may_be_learned(&self, tensor: usize) -> bool {
         let of = &self.tensors[tensor];
-        tensor < self.initializers && of.is_real() && of.elements() > 1
+        tensor < self.initializers && of.is_real() && of.elements() > 1 && !self.is_mask[tensor]
+    }
+
+    /// Whether a tensor has the same numbers for each image of the file's batch: then it is learned once.
+    fn is_copied(&self, weight: &mut Weight, extents: [usize; 3], shape: &[usize]) -> bool {
+        let [outer, images, inner] = extents;
+        let Ok(values) = self.tensors[weight.tensor].reals() else { return false };
+        let is_same = |all: &[f32]| all.chunks(inner).all(|one| one == &all[..inner]);
+        let fits = !weight.transposed && values.len() == outer * images * inner;
+        let is_copied = fits && values.chunks(images * inner).all(is_same);
+        if is_copied {
+            (weight.copies, weight.shape) = (Some(extents), shape.to_vec());
+        }
+        is_copied
     }
 
     /// The shape of one of its tensors.
@@ -237,6 +268,9 @@ impl File {
         let weight = self.weights.iter().find(|weight| weight.name == name);
         let weight = weight.ok_or_else(|| wrong("is not there"))?;
         let values = self.tensors[weight.tensor].reals().map_err(|what| wrong(&what))?;
+        if let Some([_, images, inner]) = weight.copies {
+            return Ok(values.chunks(images * inner).flat_map(|all| all[..inner].to_vec()).collect());
+        }
         let [rows, columns] = match weight.shape[..] {
             [rows, columns] if weight.transposed => [rows, columns],
             _ => return Ok(values),
@@ -246,14 +280,20 @@ impl File {
     }
 }
 
+/// Whether a tensor of at least two axes has zeros and one other number, and both: which places attend to which, say.
+fn is_mask(tensor: &Tensor) -> bool {
+    let sizes =
+        tensor.is_real() && tensor.dims.len() > 1 && (2..=constant::MOST).contains(&tensor.elements());
+    let Some(all) = sizes.then(|| tensor.reals().ok()).flatten() else { return false };
+    let other = all.iter().find(|&&number| number != 0.0);
+    other
+        .is_some_and(|other| all.iter().all(|number| *number == 0.0 || number == other) && all.contains(&0.0))
+}
+
 /// The tensors of a graph, taken out of it, by the names of what gives them.
 fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<String, usize>)> {
-    let constants = graph.node.iter_mut().filter(|node| node.op_type == "Constant").filter_map(|node| {
-        let value = node.attribute.iter_mut().find(|attribute| attribute.name == "value")?.t.take()?;
-        Some(TensorProto { name: node.output.first()?.clone(), ..value })
-    });
-    let protos: Vec<TensorProto> =
-        std::mem::take(&mut graph.initializer).into_iter().chain(constants).collect();
+    let mut protos = std::mem::take(&mut graph.initializer);
+    take_constants(graph, &mut protos);
     let directory = files::directory_of(path);
     let (mut tensors, mut tensor_of) = (Vec::with_capacity(protos.len()), HashMap::new());
     for proto in protos {
@@ -265,6 +305,24 @@ fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<
         }
     }
     Ok((tensors, tensor_of))
+}
+
+/// Those of its nodes, and of graphs in these.
+fn take_constants(graph: &mut GraphProto, constants: &mut Vec<TensorProto>) {
+    constants.append(&mut graph.initializer);
+    for node in &mut graph.node {
+        for attribute in &mut node.attribute {
+            if let Some(inner) = &mut attribute.g {
+                take_constants(inner, constants);
+            }
+            if let (Some(name), true, "value") =
+                (node.output.first(), node.op_type == "Constant", &*attribute.name)
+                && let Some(value) = attribute.t.take()
+            {
+                constants.push(TensorProto { name: name.clone(), ..value });
+            }
+        }
+    }
 }
 
 /// What the file says of its images.
@@ -294,7 +352,8 @@ fn images(graph: &GraphProto, tensor_of: &HashMap<String, usize>) -> std::result
     let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
     let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
     let said: Option<Vec<usize>> =
-        axes.iter().map(|axis| node::lengths(&[axis.dim_value]).map(|length| length[0])).collect();
+        // What is not known is −1 or less to some writers.
+        axes.iter().map(|axis| usize::try_from(axis.dim_value.max(0)).ok()).collect();
     match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
         (Some(&[batch, a, b, c]), true) if a > 0 || PICTURE.contains(&c) => {
             let channels_last = PICTURE.contains(&c) && !PICTURE.contains(&a);

@@ -1,6 +1,6 @@
 //! A node of the file with its settings.
 
-use super::schema::{AttributeProto, NodeProto, TensorProto};
+use super::schema::{AttributeProto, GraphProto, NodeProto, TensorProto};
 use super::tensor::Wrong;
 
 /// A node of the file.
@@ -103,16 +103,22 @@ impl<'a> Node<'a> {
         std::str::from_utf8(&self.attribute(name)?.s).ok()
     }
 
+    /// The nodes of a setting that is a graph, and what it gives.
+    pub fn graph(&self, name: &str) -> Option<&'a GraphProto> {
+        self.attribute(name)?.g.as_deref()
+    }
+
     /// A setting that is a tensor.
     pub fn tensor(&self, name: &str) -> Option<&'a TensorProto> {
         self.attribute(name)?.t.as_ref()
     }
 
-    /// Two lengths, for height and width, with this value where they are not said.
+    /// Two lengths, for height and width, with this value where they are not said. A row has a height of 1.
     pub fn pair(&self, name: &str, default: usize) -> Result<[usize; 2], Wrong> {
         let Some(ints) = self.ints(name) else { return Ok([default; 2]) };
         match lengths(ints).as_deref() {
             Some(&[height, width]) => Ok([height, width]),
+            Some(&[width]) => Ok([default.max(usize::from(name == "kernel_shape")), width]),
             _ => Err(format!("{name} {ints:?}")),
         }
     }

@@ -1,5 +1,5 @@
 //! The messages of the ONNX format that networks are made of: onnx.proto of github.com/onnx/onnx, with its field
-//! numbers. What is not listed (subgraphs, strings, training information) is skipped when a file is read.
+//! numbers. What is not listed (strings, training information) is skipped when a file is read.
 
 use prost::bytes::Bytes;
 
@@ -95,6 +95,9 @@ pub struct AttributeProto {
     /// One tensor.
     #[prost(message, optional, tag = "5")]
     pub t: Option<TensorProto>,
+    /// One graph, which is boxed since it has attributes itself.
+    #[prost(message, optional, boxed, tag = "6")]
+    pub g: Option<Box<GraphProto>>,
     /// Real numbers.
     #[prost(float, repeated, tag = "7")]
     pub floats: Vec<f32>,

@@ -1,7 +1,7 @@
 //! Arithmetic: activations, spelled out or not, two tensors of which either is stretched, and sums over axes.
 
 use super::{Outcome, stated};
-use crate::graph::{Activation, Binary, Permutation, Shape, TensorId};
+use crate::graph::{Activation, Binary, Permutation, Pool2d, Shape, TensorId, dims};
 use crate::model::onnx::constant::{Constant, Numbers, common, from_front};
 use crate::model::onnx::import::{Import, Step, Stop, Value};
 use crate::model::onnx::node::Node;
@@ -51,6 +51,7 @@ pub fn finished(
             let layer = import.layer(&format!("{}.transposed", node.layer()));
             Ok(import.net.permute(&layer, x, &order.axes())?)
         }
+        Step::Above(_) => Err("chooses by what is computed from the images".into()),
         Step::Erf | Step::ErfPlusOne | Step::TwiceGelu => {
             Err("reads what is a part of GELU's formula".into())
         }
@@ -170,10 +171,86 @@ pub fn parametric_relu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Va
 /// ReLU(x) + alpha·(e^(x − ReLU(x)) − 1)
 pub fn elu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [above, below] = halves(import, node, first(inputs)?)?;
-    let below = activation(import, node, &[below], Activation::Exp)?;
-    let below = add(import, node, &[below, number(-1.0)])?;
-    let below = scaled(import, node, &below, node.real("alpha").unwrap_or(1.0))?;
+    let below = less_one(import, node, &below, node.real("alpha").unwrap_or(1.0))?;
     stretched(import, node, &[above, below], Binary::Add)
+}
+
+/// ReLU(x) + alpha·(e^(x − ReLU(x))/alpha − 1)
+pub fn celu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let alpha = node.real("alpha").unwrap_or(1.0);
+    let [above, below] = halves(import, node, first(inputs)?)?;
+    let below = scaled(import, node, &below, 1.0 / alpha)?;
+    let below = less_one(import, node, &below, alpha)?;
+    stretched(import, node, &[above, below], Binary::Add)
+}
+
+/// gamma·(ReLU(x) + alpha·(e^(x − ReLU(x)) − 1))
+pub fn selu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let alpha = node.real("alpha").unwrap_or(1.673_263_2);
+    let [above, below] = halves(import, node, first(inputs)?)?;
+    let below = less_one(import, node, &below, alpha)?;
+    let y = stretched(import, node, &[above, below], Binary::Add)?;
+    scaled(import, node, &y, node.real("gamma").unwrap_or(1.050_701))
+}
+
+/// alpha·(e^x − 1), of what is not above 0.
+fn less_one<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, alpha: f32) -> Outcome {
+    let y = activation(import, node, std::slice::from_ref(x), Activation::Exp)?;
+    let y = add(import, node, &[y, number(-1.0)])?;
+    scaled(import, node, &y, alpha)
+}
+
+/// ln(1 + e^x) = ReLU(x) + ln(1 + u) with u = e^−|x|, at most 1. With z = u/(2 + u), at most 1/3, that is 2·(z + z³/3 +
+/// z⁵/5 + …), of which what lies behind z¹⁵ is no digit of an f32.
+pub fn softplus<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let [above, below] = halves(import, node, &Value::Tensor(x))?;
+    let size = stretched(import, node, &[below, above.clone()], Binary::Subtract)?;
+    let u = activation(import, node, &[size], Activation::Exp)?;
+    let by = add(import, node, &[u.clone(), number(2.0)])?;
+    let z = stretched(import, node, &[u, by], Binary::Divide)?;
+    let square = multiply(import, node, &[z.clone(), z.clone()])?;
+    let mut sum = number(1.0 / 15.0);
+    for odd in [13, 11, 9, 7, 5, 3, 1] {
+        sum = multiply(import, node, &[sum, square.clone()])?;
+        sum = add(import, node, &[sum, number(1.0 / odd as f32)])?;
+    }
+    let all = multiply(import, node, &[sum, z])?;
+    let all = scaled(import, node, &all, 2.0)?;
+    let y = stretched(import, node, &[above, all], Binary::Add)?;
+    if let Value::Tensor(y) = y {
+        import.softplus_of.insert(y, x);
+    }
+    Ok(y)
+}
+
+/// From where on softplus is what it is of, in f32.
+const STRAIGHT: f32 = 18.0;
+
+pub fn greater<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    match inputs {
+        [x, by] => {
+            let by = import.single(by).ok_or("compares with other than a number that is known")?;
+            Ok(Value::Partly(Step::Above(by), import.tensor(node, x)?))
+        }
+        _ => Err("compares other than two".into()),
+    }
+}
+
+/// x·tanh(ln(1 + e^x))
+pub fn mish<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = Value::Tensor(import.tensor(node, first(inputs)?)?);
+    let y = softplus(import, node, std::slice::from_ref(&x))?;
+    let y = activation(import, node, &[y], Activation::Tanh)?;
+    multiply(import, node, &[x, y])
+}
+
+/// x/(1 + |x|)
+pub fn softsign<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = Value::Tensor(import.tensor(node, first(inputs)?)?);
+    let size = absolute(import, node, std::slice::from_ref(&x))?;
+    let by = add(import, node, &[size, number(1.0)])?;
+    stretched(import, node, &[x, by], Binary::Divide)
 }
 
 /// The part above 0 and that below, which add up to x.
@@ -198,6 +275,19 @@ fn number(number: f32) -> Value {
 
 pub fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [a, b] = inputs else { return Err("multiplies other than two tensors".into()) };
+    // What is multiplied by a part of its own formula may have been put into another order before.
+    let begun =
+        |value: &Value| matches!(value, Value::Partly(Step::Sigmoid | Step::ErfPlusOne | Step::Scaled(_), _));
+    let seen = |import: &mut Import<'a>, value: &Value| match value {
+        Value::Partly(Step::Turned(_), _) => import.tensor(node, value).map(Value::Tensor),
+        value => Ok(value.clone()),
+    };
+    let (a, b) = match (begun(a), begun(b)) {
+        (true, _) => (&a.clone(), &seen(import, b)?),
+        (_, true) => (&seen(import, a)?, &b.clone()),
+        _ => (a, b),
+    };
+    let inputs = &[a.clone(), b.clone()];
     let numbers = [a, b].map(|value| import.single(value));
     match (a, b, numbers) {
         (Value::Noise(noise), x, _) | (x, Value::Noise(noise), _) => {
@@ -380,6 +470,12 @@ pub fn power<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
 /// By a condition that is known: a·condition + b·(1 − condition), of which the constant part is known too.
 pub fn choose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [condition, a, b] = inputs else { return Err("reads other than a condition and two tensors".into()) };
+    // PyTorch says of softplus that it is x for a large x.
+    if let (Value::Partly(Step::Above(by), x), Value::Tensor(a), Value::Tensor(b)) = (condition, a, b)
+        && (x == a && *by >= STRAIGHT && import.softplus_of.get(b) == Some(x))
+    {
+        return Ok(Value::Tensor(*b));
+    }
     let condition = import.constant(condition)?;
     let holds: Vec<bool> = condition.reals().iter().map(|&number| number != 0.0).collect();
     let mut sum: Option<Value> = None;
@@ -442,6 +538,39 @@ pub fn norm_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) 
     let squares = squares_over(import, node, inputs)?;
     let squares = add(import, node, &[squares, number(LEAST_SQUARE)])?;
     activation(import, node, &[squares], Activation::Sqrt)
+}
+
+/// The largest over axes, which a pooling finds: of images whose rows are what lies along them.
+pub fn largest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = import.tensor(node, first(inputs)?)?;
+    let axes = axes_of(import, node, inputs, x)?;
+    let shape = import.net.shape(x).clone();
+    if axes.is_empty() {
+        return Ok(Value::Tensor(x));
+    }
+    let others: Vec<usize> = (0..shape.rank()).filter(|axis| !axes.contains(axis)).collect();
+    let order = [&others[..], &axes].concat();
+    let y = super::shapes::permuted(import, node, &Value::Tensor(x), &order)?;
+    let y = import.tensor(node, &y)?;
+    let count: usize = axes.iter().map(|&axis| shape.0[axis]).product();
+    let first = others.first().map_or(1, |&axis| shape.0[axis]);
+    let layer = import.layer(&node.layer());
+    let as_image = dims([first, shape.elements() / count / first, count, 1]);
+    let y = import.net.reshape(&format!("{layer}.rows"), y, as_image)?;
+    let pool = Pool2d { kernel: [count, 1], ..Pool2d::square(1) };
+    let y = import.net.max_pool(&layer, y, pool)?;
+    let extent = |axis: usize| if axes.contains(&axis) { 1 } else { shape.0[axis] };
+    let y = super::shapes::shaped(import, node, y, (0..shape.rank()).map(extent).collect())?;
+    let y = import.tensor(node, &y)?;
+    kept(import, node, y, &axes)
+}
+
+/// That of what has the other sign.
+pub fn smallest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let x = scaled(import, node, first(inputs)?, -1.0)?;
+    let rest = inputs.get(1..).unwrap_or_default();
+    let y = largest_over(import, node, &[&[x], rest].concat())?;
+    scaled(import, node, &y, -1.0)
 }
 
 /// The axes that a node names, in their order; all where it names none.

@@ -17,10 +17,6 @@ pub fn dropout<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     match share {
         0.0 => Ok(Value::Tensor(x)),
         share if share > 0.0 && share < 1.0 => {
-            let shape = import.net.shape(x);
-            if shape.batch() != import.batch {
-                return Err(format!("of {shape}, of which the first axis is not the batch").into());
-            }
             let layer = import.layer(&node.layer());
             Ok(Value::Tensor(import.net.dropout(&layer, x, share)))
         }
@@ -82,7 +78,7 @@ pub fn dropped<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, noise: &N
     let is_whole = noise.dims.len() == shape.rank()
         && noise.dims.first() == Some(&shape.batch())
         && noise.dims[1..].iter().all(|&extent| extent == 1);
-    if shape.batch() != import.batch || !(is_whole || noise.dims == shape.0) {
+    if !(is_whole && shape.batch() == import.batch || noise.dims == shape.0) {
         return Err(format!("drops parts {:?} of {shape}, neither samples nor elements", noise.dims).into());
     }
     if share == 0.0 {

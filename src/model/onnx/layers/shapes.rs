@@ -40,22 +40,11 @@ pub fn reshape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
     let x = import.tensor(node, x)?;
     let before = import.net.shape(x).clone();
-    let mut wanted = import.constant(shape)?.integers()?.to_vec();
-    for_this_batch(import, &mut wanted, before.batch());
+    let wanted = import.constant(shape)?.integers()?.to_vec();
     let literal = node.int("allowzero").unwrap_or(0) != 0;
     match reshaped(&before.0, &wanted, literal) {
         Some(to) => shaped(import, node, x, to),
-        None => Err(format!("makes {wanted:?} of {before}{}", import.hint()).into()),
-    }
-}
-
-/// A shape that a file of a fixed batch has in numbers begins with another batch here.
-fn for_this_batch(import: &Import, wanted: &mut [i64], batch: usize) {
-    if let (Some(fixed), Some(first)) = (import.file.batch(), wanted.first_mut())
-        && *first == fixed as i64
-        && batch == import.batch
-    {
-        *first = batch as i64;
+        None => Err(format!("makes {wanted:?} of {before}").into()),
     }
 }
 
@@ -223,8 +212,14 @@ pub fn slice<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
 
 /// All parts along an axis.
 pub fn split<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
-    let x = import.tensor(node, first(inputs)?)?;
-    let shape = import.net.shape(x).clone();
+    let known = import.is_known(first(inputs)?).then(|| import.constant(&inputs[0])).transpose()?;
+    let (x, shape) = match &known {
+        Some(constant) => (None, Shape(constant.dims.clone())),
+        None => {
+            let x = import.tensor(node, &inputs[0])?;
+            (Some(x), import.net.shape(x).clone())
+        }
+    };
     let (axis, count) = (node.int("axis").unwrap_or(0), node.outputs().len());
     let along = from_front(axis, shape.rank()).ok_or_else(|| format!("axis {axis} of {shape}"))?;
     let sizes = match (stated(import, inputs, 1)?, node.ints("split")) {
@@ -241,14 +236,22 @@ pub fn split<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
     let mut from = 0;
     let mut values = Vec::new();
     for part in parts {
-        let layer = import.layer(&node.layer());
-        values.push(import.net.slice(&layer, x, along, from..from + part)?);
+        values.push(match (x, &known) {
+            (Some(x), _) => {
+                let layer = import.layer(&node.layer());
+                Value::Tensor(import.net.slice(&layer, x, along, from..from + part)?)
+            }
+            (None, constant) => {
+                let part = constant.as_ref().and_then(|all| fold::part(all, along, from..from + part));
+                Value::Known(part.ok_or("cannot be computed in advance from these constants")?)
+            }
+        });
         from += part;
     }
-    for (place, &value) in values.iter().enumerate().skip(1) {
-        import.give(node, place, Value::Tensor(value));
+    for (place, value) in values.iter().enumerate().skip(1) {
+        import.give(node, place, value.clone());
     }
-    Ok(Value::Tensor(values[0]))
+    Ok(values.swap_remove(0))
 }
 
 /// One place along an axis, neighbouring ones, or any.
@@ -292,41 +295,73 @@ pub fn gather<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
     shaped(import, node, y, to)
 }
 
-/// Known numbers at known places of what is computed: it is multiplied by 0 there, and they are added.
+/// Numbers at known places of what is computed: that is multiplied by 0 there, and they are added.
 pub fn scatter<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, at, updates] = inputs else { return Err("reads other than a tensor, places and numbers".into()) };
     if node.text("reduction").unwrap_or("none") != "none" {
         return Err("reduction is not none".into());
     }
-    let (at, updates) = (import.constant(at)?, import.constant(updates)?.reals());
-    let x = import.tensor(node, x)?;
-    let shape = import.net.shape(x).clone();
-    let wrong = || format!("puts {} numbers into {shape}", updates.len());
+    let at = import.constant(at).map_err(|_| "puts numbers at places that are computed")?;
+    let shape = match import.dims_of(x) {
+        Some(dims) => Shape(dims),
+        None => {
+            let x = import.tensor(node, x)?;
+            import.net.shape(x).clone()
+        }
+    };
+    let wrong = || format!("puts numbers at {:?} places of {shape}", at.dims);
     let (firsts, block) = fold::blocks(&shape.0, &at).ok_or_else(wrong)?;
-    if Some(updates.len()) != firsts.len().checked_mul(block) || places(&shape.0, |_| 0).is_none() {
+    if block == 0 || firsts.is_empty() {
         return Err(wrong().into());
     }
-    let (mut mask, mut numbers) = (vec![1.0; shape.elements()], vec![0.0; shape.elements()]);
-    for (from, updates) in firsts.into_iter().zip(updates.chunks(block.max(1))) {
-        mask[from..from + block].fill(0.0);
-        numbers[from..from + block].copy_from_slice(updates);
+    let rows = shape.elements() / block;
+    let firsts: Vec<usize> = firsts.iter().map(|first| first / block).collect();
+    let is_row = firsts.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+    let updates = import.tensor(node, updates)?;
+    if import.net.shape(updates).elements() != firsts.len() * block {
+        return Err(wrong().into());
     }
-    let known = |numbers| Value::Known(Constant { dims: shape.0.clone(), numbers: Numbers::Reals(numbers) });
-    let is_nothing = numbers.iter().all(|&number| number == 0.0);
-    let y = multiply(import, node, &[Value::Tensor(x), known(mask)])?;
-    if is_nothing { Ok(y) } else { elements::add(import, node, &[y, known(numbers)]) }
+    let layer = import.layer(&node.layer());
+    if is_row && firsts.len() == rows {
+        return shaped(import, node, updates, shape.0.clone());
+    }
+    // Of several for one place the last one stays.
+    let mut last = vec![None; rows];
+    firsts.iter().enumerate().for_each(|(number, &row)| last[row] = Some(number));
+    let table = Shape(vec![firsts.len(), block]);
+    let part = import.net.reshape(&format!("{layer}.updates"), updates, table)?;
+    let part = if is_row {
+        let around = [firsts[0], rows - firsts[0] - firsts.len()];
+        import.net.pad(&format!("{layer}.pad"), part, 0, around)?
+    } else {
+        import.net.place_rows(&format!("{layer}.placed"), part, &last)?
+    };
+    // Whole places of an axis stay apart from those of others.
+    let depth = at.dims.last().copied().unwrap_or(0);
+    let mut dims = shape.0.clone();
+    dims[depth..].fill(1);
+    let Value::Tensor(part) = shaped(import, node, part, shape.0.clone())? else {
+        return Err(wrong().into());
+    };
+    let kept: Vec<f32> = last.iter().map(|number| f32::from(u8::from(number.is_none()))).collect();
+    if places(&dims, |_| 0).is_none() {
+        return Err(wrong().into());
+    }
+    let kept = Value::Known(Constant { dims, numbers: Numbers::Reals(kept) });
+    let x = multiply(import, node, &[x.clone(), kept])?;
+    elements::add(import, node, &[x, Value::Tensor(part)])
 }
 
 // ---- around, and stretched ----
 
-/// Zeros around a tensor; less than none is a part of it.
+/// A number around a tensor; less than none is a part of it.
 pub fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
-    let mut x = import.tensor(node, first(inputs)?)?;
+    let x = import.tensor(node, first(inputs)?)?;
     let mode = node.text("mode").unwrap_or("constant");
     let by = inputs.get(2).map(|value| import.constant(value)).transpose()?;
     let by = by.and_then(|by| by.single()).or_else(|| node.real("value")).unwrap_or(0.0);
-    if mode != "constant" || by != 0.0 {
-        return Err(format!("mode {mode} with {by}, where zeros alone are known").into());
+    if mode != "constant" || by.is_nan() {
+        return Err(format!("mode {mode} with {by}, where numbers alone are known").into());
     }
     let rank = import.net.shape(x).rank();
     let pads = match stated(import, inputs, 1)? {
@@ -339,10 +374,37 @@ pub fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
     };
     let axes = axes.filter(|axes| pads.len() == 2 * axes.len());
     let axes = axes.ok_or_else(|| format!("pads {pads:?} of {}", import.net.shape(x)))?;
+    let mut y = Value::Tensor(x);
     for (place, &axis) in axes.iter().enumerate() {
-        x = padded_along(import, node, x, axis, [pads[place], pads[place + axes.len()]])?;
+        y = padded_with(import, node, &y, axis, [pads[place], pads[place + axes.len()]], by)?;
     }
-    Ok(Value::Tensor(x))
+    Ok(y)
+}
+
+/// With a number along an axis: zeros, to which it is added. An infinite one is the largest that there is.
+pub fn padded_with<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    x: &Value,
+    axis: usize,
+    around: [i64; 2],
+    by: f32,
+) -> Outcome {
+    let x = import.tensor(node, x)?;
+    let y = padded_along(import, node, x, axis, around)?;
+    let [before, behind] = around.map(|by| usize::try_from(by).unwrap_or(0));
+    if by == 0.0 || [before, behind] == [0, 0] {
+        return Ok(Value::Tensor(y));
+    }
+    let shape = &import.net.shape(y).0;
+    let extent = shape[axis];
+    let mut dims = vec![1; shape.len() - axis];
+    dims[0] = extent;
+    let by = by.clamp(f32::MIN, f32::MAX);
+    let is_around = |place: usize| place < before || place >= extent - behind;
+    let numbers = (0..extent).map(|place| if is_around(place) { by } else { 0.0 }).collect();
+    let numbers = Value::Known(Constant { dims, numbers: Numbers::Reals(numbers) });
+    elements::add(import, node, &[Value::Tensor(y), numbers])
 }
 
 /// With so many zeros before and behind along an axis; of a number below 0 as many less.
@@ -382,9 +444,7 @@ pub fn padded<'a>(
 
 pub fn expand<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
-    let mut wanted = import.constant(shape)?.integers()?.to_vec();
-    let batch = import.batch;
-    for_this_batch(import, &mut wanted, batch);
+    let wanted = import.constant(shape)?.integers()?.to_vec();
     let x = import.tensor(node, x)?;
     let from = import.net.shape(x).clone();
     let to = lengths(&wanted).and_then(|wanted| common(&[&from.0, &wanted]));

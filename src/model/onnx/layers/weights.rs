@@ -1,25 +1,47 @@
 //! Layers with weights: convolutions and products with a stored matrix.
 
-use super::windows::{pads, strides};
+use super::windows::{as_images, pads, strides};
 use super::{Outcome, elements, image, products, shapes};
-use crate::graph::{Conv2d, dims};
+use crate::graph::{Conv2d, TensorId, dims};
 use crate::model::onnx::import::{Import, Stop, Stored, Value};
 use crate::model::onnx::node::{Node, lengths};
 use crate::model::onnx::tensor::Wrong;
 
 pub fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
-    let x = image(import, node, x)?;
-    let (weight, extents) = import.stored(w, "weight", 4)?;
+    as_images(import, node, x, |import, x| convolution(import, node, x, w, rest))
+}
+
+fn convolution<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    x: TensorId,
+    w: &Value,
+    rest: &[Value],
+) -> Outcome {
+    let extents = match import.dims_of(w) {
+        Some(dims) => dims,
+        None => {
+            let w = import.tensor(node, w)?;
+            import.net.shape(w).0.clone()
+        }
+    };
+    let ([outputs, of_group], kernel) = match extents[..] {
+        [o, i, width] => ([o, i], [1, width]),
+        [o, i, height, width] => ([o, i], [height, width]),
+        _ => return Err(format!("its weight has the shape {extents:?}, not one of images or rows").into()),
+    };
+    if extents.contains(&0) {
+        return Err(format!("its weight has the shape {extents:?}").into());
+    }
     let bias = match rest {
-        [Value::Stored(_), ..] => Some(import.stored(&rest[0], "bias", 1)?.0),
         [] => None,
         [Value::Known(constant)] if constant.dims == [0] => None,
-        _ => return Err("its bias is computed, not stored".into()),
+        [bias, ..] => Some(bias),
     };
-    let kernel = [extents[2], extents[3]];
-    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(&kernel)) {
-        return Err(format!("kernel_shape is not that of its weight, {kernel:?}").into());
+    let of_kernel = &extents[2..];
+    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(of_kernel)) {
+        return Err(format!("kernel_shape is not that of its weight, {of_kernel:?}").into());
     }
     let groups = node.int("group").unwrap_or(1);
     let channels = import.net.shape(x).0[1];
@@ -34,24 +56,41 @@ pub fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
         [top, left, bottom, right] if top == bottom && left == right => (x, [top, left]),
         _ => (shapes::padded(import, node, x, pads)?, [0, 0]),
     };
-    let conv = Conv2d {
-        kernel,
-        stride: strides(node)?,
-        padding,
-        dilation,
-        groups: usize::try_from(groups).map_err(|_| format!("group {groups}"))?,
-        bias: bias.is_some(),
-        relu: false,
-    };
-    let wanted = extents[1].saturating_mul(conv.groups);
+    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
+    let conv = Conv2d { kernel, stride: strides(node)?, padding, dilation, groups, bias: false, relu: false };
+    let wanted = of_group.saturating_mul(conv.groups);
     if channels != wanted {
         return Err(format!("its weight is for {wanted} channels, not for {channels}").into());
     }
-    let layer = import.layer_of(node, &weight);
-    let channels = import.classes_of(node).unwrap_or(extents[0]);
-    let y = import.net.conv2d(&layer, x, channels, conv)?;
-    learned(import, &[Some(weight), bias])?;
-    Ok(Value::Tensor(y))
+    let stored = import.stored(w, "weight", extents.len()).ok().filter(|(of, _)| import.is_free(of));
+    let own = bias.map(|bias| import.stored(bias, "bias", 1));
+    if let (Some((weight, _)), None | Some(Ok(_))) = (stored, &own) {
+        let bias = own.and_then(Result::ok).map(|(stored, _)| stored);
+        let layer = import.layer_of(node, &weight);
+        let channels = import.classes_of(node).unwrap_or(outputs);
+        let y = import.net.conv2d(&layer, x, channels, Conv2d { bias: bias.is_some(), ..conv })?;
+        learned(import, &[Some(weight), bias])?;
+        return Ok(Value::Tensor(y));
+    }
+    // One that is computed, or that several layers have.
+    let w = import.tensor(node, w)?;
+    let layer = import.layer(&node.layer());
+    let w = match extents.len() {
+        3 => {
+            let name = format!("{layer}.weight.image");
+            import.net.reshape(&name, w, dims([outputs, of_group, 1, kernel[1]]))?
+        }
+        _ => w,
+    };
+    let y = Value::Tensor(import.net.conv2d_of(&layer, x, w, conv)?);
+    match bias {
+        None => Ok(y),
+        Some(bias) => {
+            let bias = import.tensor(node, bias)?;
+            let bias = shapes::shaped(import, node, bias, vec![outputs, 1, 1])?;
+            elements::add(import, node, &[y, bias])
+        }
+    }
 }
 
 /// The way back of a convolution. What its geometry has that no convolution's way back has (other paddings on the two
@@ -157,14 +196,18 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
         false => Ok(value),
     };
     let x = turned(import, x, is_set("transA"))?;
-    let is_plain = alpha == 1.0 && (beta == 1.0 || bias.is_none());
-    if let (Ok((mut weight, extents)), true) = (import.stored(&w, "weight", 2), is_plain) {
+    let bias = bias.filter(|_| beta != 0.0);
+    if let Some((mut weight, extents)) = own_weight(import, &w) {
         weight.transposed ^= !is_set("transB");
         let outputs = if is_set("transB") { extents[0] } else { extents[1] };
         let fits =
             bias.is_none_or(|bias| import.stored(bias, "bias", 1).is_ok_and(|(_, of)| of == [outputs]));
         if fits {
-            return linear(import, node, &x, weight, bias);
+            // alpha·x·w + beta·b = beta·(alpha/beta·x·w + b)
+            let beta = if bias.is_some() { beta } else { 1.0 };
+            let x = if alpha == beta { x } else { elements::scaled(import, node, &x, alpha / beta)? };
+            let y = linear(import, node, &x, weight, bias)?;
+            return if beta == 1.0 { Ok(y) } else { elements::scaled(import, node, &y, beta) };
         }
     }
     let w = turned(import, w, is_set("transB"))?;
@@ -179,10 +222,15 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
     }
 }
 
+/// A stored matrix that no layer has yet.
+fn own_weight(import: &Import, w: &Value) -> Option<(Stored, Vec<usize>)> {
+    import.stored(w, "weight", 2).ok().filter(|(weight, _)| import.is_free(weight))
+}
+
 /// With a stored matrix a linear layer, and with an addition of a bias behind it, which it then does too.
 pub fn matmul<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, w] = inputs else { return Err("reads other than two matrices".into()) };
-    let Ok((mut weight, extents)) = import.stored(w, "weight", 2) else {
+    let Some((mut weight, extents)) = own_weight(import, w) else {
         return products::product(import, node, x, w);
     };
     weight.transposed ^= true;

@@ -1,8 +1,9 @@
 //! Windows that slide over images.
 
-use super::elements::first;
-use super::{Outcome, image};
-use crate::graph::{Pool2d, TensorId};
+use super::elements::{first, multiply};
+use super::{Outcome, image, shapes};
+use crate::graph::{Pool2d, TensorId, dims};
+use crate::model::onnx::constant::{Constant, Numbers};
 use crate::model::onnx::import::{Import, Value};
 use crate::model::onnx::node::{Node, lengths};
 use crate::model::onnx::tensor::Wrong;
@@ -11,22 +12,6 @@ pub fn strides(node: Node) -> std::result::Result<[usize; 2], Wrong> {
     match node.pair("strides", 1)? {
         [0, _] | [_, 0] => Err("strides of 0".into()),
         strides => Ok(strides),
-    }
-}
-
-/// Zeros on both sides, for height and width.
-fn padding(
-    import: &Import,
-    node: Node,
-    x: TensorId,
-    kernel: [usize; 2],
-) -> std::result::Result<[usize; 2], Wrong> {
-    if let Some(dilations) = node.ints("dilations").filter(|ints| ints.iter().any(|&by| by != 1)) {
-        return Err(format!("dilations {dilations:?}"));
-    }
-    match pads(import, node, x, kernel)? {
-        [top, left, bottom, right] if top == bottom && left == right => Ok([top, left]),
-        pads => Err(format!("pads {pads:?}: not the same on both sides")),
     }
 }
 
@@ -55,48 +40,120 @@ pub fn pads(
         }
         other => return Err(format!("auto_pad {other}")),
     };
-    pads.as_slice().try_into().map_err(|_| format!("pads {pads:?}"))
+    match pads[..] {
+        [left, right] => Ok([0, left, 0, right]),
+        [top, left, bottom, right] => Ok([top, left, bottom, right]),
+        _ => Err(format!("pads {pads:?}")),
+    }
 }
 
-fn pool(import: &Import, node: Node, x: TensorId) -> std::result::Result<Pool2d, Wrong> {
+/// What a layer of images makes of rows, which are images of one line.
+pub fn as_images<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    value: &Value,
+    layer: impl FnOnce(&mut Import<'a>, TensorId) -> Outcome,
+) -> Outcome {
+    let x = import.tensor(node, value)?;
+    let shape = import.net.shape(x).0.clone();
+    match shape[..] {
+        [n, c, width] => {
+            let name = import.layer(&format!("{}.row", node.layer()));
+            let x = import.net.reshape(&name, x, dims([n, c, 1, width]))?;
+            let y = layer(import, x)?;
+            let y = import.tensor(node, &y)?;
+            let [n, c, _, width] = import.net.shape(y).nchw().unwrap_or_default();
+            super::shapes::shaped(import, node, y, vec![n, c, width])
+        }
+        [_, _, _, _] => layer(import, x),
+        _ => Err(format!("reads {}, and not images (N, C, H, W)", import.net.shape(x)).into()),
+    }
+}
+
+/// A pooling, and what lies around the images where that is not the same on both sides.
+fn pool(import: &Import, node: Node, x: TensorId) -> std::result::Result<(Pool2d, [usize; 4]), Wrong> {
     let kernel = node.pair("kernel_shape", 0)?;
     if kernel.contains(&0) {
         return Err("has no kernel_shape".into());
     }
+    if let Some(dilations) = node.ints("dilations").filter(|ints| ints.iter().any(|&by| by != 1)) {
+        return Err(format!("dilations {dilations:?}"));
+    }
+    let around = pads(import, node, x, kernel)?;
+    let [top, left, bottom, right] = around;
+    let is_even = top == bottom && left == right;
     let pool = Pool2d {
         kernel,
         stride: strides(node)?,
-        padding: padding(import, node, x, kernel)?,
+        padding: if is_even { [top, left] } else { [0, 0] },
         count_include_pad: node.int("count_include_pad").unwrap_or(0) != 0,
         ceil: node.int("ceil_mode").unwrap_or(0) != 0,
     };
-    if pool.padding[0] >= kernel[0] || pool.padding[1] >= kernel[1] {
-        return Err(format!("pads as many as a window has: {:?}", pool.padding));
+    if around.iter().zip([kernel, kernel].concat()).any(|(&pad, kernel)| pad >= kernel) {
+        return Err(format!("pads as many as a window has: {around:?}"));
     }
-    Ok(pool)
+    Ok((pool, if is_even { [0; 4] } else { around }))
 }
 
 pub fn max_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
-    let x = image(import, node, first(inputs)?)?;
-    // The other word for average pooling means nothing here.
-    let pool = Pool2d { count_include_pad: true, ..pool(import, node, x)? };
-    let layer = import.layer(&node.layer());
-    Ok(Value::Tensor(import.net.max_pool(&layer, x, pool)?))
+    as_images(import, node, first(inputs)?, |import, x| {
+        let (pool, around) = pool(import, node, x)?;
+        // The other word for average pooling means nothing here.
+        let pool = Pool2d { count_include_pad: true, ..pool };
+        let [top, left, bottom, right] = around.map(|by| by as i64);
+        let mut x = Value::Tensor(x);
+        for (axis, by) in [(2, [top, bottom]), (3, [left, right])] {
+            // Nothing is less, so that none of these is the largest.
+            x = shapes::padded_with(import, node, &x, axis, by, f32::MIN)?;
+        }
+        let x = import.tensor(node, &x)?;
+        let layer = import.layer(&node.layer());
+        Ok(Value::Tensor(import.net.max_pool(&layer, x, pool)?))
+    })
 }
 
+/// Of windows that reach beyond the padding, or count some of it and some not, each sum is divided by how many it has.
 pub fn average_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
-    let x = image(import, node, first(inputs)?)?;
-    let mut pool = pool(import, node, x)?;
-    let size = [import.net.shape(x).0[2], import.net.shape(x).0[3]];
-    let plain = Pool2d { ceil: false, ..pool };
-    if pool.ceil && pool.windows(size) != plain.windows(size) {
-        return Err("ceil_mode 1: a last window reaches beyond the padding".into());
-    }
-    pool.ceil = false;
-    // Without padding there is nothing to count, and the op is one.
-    pool.count_include_pad |= pool.padding == [0, 0];
-    let layer = import.layer(&node.layer());
-    Ok(Value::Tensor(import.net.avg_pool(&layer, x, pool)?))
+    as_images(import, node, first(inputs)?, |import, x| {
+        let (mut pool, around) = pool(import, node, x)?;
+        let size = [2, 3].map(|axis| import.net.shape(x).0[axis]);
+        let plain = Pool2d { ceil: false, ..pool };
+        let is_plain = !pool.ceil || pool.windows(size) == plain.windows(size);
+        if is_plain && around == [0; 4] {
+            pool.ceil = false;
+            // Without padding there is nothing to count, and the op is one.
+            pool.count_include_pad |= pool.padding == [0, 0];
+            let layer = import.layer(&node.layer());
+            return Ok(Value::Tensor(import.net.avg_pool(&layer, x, pool)?));
+        }
+        let pads = pads(import, node, x, pool.kernel)?;
+        let mut shares = [Vec::new(), Vec::new()];
+        let mut x = x;
+        for axis in 0..2 {
+            let (first, last) = (pads[axis], pads[axis + 2]);
+            let (kernel, stride) = (pool.kernel[axis], pool.stride[axis]);
+            let whole = size[axis] + first + last;
+            let room = whole.checked_sub(kernel).ok_or_else(|| format!("windows of {kernel} in {whole}"))?;
+            let mut windows = if pool.ceil { room.div_ceil(stride) } else { room / stride } + 1;
+            // One that would begin behind the image is none.
+            if (windows - 1) * stride >= size[axis] + first {
+                windows -= 1;
+            }
+            let from = if pool.count_include_pad { 0 } else { first };
+            let to = if pool.count_include_pad { whole } else { first + size[axis] };
+            let count = |window: usize| (window * stride + kernel).min(to) - (window * stride).max(from);
+            shares[axis] = (0..windows).map(|window| kernel as f32 / count(window) as f32).collect();
+            let behind = ((windows - 1) * stride + kernel) as i64 - (size[axis] + first) as i64;
+            x = shapes::padded_along(import, node, x, axis + 2, [first as i64, behind])?;
+        }
+        let [rows, columns] = &shares;
+        let all = rows.iter().flat_map(|row| columns.iter().map(move |column| row * column)).collect();
+        let shares = Constant { dims: vec![rows.len(), columns.len()], numbers: Numbers::Reals(all) };
+        let layer = import.layer(&node.layer());
+        let pool = Pool2d { padding: [0, 0], ceil: false, count_include_pad: true, ..pool };
+        let y = import.net.avg_pool(&layer, x, pool)?;
+        multiply(import, node, &[Value::Tensor(y), Value::Known(shares)])
+    })
 }
 
 pub fn global_average_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {

@@ -69,9 +69,10 @@ impl Builder {
 
 impl Batched<'_> {
     fn add(&mut self, node: &Node) -> Result<()> {
-        let places: Vec<Option<Place>> = node.inputs.iter().map(|&id| self.made_of(id).1).collect();
+        let places: Vec<Option<Place>> = node.inputs.iter().map(|&id| self.place_of(id)).collect();
+        // What is the same for all images comes over when it is first read.
         if places.iter().all(Option::is_none) {
-            return self.copied(node, None);
+            return Ok(());
         }
         match node.op {
             Op::Reshape => {
@@ -96,7 +97,8 @@ impl Batched<'_> {
                 let x = self.whole(node.inputs[0], place);
                 let [n, _, h, w] = Shape(x).nchw().unwrap_or_default();
                 self.net.enough_values(&node.name, [n, h, w])?;
-                self.copied(node, Some(place))
+                self.copied(node, Some(place));
+                Ok(())
             }
             Op::LayerNorm { .. } => {
                 let place = places[0].unwrap_or(FIRST);
@@ -109,22 +111,38 @@ impl Batched<'_> {
                 if self.images[0] > 1 && place.axis > last {
                     return Err(self.mixed(node));
                 }
-                self.copied(node, Some(place))
+                self.copied(node, Some(place));
+                Ok(())
             }
-            Op::Activation(_) | Op::LocalResponseNorm(_) => self.copied(node, places[0]),
+            Op::Activation(_) | Op::LocalResponseNorm(_) => {
+                self.copied(node, places[0]);
+                Ok(())
+            }
             _ => {
                 let place = self.first(node)?;
-                self.copied(node, Some(place))
+                self.copied(node, Some(place));
+                Ok(())
             }
         }
     }
 
     // ---- what tensors are ----
 
-    /// What was made of a tensor. Parameters and their like come over when they are first read.
+    /// Where the images are in a tensor that is computed from them.
+    fn place_of(&self, id: TensorId) -> Option<Place> {
+        self.made[id.0].and_then(|(_, place)| place)
+    }
+
+    /// What was made of a tensor. What is not computed from the images comes over when it is first read.
     fn made_of(&mut self, id: TensorId) -> (TensorId, Option<Place>) {
         if let Some(made) = self.made[id.0] {
             return made;
+        }
+        if let Some(node) = self.one.nodes.iter().find(|node| node.outputs.contains(&id)) {
+            self.copied(node, None);
+            if let Some(made) = self.made[id.0] {
+                return made;
+            }
         }
         let new = self.net.take(self.one.tensors[id.0].clone());
         self.made[id.0] = Some((new, None));
@@ -169,7 +187,7 @@ impl Batched<'_> {
 
     /// For what takes images along the first axis.
     fn first(&mut self, node: &Node) -> Result<Place> {
-        match self.made_of(node.inputs[0]).1 {
+        match self.place_of(node.inputs[0]) {
             Some(place) if place.axis == 0 || self.images[0] == 1 => Ok(place),
             _ => Err(self.mixed(node)),
         }
@@ -180,7 +198,7 @@ impl Batched<'_> {
     fn common(&mut self, node: &Node, rank: usize) -> Result<Place> {
         let mut common: Option<Place> = None;
         for &id in &node.inputs {
-            let Some(place) = self.made_of(id).1 else { continue };
+            let Some(place) = self.place_of(id) else { continue };
             let axis = place.axis + rank - self.one.shape(id).rank();
             match common {
                 None => common = Some(Place { axis, ..place }),
@@ -203,14 +221,13 @@ impl Batched<'_> {
         common: Place,
         rank: usize,
     ) -> Result<(TensorId, Vec<usize>, bool)> {
-        let (new, place) = self.made_of(id);
         let shape = self.one.shape(id).0.clone();
-        if let Some(place) = place {
-            return Ok((new, self.each(id, place), true));
+        if let Some(place) = self.place_of(id) {
+            return Ok((self.made_of(id).0, self.each(id, place), true));
         }
         let axis = (common.axis + shape.len()).checked_sub(rank);
         match axis.filter(|&axis| self.images[0] > 1 && shape[axis] > 1) {
-            None => Ok((new, shape, false)),
+            None => Ok((self.made_of(id).0, shape, false)),
             Some(axis) => {
                 let place = Place { axis, ..common };
                 let new = self.same_for_all(node, id, place)?;
@@ -288,7 +305,7 @@ impl Batched<'_> {
 
     /// The same op of what was made of its operands. Where it is of images, as much as was computed of the images that
     /// it was described for is now of the batch.
-    fn copied(&mut self, node: &Node, place: Option<Place>) -> Result<()> {
+    fn copied(&mut self, node: &Node, place: Option<Place>) {
         let inputs = node.inputs.iter().map(|&id| self.made_of(id).0).collect();
         let mut outputs = Vec::new();
         for (number, &id) in node.outputs.iter().enumerate() {
@@ -308,7 +325,6 @@ impl Batched<'_> {
             outputs.push(new);
         }
         self.net.nodes.push(Node { inputs, outputs, ..node.clone() });
-        Ok(())
     }
 
     /// Where the images are behind a change of shape.
@@ -380,7 +396,8 @@ impl Batched<'_> {
         let place = place.unwrap_or(FIRST);
         let each = self.each(node.inputs[0], place);
         if each[0] == 1 {
-            return self.copied(node, Some(place));
+            self.copied(node, Some(place));
+            return Ok(());
         }
         let x = self.apart(&node.name, x, &each, each.len())?;
         let shape = self.net.shape(x).clone();
@@ -491,7 +508,7 @@ impl Batched<'_> {
             return Ok(FIRST);
         }
         let rank = self.one.shape(node.outputs[0]).rank();
-        let [a, b] = [0, 1].map(|operand| self.made_of(node.inputs[operand]).1);
+        let [a, b] = [0, 1].map(|operand| self.place_of(node.inputs[operand]));
         let free = [rank - 2 + usize::from(of.transposed[0]), rank - 1 - usize::from(of.transposed[1])];
         match (a, b) {
             (Some(a), Some(b)) if a == b && a.axis + 2 < rank => Ok(a),
@@ -510,7 +527,7 @@ impl Batched<'_> {
     ) -> Result<(TensorId, Vec<usize>, bool)> {
         let (id, rank) = (node.inputs[number], self.one.shape(node.outputs[0]).rank());
         // Rows and columns of the result are of one operand alone.
-        if self.images[0] > 1 && place.axis + 2 >= rank && self.made_of(id).1.is_none() {
+        if self.images[0] > 1 && place.axis + 2 >= rank && self.place_of(id).is_none() {
             return Ok((self.made_of(id).0, self.one.shape(id).0.clone(), false));
         }
         self.operand(node, id, place, rank)

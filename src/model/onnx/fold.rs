@@ -215,7 +215,7 @@ fn slice(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
     x.at(&places(&dims, place)?, dims)
 }
 
-fn transpose(x: &Constant, perm: Option<&[i64]>) -> Option<Constant> {
+pub fn transpose(x: &Constant, perm: Option<&[i64]>) -> Option<Constant> {
     let rank = x.dims.len();
     let order = perm.map_or_else(|| Some((0..rank).rev().collect()), lengths)?;
     if order.len() != rank || !(0..rank).all(|axis| order.contains(&axis)) {

@@ -132,6 +132,7 @@ pub struct Import<'a> {
     pub net: &'a mut Builder,
     /// Images that the file is written for.
     pub batch: usize,
+    images: TensorId,
     values: HashMap<&'a str, Value>,
     /// What was made of what was begun, of stored tensors by their names, and of constants.
     made: Vec<(Step, TensorId, TensorId)>,
@@ -209,6 +210,7 @@ fn as_described(
         file,
         net,
         batch,
+        images,
         values,
         made,
         operands,
@@ -443,7 +445,10 @@ impl<'a> Import<'a> {
     /// What a node gives that reads constants alone.
     fn known(&mut self, node: Node, inputs: &[Value]) -> std::result::Result<Option<Constant>, Stop> {
         let keeps_name = node.op() == "Identity" && matches!(inputs, [Value::Stored(_)]);
-        if !fold::is_folded(node.op()) || keeps_name || !inputs.iter().all(|value| self.is_known(value)) {
+        // What is put into a table, and that, are no weights.
+        let is_table = |value: &Value| node.op() == "ScatterND" && matches!(value, Value::Stored(_));
+        let is_known = |value: &Value| self.is_known(value) || is_table(value);
+        if !fold::is_folded(node.op()) || keeps_name || !inputs.iter().all(is_known) {
             return Ok(None);
         }
         let constants: Vec<Constant> =
@@ -473,10 +478,11 @@ impl<'a> Import<'a> {
     pub fn constant(&self, value: &Value) -> std::result::Result<Constant, Wrong> {
         match value {
             Value::Known(constant) => Ok(constant.clone()),
-            Value::Stored(stored) if stored.transposed => {
-                Err("reads a transposed weight as a constant".into())
+            Value::Stored(stored) => {
+                let constant = Constant::of(&self.file.tensors[stored.index])?;
+                let turned = stored.transposed.then(|| fold::transpose(&constant, None));
+                turned.unwrap_or(Some(constant)).ok_or_else(|| "turns no matrix".into())
             }
-            Value::Stored(stored) => Constant::of(&self.file.tensors[stored.index]),
             _ => Err("reads as a constant what is computed from the images".into()),
         }
     }
@@ -658,6 +664,11 @@ impl<'a> Import<'a> {
         let name = free.unwrap_or_default();
         self.names.insert(name.clone());
         name
+    }
+
+    /// Whether the network computes it from the images.
+    pub fn of_images(&self, id: TensorId) -> bool {
+        self.net.depends(id, self.images)
     }
 
     /// Whether no layer has this weight yet.

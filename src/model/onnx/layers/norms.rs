@@ -11,6 +11,14 @@ use crate::model::onnx::node::{Node, lengths};
 /// Of channels; what is no image is seen as one of a single column or pixel.
 pub fn batch_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, of_channels @ ..] = inputs else { return Err("reads nothing".into()) };
+    let is_of_weights = |import: &Import| match x {
+        Value::Stored(_) => true,
+        Value::Tensor(id) => !import.of_images(*id),
+        _ => false,
+    };
+    if node.int("training_mode") == Some(1) && is_of_weights(import) {
+        return standardised(import, node, inputs);
+    }
     let x = import.tensor(node, x)?;
     let shape = import.net.shape(x).clone();
     if of_channels.len() != 4 || node.int("spatial") == Some(0) || shape.rank() < 2 {
@@ -41,6 +49,23 @@ pub fn batch_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value])
         4 => Ok(Value::Tensor(y)),
         _ => Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, shape)?)),
     }
+}
+
+/// A weight (1, O, …), each part of which has a mean and a variance of its own.
+fn standardised<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, scale, shift, ..] = inputs else { return Err("reads no scale".into()) };
+    let x = import.tensor(node, x)?;
+    let shape = import.net.shape(x).clone();
+    let [1, outputs, ..] = shape.0[..] else { return Err(format!("of {shape}, no weight by itself").into()) };
+    let layer = import.layer(&node.layer());
+    let rows = dims([1, outputs, shape.elements() / outputs]);
+    let y = import.net.reshape(&format!("{layer}.rows"), x, rows)?;
+    let y = import.net.normalise_rows(&layer, y, 1, node.real("epsilon").unwrap_or(1e-5))?;
+    let mut y = import.net.reshape(&format!("{layer}.back"), y, shape)?;
+    for (of, value) in [(Binary::Multiply, scale), (Binary::Add, shift)] {
+        y = scaled_by_channel(import, node, of, y, (value, outputs))?;
+    }
+    Ok(Value::Tensor(y))
 }
 
 /// The number of few digits that the writer began with: 1 − 0.9 as f32 is not 0.1 as f32.

@@ -353,7 +353,7 @@ fn images(graph: &GraphProto, tensor_of: &HashMap<String, usize>) -> std::result
     let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
     let said: Option<Vec<usize>> =
         // What is not known is −1 or less to some writers.
-        axes.iter().map(|axis| usize::try_from(axis.dim_value.max(0)).ok()).collect();
+        axes.iter().map(|axis| Some(node::lengths(&[axis.dim_value.max(0)])?[0])).collect();
     match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
         (Some(&[batch, a, b, c]), true) if a > 0 || PICTURE.contains(&c) => {
             let channels_last = PICTURE.contains(&c) && !PICTURE.contains(&a);

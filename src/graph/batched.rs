@@ -187,6 +187,10 @@ impl Batched<'_> {
 
     /// For what takes images along the first axis.
     fn first(&mut self, node: &Node) -> Result<Place> {
+        if node.inputs[1..].iter().any(|&id| self.place_of(id).is_some()) {
+            let what = format!("layer {}: its weight is computed from the images", node.name);
+            return Err(Error::usage(format!("{what}, and would be another one for each of them")));
+        }
         match self.place_of(node.inputs[0]) {
             Some(place) if place.axis == 0 || self.images[0] == 1 => Ok(place),
             _ => Err(self.mixed(node)),

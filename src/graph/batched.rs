@@ -138,7 +138,9 @@ impl Batched<'_> {
         if let Some(made) = self.made[id.0] {
             return made;
         }
-        if let Some(node) = self.one.nodes.iter().find(|node| node.outputs.contains(&id)) {
+        // (Running statistics are an input and an output of one node.)
+        let makes = |node: &&Node| node.outputs.contains(&id) && !node.inputs.contains(&id);
+        if let Some(node) = self.one.nodes.iter().find(makes) {
             self.copied(node, None);
             if let Some(made) = self.made[id.0] {
                 return made;

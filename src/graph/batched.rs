@@ -11,6 +11,10 @@ use std::collections::HashMap;
 use super::{Builder, MatMul, Node, Op, Role, Shape, Tensor, TensorId};
 use crate::error::{Error, Result};
 
+/// Whether a parameter of this name has the same numbers for all images: (before them, images, behind them), and the
+/// shape that it has once.
+type IsOne<'a> = dyn FnMut(&str, [usize; 3], &[usize]) -> bool + 'a;
+
 /// Where the images lie in a tensor that was described for several: along this axis, of which they are so many apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Place {
@@ -31,8 +35,7 @@ struct Batched<'a> {
     made: Vec<Option<(TensorId, Option<Place>)>>,
     /// What one image has of what is the same for all.
     shared: HashMap<(TensorId, Place), TensorId>,
-    /// Whether a parameter of this name has the same numbers for all images: (before them, images, behind them).
-    is_one: &'a mut dyn FnMut(&str, [usize; 3], &[usize]) -> bool,
+    is_one: &'a mut IsOne<'a>,
 }
 
 impl Builder {

@@ -290,7 +290,7 @@ fn shortened(line: &str) -> String {
         return line.into();
     }
     let is_program = |word: &&str| *word == "dltrain" || word.starts_with("jobs/");
-    let at = words.iter().position(|word| is_program(word)).expect("a program");
+    let at = words.iter().position(is_program).expect("a program");
     let (before, program, after) = (words[..at].join(" "), words[at], words[at + 1..].join(" "));
     let few = if words[0] == "srun" { "-N 2" } else { "--wait --output=log --nodes=2" };
     // Who says the cores of a rank has other nodes in mind.

@@ -532,7 +532,8 @@ fn the_steps_of_a_plan_are_written_for_programs() {
     let passes = ["forward", "backward", "update"]
         .map(|pass| steps.iter().filter(|step| step["pass"] == pass).count());
     assert!(passes[0] > 5 && passes[1] > 5 && passes[2] == 1, "{passes:?}");
-    let first = &steps[0];
+    // A CPU may want the weights in another order first.
+    let first = steps.iter().find(|step| step["op"] != "reorder").unwrap();
     assert!(!first["layer"].as_str().unwrap().is_empty() && first["output"][0] == 16, "{first}");
 }
 

@@ -17,6 +17,8 @@ const BATCH: usize = 3;
 
 /// A network: its forward graph for so many images.
 pub type Build<'a> = &'a dyn Fn(usize) -> Result<Graph>;
+/// The numbers of a parameter of this name and shape.
+pub type Weights<'a> = &'a dyn Fn(&str, &[usize]) -> Vec<f32>;
 
 /// Numbers as a trained network might have them: of a layer with n inputs within ±√(3/n), so that what goes through
 /// keeps its size; variances and factors from 0.5 to 1.5.
@@ -100,7 +102,7 @@ impl Files {
         &self,
         name: &str,
         build: Build,
-        (fold, weights): (bool, &dyn Fn(&str, &[usize]) -> Vec<f32>),
+        (fold, weights): (bool, Weights),
     ) {
         let graph = build(1).unwrap();
         let shapes = graph.tensors.iter().filter(|t| matches!(t.role, Role::Parameter | Role::Statistic));

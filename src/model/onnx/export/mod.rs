@@ -176,7 +176,7 @@ impl<'a> Writer<'a> {
             Op::MatMul(product) => {
                 let matrices = rank(node.inputs[0]) - 2;
                 let are_rows = matrices == 0 && of(0) == Some(0) && !product.transposed[0];
-                !are_rows && !(of(0) == of(1) && of(0).is_some_and(|axis| axis < matrices))
+                !(are_rows || of(0) == of(1) && of(0).is_some_and(|axis| axis < matrices))
             }
             _ => false,
         }

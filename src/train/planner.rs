@@ -518,7 +518,7 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<(
     let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
     let plans = world.agree(plans)?;
     // The process with the kernels of one plan, as a run has them: of the rank that has most.
-    let mut program = [plans.program(network.held(), 0) as f64];
+    let mut program = [plans.program(0) as f64];
     world.max_f64(&mut program)?;
     let program = program[0] as usize;
     let subject = (&network, &*device, evaluate);

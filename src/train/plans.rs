@@ -133,10 +133,10 @@ impl Plans {
         self.sizes.activations + own
     }
 
-    /// What the process has without what plans speak of, where the set-up has so many bytes of files that it lets go of
-    /// before the first step, and so many more while it reads them.
-    pub fn program(&self, held: usize, read: usize) -> usize {
-        self.extent.program.saturating_sub(held) + (held + read).saturating_sub(self.untouched())
+    /// What the process has without what plans speak of (the file of a network among it), where the set-up has so many
+    /// bytes more while it reads a file of weights, which it lets go of before the first step.
+    pub fn program(&self, read: usize) -> usize {
+        self.extent.program + read.saturating_sub(self.untouched())
     }
 
     /// Makes sure that all ranks have the same plan. Collective.

@@ -163,9 +163,8 @@ pub fn prepare(
     ));
     // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
     let resumed_bytes = resumed.as_ref().map_or(0, Resumed::bytes);
-    // The file of a network is let go of when its weights are where they belong.
     let read = start.as_ref().map_or(0, Start::largest);
-    let program = plans.program(network.held(), read) + source.kept();
+    let program = plans.program(read) + source.kept();
     let program = program.saturating_sub(resumed_bytes);
     plans.extent.program = greatest(world, program)?;
     if let Some(known) = known {

@@ -63,7 +63,7 @@ fn a_run_has_the_memory_that_its_plan_says() {
     }
 }
 
-/// An ONNX file is let go of before the first step, and so is a file of weights; here each has 74 MB.
+/// A file of weights is let go of before the first step, and the file of a network is counted; here each has 74 MB.
 #[test]
 fn files_of_weights_take_no_memory_beside_steps() {
     let directory = tempfile::tempdir().unwrap();

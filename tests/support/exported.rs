@@ -98,12 +98,7 @@ impl Files {
     }
 
     /// Writes a network with these weights.
-    pub fn write_with(
-        &self,
-        name: &str,
-        build: Build,
-        (fold, weights): (bool, Weights),
-    ) {
+    pub fn write_with(&self, name: &str, build: Build, (fold, weights): (bool, Weights)) {
         let graph = build(1).unwrap();
         let shapes = graph.tensors.iter().filter(|t| matches!(t.role, Role::Parameter | Role::Statistic));
         let shapes: std::collections::HashMap<&str, &[usize]> =

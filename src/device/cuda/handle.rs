@@ -47,8 +47,6 @@ pub struct Context {
     pub ordinal: usize,
     /// Events that nobody uses: making one costs more than marking a point with it.
     events: RefCell<Vec<CUevent>>,
-    /// Host memory that copies of streams which are gone may read or write: freed behind the context's own release.
-    copied: RefCell<Vec<Memory>>,
 }
 
 impl Context {
@@ -65,13 +63,7 @@ impl Context {
             libraries.driver.cuDevicePrimaryCtxRetain(&mut raw, device)?;
         }
         // From here on dropping releases it.
-        let context = Rc::new(Context {
-            libraries,
-            device,
-            ordinal,
-            events: RefCell::default(),
-            copied: RefCell::default(),
-        });
+        let context = Rc::new(Context { libraries, device, ordinal, events: RefCell::default() });
         // SAFETY: the context was just retained.
         unsafe { libraries.driver.cuCtxSetCurrent(raw) }?;
         Ok(context)
@@ -297,8 +289,11 @@ fn destroy(driver: &sys::Driver, graph: CUgraph) {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Destroying it does not wait for what is under way.
-        self.context.copied.borrow_mut().append(&mut self.copied.take());
+        // Destroying it does not wait for what is under way. What may still be read or written stays for ever. (The context
+        // could not keep it: such memory holds the context, and neither would ever be freed.)
+        if !self.copied.borrow().is_empty() && self.synchronize().is_err() {
+            std::mem::forget(self.copied.take());
+        }
         // SAFETY: made by `new`, destroyed once.
         freed(unsafe { self.driver().cuStreamDestroy_v2(self.raw) });
     }

@@ -445,9 +445,13 @@ impl<'a> Import<'a> {
     /// What a node gives that reads constants alone.
     fn known(&mut self, node: Node, inputs: &[Value]) -> std::result::Result<Option<Constant>, Stop> {
         let keeps_name = node.op() == "Identity" && matches!(inputs, [Value::Stored(_)]);
-        // What is put into a table, and that, are no weights.
-        let is_table = |value: &Value| node.op() == "ScatterND" && matches!(value, Value::Stored(_));
-        let is_known = |value: &Value| self.is_known(value) || is_table(value);
+        // What is put into a table, and that, are no weights; a bias of which a part is put to 0 is.
+        let is_table = |value: &Value| match value {
+            Value::Stored(stored) => self.file.tensors[stored.index].dims.len() > 1,
+            other => self.is_known(other),
+        };
+        let puts = node.op() == "ScatterND" && inputs.first().is_some_and(is_table);
+        let is_known = |value: &Value| self.is_known(value) || puts && matches!(value, Value::Stored(_));
         if !fold::is_folded(node.op()) || keeps_name || !inputs.iter().all(is_known) {
             return Ok(None);
         }

@@ -60,8 +60,6 @@ pub struct File {
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
     checksum: u32,
-    /// Bytes of the file.
-    held: usize,
 }
 
 /// A parameter or running statistic of the network.
@@ -90,7 +88,6 @@ impl File {
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
         let mut sum = Crc::new();
         sum.update(&bytes);
-        let held = bytes.len();
         let model = ModelProto::decode(prost::bytes::Bytes::from(bytes)).map_err(|error| wrong(&error))?;
         let version = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
         let version = match version.map(|set| set.version) {
@@ -140,7 +137,6 @@ impl File {
             preprocessing,
             notes_of_training: Vec::new(),
             checksum: sum.sum(),
-            held,
         };
         file.is_mask = file.tensors.iter().map(is_mask).collect();
         let (mut net, images) = Builder::new(file.label(), 1, image);
@@ -161,10 +157,11 @@ impl File {
         let logits = import::run(self, net, images, other)?.logits;
         match net.shape(logits).per_sample() {
             found if found == classes => Ok(logits),
-            found => Err(Error::usage(format!(
-                "{}: gives scores of {found} classes, not of {classes}, and no layer of it alone decides how many they \
-                 are: train it with --classes {found}",
-                self.path.display()
+            _ => Err(Error::usage(format!(
+                "--classes {classes}: {} gives the scores of {} classes, and has no last layer that could be begun \
+                 anew for others; leave --classes out",
+                self.path.display(),
+                self.classes
             ))),
         }
     }
@@ -192,11 +189,6 @@ impl File {
     /// CRC-32 of the file and of what it has in others.
     pub fn checksum(&self) -> u32 {
         self.checksum
-    }
-
-    /// Bytes that it takes: all of the file.
-    pub fn held(&self) -> usize {
-        self.held
     }
 
     /// What a user should know of the import, a sentence each; whoever trains the network knows more.

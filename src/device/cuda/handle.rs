@@ -289,11 +289,8 @@ fn destroy(driver: &sys::Driver, graph: CUgraph) {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Destroying it does not wait for what is under way. What may still be read or written stays for ever. (The context
-        // could not keep it: such memory holds the context, and neither would ever be freed.)
-        if !self.copied.borrow().is_empty() && self.synchronize().is_err() {
-            std::mem::forget(self.copied.take());
-        }
+        // It does not wait for what is under way: whoever ends in order has done so, and what was copied is freed behind it.
+        // (The context could not keep it: such memory holds the context, and neither would ever be freed.)
         // SAFETY: made by `new`, destroyed once.
         freed(unsafe { self.driver().cuStreamDestroy_v2(self.raw) });
     }

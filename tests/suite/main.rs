@@ -34,6 +34,7 @@ mod layouts;
 mod memory;
 mod minutes;
 mod models;
+mod networks;
 mod onnx;
 mod ops;
 mod overlap;

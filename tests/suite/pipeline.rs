@@ -232,6 +232,15 @@ fn a_stage_that_dies_ends_the_job_and_one_that_stops_is_named() {
 mod full {
     use super::*;
     use crate::support::disturbed::disturbed_often;
+    use crate::support::exported::Files;
+
+    use dltrain::config::{MeshShape, PipelineSchedule};
+    use dltrain::device::Rule;
+    use dltrain::device::onednn::Cpu;
+    use dltrain::error::Result;
+    use dltrain::graph::NodeId;
+    use dltrain::model;
+    use dltrain::plan::{Compiled, Manner, Options, Prices, Stage, Stages, rehearse};
 
     /// Each large model of the zoo in two stages has the bits of accumulation, and its memory is as planned.
     #[test]
@@ -253,6 +262,77 @@ mod full {
             assert!(fs::read(weights).unwrap() == plain.weights, "{model}: other weights");
             job::within_plan(&results, &cut).unwrap_or_else(|said| panic!("{model}: {said}"));
         }
+    }
+
+    /// Every large network of the zoo, and eight of them as ONNX files, in two to five stages by every schedule, with one
+    /// image a micro-batch: stages have plans, and these rehearse.
+    #[test]
+    #[ignore = "minutes"]
+    fn every_large_network_is_planned_in_stages() {
+        let files = Files::new();
+        let imported = "resnet18 densenet121 mobilenet_v3_large efficientnet_b0 shufflenet_v2_x1_0 convnext_tiny \
+                        vit_b_16 swin_t";
+        let imported = imported.split_whitespace().map(|name| {
+            let model = model::find(name).unwrap();
+            let build = |batch: usize| model.build_to_test(batch, model.image, model.classes);
+            files.write_with(name, &build, (false, &|_, shape| vec![0.5; shape.iter().product()]));
+            model::open(&files.path(&format!("{name}.onnx"))).unwrap()
+        });
+        let zoo = model::MODELS.iter().filter(|model| model.image[1] >= 224).cloned();
+        let cpu = Cpu::new(1).unwrap();
+        let schedules = [
+            PipelineSchedule::GPipe,
+            PipelineSchedule::OneForwardOneBackward,
+            PipelineSchedule::ZeroBubble,
+            PipelineSchedule::Interleaved(2),
+        ];
+        for model in zoo.chain(imported) {
+            let build = |batch| model.build(batch, model.image, model.classes);
+            let graph = build(1).or_else(|_| build(2)).unwrap().simplify();
+            let halves = cpu.has_bf16().is_ok().then(|| graph.clone().in_bf16());
+            for graph in [Some(graph), halves].into_iter().flatten() {
+                let compiled = Compiled::for_stages(graph.differentiate(), &cpu).unwrap();
+                let mut done = 0;
+                for (ranks, schedule) in (2..6).flat_map(|ranks| schedules.map(|schedule| (ranks, schedule)))
+                {
+                    let found = planned(&compiled, &cpu, ranks, schedule);
+                    done += usize::from(
+                        found.unwrap_or_else(|e| panic!("{} {ranks} {schedule}: {e}", model.name())),
+                    );
+                }
+                println!("{}: {done} of 16 ways", model.name());
+            }
+        }
+    }
+
+    /// Whether a network has as many places to cut it, and then that its stages' plans do what each other waits for.
+    fn planned(compiled: &Compiled, cpu: &Cpu, ranks: usize, schedule: PipelineSchedule) -> Result<bool> {
+        let possible = compiled.possible_cuts()?;
+        let whole =
+            compiled.plan(cpu, &Options { fusion_threshold: 1 << 20, training: None, stage: None })?;
+        let nodes = whole.graph.nodes.len();
+        let seconds: Vec<f64> =
+            (0..nodes).map(|node| whole.graph.cost(NodeId(node)).flops as f64 * 1e-11).collect();
+        let counts = [ranks, ranks * schedule.chunks()];
+        if counts[1] > possible.len() + 1 {
+            return Ok(false);
+        }
+        let stages = Stages::balanced(&whole.graph, &possible, counts, &seconds, [1e-5, 1e-9])?;
+        let (mut scripts, mut facts) = (Vec::new(), Vec::new());
+        for own in 0..ranks {
+            let contexts = schedule.in_flight(own, ranks, 2 * ranks);
+            let splits_weights = schedule.splits_weights();
+            let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
+            let plan = compiled.plan(cpu, &Options { fusion_threshold: 1 << 20, training: None, stage })?;
+            let mesh = MeshShape { data: 1, pipeline: ranks, tensor: 1 };
+            let pipeline = Some((own, schedule));
+            let manner = Manner { mesh, pipeline, micro_steps: 2 * ranks, ..Manner::plain(vec![0]) };
+            let rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+            scripts.extend(plan.scripts(&manner, &rule, 0..1));
+            facts.push(plan.facts(&vec![1e-3; plan.steps.len()]));
+        }
+        let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
+        rehearse(&scripts, &facts, &Prices { ..Prices::FREE }).map(|_| true)
     }
 
     /// Nowhere in a schedule does the rest of the job wait for ever.

@@ -10,6 +10,7 @@ pub mod fake_cuda;
 pub mod gpu_job;
 pub mod job;
 pub mod kernels;
+pub mod networks;
 pub mod pictures;
 pub mod residual;
 

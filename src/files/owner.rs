@@ -246,8 +246,8 @@ pub fn living_owner(place: &Path) -> Option<Owner> {
     alive.then_some(found.owner)
 }
 
-/// Notes of an owner of whom the caller knows that it has ended that it has, unless its process is seen to be alive: who
-/// comes next does not wait for signs of life, of whatever else it owned.
+/// Marks the owner of a place as ended, unless its process is seen to be alive. The caller knows that it has ended, so
+/// that the next owner need not wait for signs of life, whatever else the ended one owned.
 pub fn forget(place: &Path) {
     let note = note_of(place);
     if let Ok(Some(found)) = read(&note)

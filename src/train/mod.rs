@@ -2,7 +2,8 @@
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `doubts` whether data, network and weights go together, `plans`), `step` is one training step,
-//! `device_prefetch` the next batch on its way, `metrics` the losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
+//! `device_prefetch` the next batch on its way, `metrics` the losses on theirs, `device` what a rank drives,
+//! `meeting` where ranks with parameters of their own come together,
 //! `shards` what does not depend on their number, `asynchronous` and `server` what ranks and servers do that do not
 //! wait for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and
 //! resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a

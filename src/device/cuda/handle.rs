@@ -151,7 +151,8 @@ impl Stream {
         if from.is_empty() {
             return Ok(());
         }
-        // SAFETY: lengths are equal, the device memory is alive in the queue; `from` is borrowed until the copy has ended.
+        // SAFETY: lengths are equal, the device memory is alive in the queue, and `from` is borrowed until the copy has
+        // ended.
         unsafe {
             self.driver().cuMemcpyHtoDAsync_v2(address(to), from.as_ptr().cast(), from.len(), self.raw)
         }?;
@@ -289,8 +290,9 @@ fn destroy(driver: &sys::Driver, graph: CUgraph) {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // It does not wait for what is under way: whoever ends in order has done so, and what was copied is freed behind it.
-        // (The context could not keep it: such memory holds the context, and neither would ever be freed.)
+        // Destroying a stream does not wait for its copies: a run that ends in order has waited for them before. Their
+        // host memory is freed after this. The context must not keep it: that memory holds the context, and neither
+        // would ever be freed.
         // SAFETY: made by `new`, destroyed once.
         freed(unsafe { self.driver().cuStreamDestroy_v2(self.raw) });
     }

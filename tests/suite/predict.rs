@@ -331,23 +331,24 @@ fn what_is_wrong_is_said_and_nothing_is_overwritten() {
     let place = Place::new();
     let [weights, there] = ["w.safetensors", "there.csv"].map(|name| place.text(name));
     fs::write(&there, "mine").unwrap();
-    let new = place.text("new.csv");
+    // A file of its own for each: the cases run at the same time, and a file has one owner.
+    let new: Vec<String> = (0..6).map(|case| place.text(&format!("new{case}.csv"))).collect();
     let cases = [
         (vec!["--init-from", &weights, DIGITS, "-o", &there], "is there already"),
         (vec!["--init-from", &weights, DIGITS, "-o", "new.txt"], "the name ends in .csv"),
         (vec!["--init-from", &weights, DIGITS, "-o", &weights], "means the same file"),
         (vec!["--init-from", &weights, DIGITS, "--top", "0"], "--top 0"),
-        (vec!["--init-from", &weights, "-o", &new], "--predict needs images (DATA, or --data PATH)"),
-        (vec![DIGITS, "-o", &new], "--predict needs weights"),
-        (vec!["--init-from", &weights, "nowhere", "-o", &new], "nowhere"),
-        (vec!["--init-from", &weights, "--model", "lenet5", DIGITS, "-o", &new], "does not fit lenet5"),
-        (vec!["--init-from", &weights, DIGITS, "--epochs", "2", "-o", &new], "--epochs would do nothing"),
-        (vec!["--init-from", &weights, DIGITS, DIGITS, "-o", &new], "cannot be used with"),
+        (vec!["--init-from", &weights, "-o", &new[0]], "--predict needs images (DATA, or --data PATH)"),
+        (vec![DIGITS, "-o", &new[1]], "--predict needs weights"),
+        (vec!["--init-from", &weights, "nowhere", "-o", &new[2]], "nowhere"),
+        (vec!["--init-from", &weights, "--model", "lenet5", DIGITS, "-o", &new[3]], "does not fit lenet5"),
+        (vec!["--init-from", &weights, DIGITS, "--epochs", "2", "-o", &new[4]], "--epochs would do nothing"),
+        (vec!["--init-from", &weights, DIGITS, DIGITS, "-o", &new[5]], "cannot be used with"),
     ];
     each(cases, |(flags, what)| {
         let message = refused(&[(2, &[&["predict"], &flags[..]].concat())]);
         assert!(message.contains(what), "{what}: {message}");
     });
     assert_eq!(fs::read_to_string(&there).unwrap(), "mine");
-    assert!(!place.path("new.csv").exists());
+    assert!(new.iter().all(|path| !Path::new(path).exists()));
 }

@@ -30,7 +30,7 @@ pub struct Stage<'a> {
     pub own: usize,
     /// Of how many micro-batches it keeps the activations at a time.
     pub contexts: usize,
-    /// Whether the gradients of weights are a pass of their own.
+    /// Whether the gradients of weights are a pass of their own. A stage is one chunk then.
     pub splits_weights: bool,
 }
 
@@ -156,6 +156,10 @@ impl Division {
         stage.stages.check(graph)?;
         let ranks = stage.stages.ranks;
         let own: Vec<usize> = (stage.own..stage.stages.chunks()).step_by(ranks).collect();
+        // What such a pass reads would lie where other chunks' backward passes write meanwhile.
+        if stage.splits_weights && own.len() > 1 {
+            return Err(Error::internal("weights' gradients apart in a stage of several chunks"));
+        }
         let nodes = |chunk: usize, range: Range<usize>| {
             range.filter(|&node| chunks[node] == chunk).map(NodeId).collect::<Vec<_>>()
         };

@@ -232,24 +232,27 @@ fn a_stage_that_dies_ends_the_job_and_one_that_stops_is_named() {
 mod full {
     use super::*;
     use crate::support::disturbed::disturbed_often;
-    use crate::support::exported::Files;
+    use crate::support::exported::{Files, weights};
+    use crate::support::networks::any_network;
 
     use dltrain::config::{MeshShape, PipelineSchedule};
-    use dltrain::device::Rule;
     use dltrain::device::onednn::Cpu;
+    use dltrain::device::reference::Reference;
+    use dltrain::device::{Device, Rule};
     use dltrain::error::Result;
-    use dltrain::graph::NodeId;
+    use dltrain::graph::{Graph, NodeId};
     use dltrain::model;
     use dltrain::plan::{Compiled, Manner, Options, Prices, Stage, Stages, rehearse};
+    use proptest::prelude::Strategy;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
     /// Each large model of the zoo in two stages has the bits of accumulation, and its memory is as planned.
     #[test]
     #[ignore = "minutes"]
     fn the_large_models_have_the_bits_of_accumulation() {
-        let names = "alexnet vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn resnet18 resnet34 resnet50 \
-                     resnet101 resnet152 googlenet inception_v3 densenet121 mobilenet_v2";
-        for model in names.split_whitespace() {
-            let scratch = Scratch::new();
+        for model in model::MODELS.iter().filter(|model| model.image[1] >= 224) {
+            let (scratch, model) = (Scratch::new(), model.name());
             let size = if model == "inception_v3" { 299 } else { 64 };
             let words = format!("--model {model} --image-size {size} --warmup 0 --threads 1 --steps 2");
             let plain = scratch.train(1, &format!("{words} --batch 2 --accumulation 2"));
@@ -265,7 +268,8 @@ mod full {
     }
 
     /// Every large network of the zoo, and eight of them as ONNX files, in two to five stages by every schedule, with one
-    /// image a micro-batch: stages have plans, and these rehearse.
+    /// image a micro-batch (two where one has no variance) and with eight, in f32 and in bf16: stages have plans, and
+    /// these rehearse.
     #[test]
     #[ignore = "minutes"]
     fn every_large_network_is_planned_in_stages() {
@@ -280,36 +284,56 @@ mod full {
         });
         let zoo = model::MODELS.iter().filter(|model| model.image[1] >= 224).cloned();
         let cpu = Cpu::new(1).unwrap();
+        for model in zoo.chain(imported) {
+            let build = |batch| model.build(batch, model.image, model.classes);
+            for graph in [build(1).or_else(|_| build(2)), build(8)] {
+                let graph = graph.unwrap().simplify();
+                let batch = graph.batch();
+                let halves = graph.clone().in_bf16().differentiate();
+                // Without kernels for bf16 the reference's, of the ops that a CPU wants.
+                let (device, halves): (&dyn Device, _) = match cpu.has_bf16() {
+                    Ok(()) => (&cpu, halves),
+                    Err(_) => (&Reference, halves.remake(cpu.remakes_from().unwrap()).fuse(cpu.op_fusions())),
+                };
+                let ways = [("f32", graph.differentiate(), &cpu as &dyn Device), ("bf16", halves, device)];
+                for (precision, graph, device) in ways {
+                    let what = format!("{} {precision}, micro-batches of {batch}", model.name());
+                    let done = planned_in_stages(graph, device).unwrap_or_else(|e| panic!("{what}: {e}"));
+                    println!("{what}: {done} of 20 ways");
+                    assert!(done > 0, "{what}");
+                }
+            }
+        }
+    }
+
+    /// In how many ways a network is planned in stages.
+    fn planned_in_stages(graph: Graph, device: &dyn Device) -> Result<usize> {
+        let compiled = Compiled::for_stages(graph, device)?;
         let schedules = [
             PipelineSchedule::GPipe,
             PipelineSchedule::OneForwardOneBackward,
             PipelineSchedule::ZeroBubble,
             PipelineSchedule::Interleaved(2),
+            PipelineSchedule::Interleaved(3),
         ];
-        for model in zoo.chain(imported) {
-            let build = |batch| model.build(batch, model.image, model.classes);
-            let graph = build(1).or_else(|_| build(2)).unwrap().simplify();
-            let halves = cpu.has_bf16().is_ok().then(|| graph.clone().in_bf16());
-            for graph in [Some(graph), halves].into_iter().flatten() {
-                let compiled = Compiled::for_stages(graph.differentiate(), &cpu).unwrap();
-                let mut done = 0;
-                for (ranks, schedule) in (2..6).flat_map(|ranks| schedules.map(|schedule| (ranks, schedule)))
-                {
-                    let found = planned(&compiled, &cpu, ranks, schedule);
-                    done += usize::from(
-                        found.unwrap_or_else(|e| panic!("{} {ranks} {schedule}: {e}", model.name())),
-                    );
-                }
-                println!("{}: {done} of 16 ways", model.name());
-            }
+        let mut done = 0;
+        for (ranks, schedule) in (2..6).flat_map(|ranks| schedules.map(|schedule| (ranks, schedule))) {
+            let found = planned(&compiled, device, ranks, schedule);
+            done += usize::from(found.map_err(|e| e.context(format!("{ranks} stages, {schedule}")))?);
         }
+        Ok(done)
     }
 
     /// Whether a network has as many places to cut it, and then that its stages' plans do what each other waits for.
-    fn planned(compiled: &Compiled, cpu: &Cpu, ranks: usize, schedule: PipelineSchedule) -> Result<bool> {
+    fn planned(
+        compiled: &Compiled,
+        device: &dyn Device,
+        ranks: usize,
+        schedule: PipelineSchedule,
+    ) -> Result<bool> {
         let possible = compiled.possible_cuts()?;
         let whole =
-            compiled.plan(cpu, &Options { fusion_threshold: 1 << 20, training: None, stage: None })?;
+            compiled.plan(device, &Options { fusion_threshold: 1 << 20, training: None, stage: None })?;
         let nodes = whole.graph.nodes.len();
         let seconds: Vec<f64> =
             (0..nodes).map(|node| whole.graph.cost(NodeId(node)).flops as f64 * 1e-11).collect();
@@ -323,7 +347,8 @@ mod full {
             let contexts = schedule.in_flight(own, ranks, 2 * ranks);
             let splits_weights = schedule.splits_weights();
             let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
-            let plan = compiled.plan(cpu, &Options { fusion_threshold: 1 << 20, training: None, stage })?;
+            let plan =
+                compiled.plan(device, &Options { fusion_threshold: 1 << 20, training: None, stage })?;
             let mesh = MeshShape { data: 1, pipeline: ranks, tensor: 1 };
             let pipeline = Some((own, schedule));
             let manner = Manner { mesh, pipeline, micro_steps: 2 * ranks, ..Manner::plain(vec![0]) };
@@ -333,6 +358,53 @@ mod full {
         }
         let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
         rehearse(&scripts, &facts, &Prices { ..Prices::FREE }).map(|_| true)
+    }
+
+    /// Networks that are drawn, as files: trained in two and three stages by every schedule, and with what is computed
+    /// again.
+    #[test]
+    #[ignore = "minutes"]
+    fn drawn_networks_have_the_bits_of_accumulation() {
+        let (scratch, files, cpu) = (Scratch::new(), Files::new(), Cpu::new(1).unwrap());
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[77; 32]);
+        let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+        let ways = [
+            (2, 1, "1f1b"),
+            (3, 1, "zb-h1"),
+            (2, 2, "interleaved:2"),
+            (3, 1, "gpipe --recompute"),
+            (2, 1, "1f1b --recompute"),
+            (3, 2, "interleaved:2 --recompute"),
+        ];
+        let mut done = 0;
+        for number in 0..24 {
+            let drawn = any_network().new_tree(&mut runner).unwrap().current();
+            if drawn.build(1, true).is_err() {
+                continue;
+            }
+            files.write_with(&format!("{number}"), &|batch| drawn.build(batch, false), (false, &weights));
+            let path = files.path(&format!("{number}.onnx"));
+            let model = model::open(&path).unwrap();
+            let graph = model.build(drawn.batch, model.image, model.classes).unwrap().simplify();
+            let cuts =
+                Compiled::for_stages(graph.differentiate(), &cpu).unwrap().possible_cuts().unwrap().len();
+            let words = format!("--model {} --warmup 0 --threads 1 --steps 2", path.display());
+            let plain = scratch.train(1, &format!("{words} --batch {} --accumulation 6", drawn.batch));
+            for (ranks, chunks, schedule) in ways {
+                if ranks * chunks > cuts + 1 {
+                    continue;
+                }
+                let flags = format!(
+                    "--batch {} --pipeline {ranks} --micro-batches 6 --schedule {schedule}",
+                    6 * drawn.batch
+                );
+                let cut = scratch.train(ranks, &format!("{words} {flags}"));
+                assert!(cut == plain, "{drawn:?} {flags}: {:?} and {:?}", cut.losses, plain.losses);
+                done += 1;
+            }
+        }
+        println!("{done} runs in stages");
+        assert!(done > 48, "{done}");
     }
 
     /// Nowhere in a schedule does the rest of the job wait for ever.

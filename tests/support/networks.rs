@@ -18,6 +18,97 @@ const MOST: usize = 8;
 /// A kind of layer, and what its numbers are taken from.
 type Layer = (u8, u32);
 
+/// One of them, to be checked.
+pub struct Network<'a> {
+    pub batch: usize,
+    /// Whether every layer has a derivative everywhere, for differences.
+    pub is_smooth: bool,
+    /// The forward graph for so many images, to train or (`Builder::only_to_test`) not.
+    pub build: &'a dyn Fn(usize, bool) -> Result<Graph>,
+}
+
+/// What gives scores of images.
+type Scores = fn(&mut Builder, TensorId) -> Result<TensorId>;
+
+/// Networks of which something was wrong once, each with (C, H, W) of its images.
+pub const ONCE: [(&str, [usize; 3], Scores); 4] = [
+    ("block", [3, 5, 4], block_beside_its_input),
+    ("sums", [1, 4, 5], sums_of_one_element),
+    ("tokens", [3, 2, 3], class_token_and_places),
+    ("attention", [4, 2, 3], attention_by_permute),
+];
+
+/// One of `ONCE`.
+pub fn once(image: [usize; 3], scores: Scores, batch: usize, trains: bool) -> Result<Graph> {
+    let (mut net, x) = Builder::new("once", batch, image);
+    if !trains {
+        net.only_to_test();
+    }
+    let scores = scores(&mut net, x)?;
+    Ok(net.finish(scores))
+}
+
+/// An addition that a normalisation does, whose gradient somebody reads before.
+fn block_beside_its_input(net: &mut Builder, x: TensorId) -> Result<TensorId> {
+    let conv = Conv2d::square(3).padding(1);
+    let x = net.conv2d("stem", x, 4, conv)?;
+    let y = net.conv2d("conv", x, 4, conv)?;
+    let y = net.batch_norm("norm", y, BatchNorm { epsilon: 1e-2, ..BatchNorm::default() })?;
+    let y = net.add("add", y, x)?;
+    let y = net.relu("relu", y);
+    let y = net.concat("concat", &[y, x])?;
+    let y = net.flatten("flat", y);
+    Ok(net.linear("head", y, CLASSES))
+}
+
+/// Of images with one channel the mean over channels, and the same over the rows of what has one row.
+fn sums_of_one_element(net: &mut Builder, x: TensorId) -> Result<TensorId> {
+    let mean = net.sum("mean", x, &[1], 1.0)?;
+    let x = net.binary("twice", Binary::Add, x, mean)?;
+    let row = net.sum("row", x, &[2], 0.25)?;
+    let again = net.sum("again", row, &[2], 0.5)?;
+    let x = net.binary("less", Binary::Subtract, x, again)?;
+    let x = net.conv2d("conv", x, 3, Conv2d::square(3))?;
+    let x = net.flatten("flat", x);
+    Ok(net.linear("head", x, CLASSES))
+}
+
+/// Images as rows of their channels.
+fn rows_of(net: &mut Builder, x: TensorId) -> Result<TensorId> {
+    let shape = net.shape(x).0.clone();
+    let x = net.reshape("rows", x, dims([shape[0], shape[1], shape[2] * shape[3]]))?;
+    net.permute("rows.last", x, &[0, 2, 1])
+}
+
+/// Stored tensors that have, for one image, the shape of what they are put beside and added to.
+fn class_token_and_places(net: &mut Builder, x: TensorId) -> Result<TensorId> {
+    let x = rows_of(net, x)?;
+    let [n, length, width]: [usize; 3] = net.shape(x).0[..].try_into().unwrap();
+    let class = net.learned("class", dims([1, 1, width]), Init::Zero, false);
+    let class = net.expand("classes", class, dims([n, 1, width]))?;
+    let x = net.concat_along("tokens", 1, &[class, x])?;
+    let places = net.learned("places", dims([1, length + 1, width]), Init::Zero, false);
+    let places = net.reshape("places.read", places, dims([1, length + 1, width]))?;
+    let x = net.binary("placed", Binary::Add, x, places)?;
+    let y = net.layer_norm("norm", x, 1, 1e-2)?;
+    let y = net.linear_along("linear", y, width)?;
+    let x = net.add("add", x, y)?;
+    let x = net.slice("first", x, 1, 0..1)?;
+    let x = net.reshape("row", x, dims([n, width]))?;
+    Ok(net.linear("head", x, CLASSES))
+}
+
+fn attention_by_permute(net: &mut Builder, x: TensorId) -> Result<TensorId> {
+    let x = rows_of(net, x)?;
+    let y = attention(net, "attention", x, 2, [2, 0, 3, 1, 4])?;
+    let x = net.add("add", x, y)?;
+    let n = net.shape(x).batch();
+    let width = net.shape(x).0[2];
+    let x = net.slice("first", x, 1, 0..1)?;
+    let x = net.reshape("row", x, dims([n, width]))?;
+    Ok(net.linear("head", x, CLASSES))
+}
+
 #[derive(Debug, Clone)]
 pub struct Drawn {
     pub batch: usize,
@@ -288,8 +379,8 @@ impl Drawing<'_> {
                 let y = net.layer_norm(&part("norm"), x, 1, 1e-2)?;
                 let heads = from.one_of(&[1, width]);
                 let y = match from.below(3) {
-                    0 => self.attention(&part("attention"), y, heads, [2, 0, 3, 1, 4])?,
-                    1 => self.attention(&part("attention"), y, heads, [3, 0, 1, 2, 4])?,
+                    0 => attention(net, &part("attention"), y, heads, [2, 0, 3, 1, 4])?,
+                    1 => attention(net, &part("attention"), y, heads, [3, 0, 1, 2, 4])?,
                     _ => {
                         let y = net.reshape(&part("rows"), y, dims([n * length, width]))?;
                         let y = net.linear(&part("qkv"), y, 3 * width);
@@ -346,28 +437,6 @@ impl Drawing<'_> {
         }
     }
 
-    /// As timm writes it: queries, keys and values along an axis of their own, which comes first.
-    fn attention(&mut self, name: &str, x: TensorId, heads: usize, order: [usize; 5]) -> Result<TensorId> {
-        let (net, part) = (&mut *self.net, |part: &str| format!("{name}.{part}"));
-        let [n, length, width]: [usize; 3] = net.shape(x).0[..].try_into().unwrap();
-        let y = net.linear_along(&part("qkv"), x, 3 * width)?;
-        // (N, L, 3, H, D), or with heads before.
-        let apart = if order[0] == 2 { [3, heads, width / heads] } else { [heads, 3, width / heads] };
-        let y = net.reshape(&part("apart"), y, dims([n, length, apart[0], apart[1], apart[2]]))?;
-        let order = if order[0] == 2 { order } else { [3, 0, 2, 1, 4] };
-        let y = net.permute(&part("first"), y, &order)?;
-        let mut of = |which: usize| {
-            let y = net.slice(&part(&format!("part{which}")), y, 0, which..which + 1)?;
-            net.reshape(&part(&format!("heads{which}")), y, dims([n, heads, length, width / heads]))
-        };
-        let [q, k, v] = [of(0)?, of(1)?, of(2)?];
-        let y = net.matmul(&part("scores"), q, k, MatMul { transposed: [false, true], scale: 0.5 })?;
-        let y = net.softmax(&part("softmax"), y);
-        let y = net.matmul(&part("weighted"), y, v, MatMul { transposed: [false; 2], scale: 1.0 })?;
-        let y = net.permute(&part("order"), y, &[0, 2, 1, 3])?;
-        net.reshape(&part("joined"), y, dims([n, length, width]))
-    }
-
     fn scores(&mut self, x: TensorId, kind: u8) -> Result<TensorId> {
         let net = &mut *self.net;
         let is_image = net.shape(x).rank() == 4;
@@ -412,4 +481,32 @@ impl Drawing<'_> {
             }
         }
     }
+}
+
+/// As timm writes it: queries, keys and values along an axis of their own, which comes first.
+fn attention(
+    net: &mut Builder,
+    name: &str,
+    x: TensorId,
+    heads: usize,
+    order: [usize; 5],
+) -> Result<TensorId> {
+    let part = |part: &str| format!("{name}.{part}");
+    let [n, length, width]: [usize; 3] = net.shape(x).0[..].try_into().unwrap();
+    let y = net.linear_along(&part("qkv"), x, 3 * width)?;
+    // (N, L, 3, H, D), or with heads before.
+    let apart = if order[0] == 2 { [3, heads, width / heads] } else { [heads, 3, width / heads] };
+    let y = net.reshape(&part("apart"), y, dims([n, length, apart[0], apart[1], apart[2]]))?;
+    let order = if order[0] == 2 { order } else { [3, 0, 2, 1, 4] };
+    let y = net.permute(&part("first"), y, &order)?;
+    let mut of = |which: usize| {
+        let y = net.slice(&part(&format!("part{which}")), y, 0, which..which + 1)?;
+        net.reshape(&part(&format!("heads{which}")), y, dims([n, heads, length, width / heads]))
+    };
+    let [q, k, v] = [of(0)?, of(1)?, of(2)?];
+    let y = net.matmul(&part("scores"), q, k, MatMul { transposed: [false, true], scale: 0.5 })?;
+    let y = net.softmax(&part("softmax"), y);
+    let y = net.matmul(&part("weighted"), y, v, MatMul { transposed: [false; 2], scale: 1.0 })?;
+    let y = net.permute(&part("order"), y, &[0, 2, 1, 3])?;
+    net.reshape(&part("joined"), y, dims([n, length, width]))
 }

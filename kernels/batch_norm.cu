@@ -57,8 +57,23 @@ static __device__ inline Moments joined(Moments a, Moments b) {
     return {n, a.mean + difference * (b.n / n), a.square + b.square + difference * difference * (a.n * b.n / n)};
 }
 
-extern "C" __global__ void batch_norm_moments(const float *partials, float *moments, Long rows, int channels,
-                                              int parts) {
+// Where a convolution may have given sums in their place moments lie as those do, and the variance is below 0 (or −0).
+static __device__ inline int sums_apart(int channels) { return (channels + 15) / 16 * 16; }
+
+// Mean and variance of a channel, of either.
+static __device__ inline void moments_of(float first, float second, f64 share, float &mean, float &variance) {
+    if (__float_as_uint(second) >> 31) {
+        mean = first;
+        variance = -second;
+        return;
+    }
+    const f64 middle = first * share, spread = second * share - middle * middle;
+    mean = (float)middle;
+    variance = spread < 0.0 ? 0.0f : (float)spread;
+}
+
+extern "C" __global__ void batch_norm_moments(const float *partials, float *moments, Long rows, int channels, int parts,
+                                              int beside_sums) {
     require_block(JOIN_CHANNELS, JOIN_ROWS);
     __shared__ Moments all[JOIN_ROWS][JOIN_CHANNELS];
     const int c = blockIdx.x * JOIN_CHANNELS + threadIdx.x;
@@ -79,18 +94,19 @@ extern "C" __global__ void batch_norm_moments(const float *partials, float *mome
     }
     if (threadIdx.y != 0 || c >= channels) return;
     moments[c] = (float)all[0][threadIdx.x].mean;
-    moments[channels + c] = (float)(all[0][threadIdx.x].square / (f64)rows);
+    const float variance = (float)(all[0][threadIdx.x].square / (f64)rows);
+    if (beside_sums) moments[sums_apart(channels) + c] = -variance;
+    else moments[channels + c] = variance;
 }
 ENTRY(batch_norm_moments)
 
-// The same from the sum of each channel and that of its squares, which a convolution gave along with its result. Their
-// difference loses digits where the mean is large beside the deviation, as many as halves have lost by then.
-extern "C" __global__ void batch_norm_moments_of_sums(const float *sum, const float *squares, float *moments, Long rows,
-                                                      int channels) {
+// The same from the sum of each channel and that of its squares, which a convolution gave along with its result, or
+// from moments in their place. The difference of sums loses digits where the mean is large beside the deviation, as many
+// as halves have lost by then.
+extern "C" __global__ void batch_norm_moments_of_sums(const float *sums, float *moments, Long rows, int channels) {
+    const f64 share = 1.0 / (f64)rows;
     each(channels, false, [&](Long c, auto) {
-        const f64 mean = sum[c] / (f64)rows, variance = squares[c] / (f64)rows - mean * mean;
-        moments[c] = (float)mean;
-        moments[channels + c] = variance < 0.0 ? 0.0f : (float)variance;
+        moments_of(sums[c], sums[sums_apart(channels) + c], share, moments[c], moments[channels + c]);
     });
 }
 ENTRY(batch_norm_moments_of_sums)
@@ -98,7 +114,8 @@ ENTRY(batch_norm_moments_of_sums)
 // ---- normalise ----
 
 // Of a batch whose R ranks have equal parts of `rows` each: what normalises it and moves the running statistics. Mean
-// and variance are given, or found here of the ranks' moments (R,2,C), and then written.
+// and variance are given, or found here of the ranks' moments (R,2,C), and then written. With 0 ranks the moments are
+// one rank's sums, or beside such (`moments_of`).
 struct Statistics {
     const float *moments;
     int ranks;
@@ -114,21 +131,30 @@ struct Statistics {
             v = variance[c];
             return;
         }
-        f64 sum = 0.0, square = 0.0;
-        ROLLED for (int r = 0; r < ranks; ++r) sum += moments[(Long)r * 2 * channels + c];
-        const f64 middle = ranks == 1 ? sum : sum / ranks;
-        ROLLED for (int r = 0; r < ranks; ++r) {
-            const f64 away = moments[(Long)r * 2 * channels + c] - middle;
-            square += moments[((Long)r * 2 + 1) * channels + c] + away * away;
+        f64 middle, spread;
+        if (ranks <= 1) {
+            m = moments[c];
+            v = moments[(ranks == 0 ? sums_apart(channels) : channels) + c];
+            if (ranks == 0) moments_of(m, v, 1.0 / (f64)rows, m, v);
+            middle = m;
+            spread = v;
+        } else {
+            f64 sum = 0.0, square = 0.0;
+            ROLLED for (int r = 0; r < ranks; ++r) sum += moments[(Long)r * 2 * channels + c];
+            middle = sum / ranks;
+            ROLLED for (int r = 0; r < ranks; ++r) {
+                const f64 away = moments[(Long)r * 2 * channels + c] - middle;
+                square += moments[((Long)r * 2 + 1) * channels + c] + away * away;
+            }
+            spread = square / ranks;
+            m = (float)middle;
+            v = (float)spread;
         }
-        const f64 spread = ranks == 1 ? square : square / ranks;
-        m = (float)middle;
-        v = (float)spread;
         if (!writes) return;
         mean[c] = m;
         variance[c] = v;
         if (running_mean == nullptr) return;
-        const f64 n = (f64)ranks * (f64)rows, share = momentum;
+        const f64 n = (f64)(ranks == 0 ? 1 : ranks) * (f64)rows, share = momentum;
         running_mean_after[c] = (float)((1.0 - share) * running_mean[c] + share * middle);
         // What takes in the batch's variance is an estimate for all images: divided by n − 1.
         running_variance_after[c] = (float)((1.0 - share) * running_variance[c] + share * (spread * (n / (n - 1.0))));
@@ -193,49 +219,6 @@ __device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask,
     if (!wide) go(No(), residual != nullptr, relu);
     else if (residual != nullptr) relu ? go(Yes(), Yes(), Yes()) : go(Yes(), Yes(), No());
     else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
-}
-
-// What is added was not normalised yet: y = ReLU(norm(x) + norm(z)), each with its own statistics, which are those of
-// one rank's moments. norm(z) is rounded as if it had been written: the bits are those of two launches.
-template <class T>
-__device__ inline void batch_norm_both(const T *x, const T *z, T *y, u8 *mask, const float *const w[2],
-                                       const float *const b[2], const Statistics (&statistics)[2], Long rows,
-                                       int channels, float epsilon) {
-    const Column<T> own(channels);
-    constexpr int N = WIDEST<T>;
-    const bool writes = blockIdx.y == 0 && own.row == 0;
-    Norm<N> norms[2] = {};
-    for (int which = 0; which < 2; ++which)
-        for (int k = 0; k < N; ++k) {
-            const int c = own.first + k;
-            if (k >= own.count) break;
-            float variance;
-            statistics[which].of(c, channels, rows, writes, norms[which].mean[k], variance);
-            norms[which].scale[k] = w[which][c] / sqrtf(variance + epsilon);
-            norms[which].shift[k] = b[which][c];
-        }
-    const auto go = [&](auto wide) {
-        if (own.count == 0) return;
-        struct Item {
-            Pack<T, N> x, z;
-        };
-        // Few blocks have room for what a thread holds, so that it reads two rows at a time.
-        sweep_back<2>(
-            own, (int)rows, [&](int r) { return Item{own.get(x, r, wide), own.get(z, r, wide)}; },
-            [&](int r, const Item &item) {
-                float v[N];
-                for (int k = 0; k < N; ++k) v[k] = norms[1].of(k, item.z.number_at(k));
-                const Pack<T, N> added = packed<N, T>(v);
-                u32 positive = 0;
-                for (int k = 0; k < N; ++k) {
-                    v[k] = fmaxf(norms[0].of(k, item.x.number_at(k)) + added.number_at(k), 0.0f);
-                    if (v[k] > 0.0f) positive |= 1u << k;
-                }
-                own.put(y, r, packed<N, T>(v), wide);
-                mask[(Long)r * ((channels + N - 1) / N) + own.first / N] = (u8)positive;
-            });
-    };
-    widest(x, channels) && aligned<T, N>(y) && aligned<T, N>(z) ? go(Yes()) : go(No());
 }
 
 // The same for whoever normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The
@@ -390,21 +373,6 @@ __device__ inline void batch_norm_backward(const T *dy, const T *x, const float 
         batch_norm(x, residual, y, mask, w, b, kept, statistics, rows, channels, epsilon, relu);                       \
     }                                                                                                                  \
     ENTRY(batch_norm_##t)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(BLOCK, 2) batch_norm_both_##t(                                        \
-        const T *x, const T *z, T *y, u8 *mask, const float *w, const float *b, const float *moments, float *mean,     \
-        float *variance, const float *running_mean, const float *running_variance, float *running_mean_after,          \
-        float *running_variance_after, const float *w_z, const float *b_z, const float *moments_z, float *mean_z,      \
-        float *variance_z, const float *running_mean_z, const float *running_variance_z,                               \
-        float *running_mean_after_z, float *running_variance_after_z, float momentum, Long rows, int channels,         \
-        float epsilon) {                                                                                               \
-        const float *const weights[] = {w, w_z}, *const biases[] = {b, b_z};                                           \
-        const Statistics statistics[] = {{moments, 1, mean, variance, running_mean, running_variance,                  \
-                                          running_mean_after, running_variance_after, momentum},                       \
-                                         {moments_z, 1, mean_z, variance_z, running_mean_z, running_variance_z,        \
-                                          running_mean_after_z, running_variance_after_z, momentum}};                  \
-        batch_norm_both(x, z, y, mask, weights, biases, statistics, rows, channels, epsilon);                          \
-    }                                                                                                                  \
-    ENTRY(batch_norm_both_##t)                                                                                         \
     extern "C" __global__ void __launch_bounds__(BLOCK) batch_norm_scale_##t(                                          \
         T *to, const float *w, const float *b, float *kept, const float *moments, int ranks, float *mean,              \
         float *variance, const float *running_mean, const float *running_variance, float *running_mean_after,          \

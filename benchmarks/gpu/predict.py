@@ -52,7 +52,7 @@ UNCERTAIN = (0.52, 0.74)
 
 MODELS = ["resnet50", "alexnet", "vgg16", "inception_v3", "mobilenet_v2", "densenet121", "mnist_small"]
 # What each is and does is in docs/gpu.md.
-CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "small", "host", "pairs"]
+CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "small", "host", "nodes"]
 
 
 def plan(program, model, batch, precision, libraries, normalised):
@@ -176,11 +176,9 @@ class Prediction:
         tensor, kept = read[0], self.kept(read[0])
         if step["pass"] == "forward":
             self.cost("small kernels", SMALL_NODES[self.has("small")])
-            if op == "batch norms+add+relu":
-                # Of the second one the moments are joined as well; apart it is read and written once more.
-                self.cost("small kernels", SMALL_NODES[self.has("small")])
-                if not self.has("pairs"):
-                    self.work("normalise", 2 * tensor - kept, NORMALISE[late])
+            if self.has("nodes") and any(".moments" in name for name in step["inputs"]):
+                # What normalises reads the sums that a convolution gives along with its result.
+                self.cost("small kernels", -KERNEL * (1 - SUMMED_APART[self.precision]))
             if not any(".moments" in name for name in step["inputs"]):
                 self.work("moments by themselves", tensor, MOMENTS[late])
             if op == "batch norm scale":

@@ -117,10 +117,6 @@ pub trait Device {
     fn op_fusions(&self) -> OpFusions {
         OpFusions::default()
     }
-    /// Whether it normalises what is added to a normalisation (`Graph::join_added_norms`).
-    fn adds_norms(&self) -> bool {
-        false
-    }
     /// Whether it computes this faster as one (`Graph::join_norms`).
     fn joins(&self, _joint: &Joint) -> Result<bool> {
         Ok(false)

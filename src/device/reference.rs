@@ -276,7 +276,6 @@ fn evaluate(
         Op::BatchNormScale(norm) => {
             batch_norm::scale(norm, inputs, outputs.len() == 6, as_held(outputs[0].0.dtype))?
         }
-        Op::BatchNormBoth(norm) => batch_norm::both(norm, inputs, as_held(outputs[0].0.dtype))?,
         Op::BatchNormSums(norm) => batch_norm::sums(norm, inputs)?,
         Op::BatchNormBackward(norm) if norm.given => vec![batch_norm::backward_of_sums(norm, inputs)?],
         Op::BatchNormBackward(norm) => batch_norm::backward(norm, inputs)?,

@@ -7,7 +7,6 @@
 //! faster so. The plan then gives every tensor a layout and a
 //! place in memory. May use: `config`, `error`, `random`. Used by: everything above.
 
-mod added_norms;
 mod batched;
 mod builder;
 mod cost;

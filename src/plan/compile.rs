@@ -41,7 +41,6 @@ impl Compiled {
     /// `Options`.
     pub fn new(graph: Graph, device: &dyn Device, training: Option<&Plan>) -> Result<Compiled> {
         let graph = rewritten(graph, device).join_norms(|joint| device.joins(joint))?;
-        let graph = if device.adds_norms() { graph.join_added_norms() } else { graph };
         Compiled::of(graph, device, training)
     }
 

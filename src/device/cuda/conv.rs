@@ -106,14 +106,10 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2
     let product = compiled(gpu, Direction::Forward, Then::Sums, conv, real, [x, w, y])?;
     let of_w = weights(conv, w, real);
     let inputs = vec![operand(conv, x, real), of_w.clone()];
-    let outputs = vec![channels_last_in(y, real.dtype()), plain_in(output(request, 1)?, DType::F32)];
-    let (shape, [_, channels, ..]) = (Shape::of(y)?, image(y)?);
+    let shape = Shape::of(y)?;
+    let outputs = vec![channels_last_in(y, real.dtype()), shape.summed(output(request, 1)?)];
     let (name, scratch) = (named(&product, real), product.workspace());
-    let sums = 2 * (4 * channels).next_multiple_of(PART);
-    let workspace = match product.is_joined() {
-        true => scratch.next_multiple_of(PART) + sums,
-        false => scratch.max(shape.partials()),
-    };
+    let workspace = if product.is_joined() { scratch } else { scratch.max(shape.partials()) };
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
         let w = &operands.multiplied(1, &of_w, real)?;
@@ -121,13 +117,13 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2
             return Err(Error::internal("a convolution with moments has two inputs and two outputs"));
         };
         if product.is_joined() {
-            let [sum, squares] = [0, 1].map(|_| operands.scratch(4 * channels));
+            let [sum, squares] = shape.sums_in(moments);
             operands.push(product.bind(&[x, w, y, &sum, &squares], &workspace)?);
-            shape.moments_of_sums(operands, [&sum, &squares], moments)
+            Ok(())
         } else {
             operands.push(product.bind(&[x, w, y], &workspace)?);
             operands.reuse();
-            shape.moments(operands, y, moments)
+            shape.moments(operands, y, moments, true)
         }
     };
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real))

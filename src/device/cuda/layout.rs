@@ -106,6 +106,26 @@ pub fn saved(spec: &Spec, what: &str, bytes: usize) -> Layout {
     Layout::new(format!("{what} {}", spec.shape), bytes, DType::Saved, None)
 }
 
+/// Where a convolution may give the sum of each channel over so many rows, and that of its squares, in the place of
+/// moments (2,C): the squares lie from the next multiple of 16 channels on, as cuDNN wants them
+/// (`batch_norm_moments_of_sums` in kernels/README.md).
+pub struct Summed {
+    pub rows: usize,
+}
+
+/// Channels that the squares lie behind the sums.
+pub fn sums_apart(channels: usize) -> usize {
+    channels.next_multiple_of(16)
+}
+
+/// See `Summed`; `spec` is (2,C).
+pub fn summed(spec: &Spec, rows: usize) -> Layout {
+    let channels = spec.shape.elements() / 2;
+    let text = format!("f32 sums over {rows} rows, or moments, {}", spec.shape);
+    let bytes = 4 * (sums_apart(channels) + channels);
+    Layout::new(text, bytes, DType::F32, Some(Rc::new(Summed { rows })))
+}
+
 /// The layout in which input `index` lies already, in its own type, or else channels last.
 pub fn given(request: &KernelRequest, index: usize) -> Result<Layout> {
     let (spec, layout) = input(request, index)?;

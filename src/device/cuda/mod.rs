@@ -116,7 +116,6 @@ impl Cuda {
             Op::BatchNorm(norm) => norm::training(gpu, request, norm),
             Op::BatchNormInference(norm) => norm::given_statistics(gpu, request, norm),
             Op::BatchNormScale(norm) => norm::scale(gpu, request, norm),
-            Op::BatchNormBoth(norm) => norm::both(gpu, request, norm),
             Op::BatchNormSums(norm) => norm::sums(gpu, request, norm),
             Op::BatchNormBackward(norm) if norm.given => norm::backward_of_sums(gpu, request, norm),
             Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
@@ -188,10 +187,6 @@ impl Device for Cuda {
             dnn::Fusion::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
             _ => OpFusions { addition: true, mask: true, relu_backward: true, gradient_sums: true, moments },
         }
-    }
-
-    fn adds_norms(&self) -> bool {
-        true
     }
 
     fn joins(&self, joint: &Joint) -> Result<bool> {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
-use super::layout::{Real, channels_last, image, input, output, plain_in, saved};
+use super::layout::{Real, Summed, channels_last, image, input, output, plain_in, saved, summed, sums_apart};
 use crate::device::{KernelRequest, Layout, Memory as Bytes};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, LocalResponseNorm, Spec};
@@ -19,9 +19,8 @@ const JOIN: [u32; 2] = [4, 64];
 /// number by itself, so that bits do not depend on the GPU.
 const SUMMING: usize = 1584;
 /// Blocks that a multiprocessor has at work at a time, by their registers (kernels/kernels.tsv): of what normalises,
-/// also two at a time, and of the way back.
+/// and of the way back.
 const NORMALISING: usize = 4;
-const OF_TWO: usize = 2;
 const GOING_BACK: usize = 3;
 
 /// Pieces that the rows are cut into for a sum over them.
@@ -132,26 +131,25 @@ impl Shape {
         column_grid(self.channels, self.parts)
     }
 
-    /// The moments of x; takes `partials` of scratch.
-    pub fn moments(&self, operands: &mut Operands, x: &Bytes, to: &Bytes) -> Result<()> {
+    /// The layout of what a convolution gives in the place of its moments (2,C).
+    pub fn summed(&self, spec: &Spec) -> Layout {
+        summed(spec, self.rows)
+    }
+
+    /// The sum of each channel and that of its squares, in this layout.
+    pub fn sums_in(&self, memory: &Bytes) -> [Bytes; 2] {
+        [0, sums_apart(self.channels)].map(|from| memory.slice(4 * from, 4 * self.channels))
+    }
+
+    /// The moments of x, or in the layout `summed`; takes `partials` of scratch.
+    pub fn moments(&self, operands: &mut Operands, x: &Bytes, to: &Bytes, beside_sums: bool) -> Result<()> {
         let partials = operands.scratch(self.partials());
         let counts = [Long(self.rows), Int(self.channels), Int(self.parts)];
         let arguments = [&[Memory(x), Memory(&partials)], &counts[..]].concat();
         let name = format!("batch_norm_partials_{}", self.real.suffix());
         operands.launch(&name, self.grid(), &arguments)?;
-        let arguments = [&[Memory(&partials), Memory(to)], &counts[..]].concat();
+        let arguments = [&[Memory(&partials), Memory(to)], &counts[..], &[Bool(beside_sums)]].concat();
         operands.launch_in(JOIN, "batch_norm_moments", join_grid(self.channels), &arguments)
-    }
-
-    /// The moments, from the sum of each channel and that of its squares.
-    pub fn moments_of_sums(
-        &self,
-        operands: &mut Operands,
-        [sum, squares]: [&Bytes; 2],
-        to: &Bytes,
-    ) -> Result<()> {
-        let arguments = [Memory(sum), Memory(squares), Memory(to), Long(self.rows), Int(self.channels)];
-        operands.launch("batch_norm_moments_of_sums", operands.gpu.blocks(self.channels), &arguments)
     }
 
     /// x, w, b and statistics, z? → y. What the way back needs to know where y was positive is kept: b, or behind an
@@ -266,7 +264,8 @@ impl Shape {
 enum Statistics<'a> {
     /// Mean and variance.
     Given([&'a Bytes; 2]),
-    /// The moments of so many ranks, of which mean and variance are made; running mean and variance before and after.
+    /// The moments of so many ranks, of which mean and variance are made, or with 0 of them what is `summed`; running
+    /// mean and variance before and after.
     Moments { moments: &'a Bytes, ranks: usize, found: [&'a Bytes; 2], running: [&'a Bytes; 4] },
 }
 
@@ -316,8 +315,11 @@ fn layouts(request: &KernelRequest, shape: Shape, norm: Option<BatchNorm>) -> (V
         // A scale is of the type of activations.
         _ => plain_in(spec, spec.dtype),
     };
-    let inputs = request.inputs.iter().map(|(spec, _)| layout(spec)).collect();
-    (inputs, request.outputs.iter().map(layout).collect())
+    let given = |(spec, lies): &(Spec, Option<Layout>)| match lies {
+        Some(lies) if lies.handle::<Summed>().is_some() => lies.clone(),
+        _ => layout(spec),
+    };
+    (request.inputs.iter().map(given).collect(), request.outputs.iter().map(layout).collect())
 }
 
 fn kernel(
@@ -355,22 +357,6 @@ pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<
     })
 }
 
-/// x, w, b, running mean, running variance, the same of z, moments of z, moments of x → y, mean, variance, running
-/// mean, running variance, the mask, the four of z.
-pub fn both(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
-    let shape = Shape::of(output(request, 0)?)?;
-    Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
-        let mut arguments = [&i[0], &i[5], &o[0], &o[5]].map(Memory).to_vec();
-        for (given, moments, found) in [(0, 11, 1), (5, 10, 6)] {
-            arguments.extend([&i[given + 1], &i[given + 2], &i[moments]].map(Memory));
-            arguments.extend([&o[found], &o[found + 1], &i[given + 3], &i[given + 4]].map(Memory));
-            arguments.extend([&o[found + 2], &o[found + 3]].map(Memory));
-        }
-        arguments.extend([Float(norm.momentum), Long(shape.rows), Int(shape.channels), Float(norm.epsilon)]);
-        shape.each(operands, "batch_norm_both", OF_TWO, &arguments)
-    }))
-}
-
 /// What is done with the statistics of a batch.
 fn with_moments(
     gpu: &Rc<Gpu>,
@@ -380,7 +366,10 @@ fn with_moments(
 ) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
     let given = request.inputs.last().filter(|_| norm.given);
-    let ranks = given.map_or(1, |(spec, _)| spec.shape.elements() / (2 * shape.channels).max(1));
+    let ranks = given.map_or(1, |(spec, lies)| match lies {
+        Some(lies) if lies.handle::<Summed>().is_some() => 0,
+        _ => spec.shape.elements() / (2 * shape.channels).max(1),
+    });
     let workspace = if norm.given { 0 } else { shape.workspace() };
     Ok(kernel(gpu, request, (shape, Some(norm)), workspace, move |operands, i, o| {
         let own;
@@ -388,7 +377,7 @@ fn with_moments(
             Some(moments) => moments,
             None => {
                 own = operands.scratch(shape.pair());
-                shape.moments(operands, &i[0], &own)?;
+                shape.moments(operands, &i[0], &own, false)?;
                 &own
             }
         };
@@ -439,8 +428,25 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
 pub fn moments(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
     let shape = Shape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, (shape, None), shape.workspace(), move |operands, i, o| {
-        shape.moments(operands, &i[0], &o[0])
+        shape.moments(operands, &i[0], &o[0], false)
     }))
+}
+
+/// What lies in the layout `summed` → moments
+pub fn moments_of_sums(
+    gpu: &Rc<Gpu>,
+    spec: &Spec,
+    from: &Layout,
+    Summed { rows }: &Summed,
+) -> Result<CudaKernel> {
+    let (rows, channels) = (*rows, spec.shape.elements() / 2);
+    let bind = move |operands: &mut Operands| {
+        let (sums, moments) = (&operands.inputs[0], &operands.outputs[0]);
+        let arguments = [Memory(sums), Memory(moments), Long(rows), Int(channels)];
+        operands.launch("batch_norm_moments_of_sums", operands.gpu.blocks(channels), &arguments)
+    };
+    let outputs = vec![plain_in(spec, DType::F32)];
+    Ok(CudaKernel::new(gpu, "own:batch_norm", vec![from.clone()], outputs, bind))
 }
 
 /// dy, x, w, b, mean, variance → sums, dw, db

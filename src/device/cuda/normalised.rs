@@ -208,23 +208,24 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
     let of_w = weights(conv, w, real);
     let inputs = vec![channels_last(x), of_w.clone(), plain_in(&input(request, 2)?.0, real.dtype())];
     let mut outputs = vec![channels_last(y)];
-    outputs.extend(request.outputs.get(1).map(|moments| plain_in(moments, DType::F32)));
     let (shape, [_, channels, ..]) = (Shape::of(y)?, image(y)?);
-    let (name, scratch, sums) = (named(&product, real), product.workspace(), 2 * 4 * channels);
+    outputs.extend(request.outputs.get(1).map(|moments| shape.summed(moments)));
+    // The engine gives sums also where nobody reads them.
+    let sums = if request.outputs.len() > 1 { 0 } else { 2 * 4 * channels };
+    let (name, scratch) = (named(&product, real), product.workspace());
     let workspace = scratch.next_multiple_of(PART) + sums.next_multiple_of(PART);
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
         let w = &operands.multiplied(1, &of_w, real)?;
-        let [sum, squares] = rows_of(&operands.scratch(sums));
+        let unread = operands.scratch(sums);
         let ([x, _, scale], [y, moments @ ..]) = (operands.inputs, operands.outputs) else {
             return Err(Error::internal("a convolution that normalises has three inputs"));
         };
+        let [sum, squares] =
+            moments.first().map_or_else(|| rows_of(&unread), |moments| shape.sums_in(moments));
         let [scale, shift] = rows_of(scale);
         operands.push(product.bind(&[x, w, y, &scale, &shift, &sum, &squares], &workspace)?);
-        match moments {
-            [moments] => shape.moments_of_sums(operands, [&sum, &squares], moments),
-            _ => Ok(()),
-        }
+        Ok(())
     };
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real))
 }

@@ -8,6 +8,7 @@ use super::kernel::{CudaKernel, Operands, side_by_side};
 use super::layout::{
     Real, channels_last, given, image, input, output, padded_in, plain, plain_in, rows, width,
 };
+use super::norm;
 use super::update::put;
 use crate::device::memory::bytes_of;
 use crate::device::{KernelRequest, Layout};
@@ -368,6 +369,11 @@ pub fn loss_backward(
 
 /// A copy of a tensor from one layout, and type, into another.
 pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result<CudaKernel> {
+    if let Some(summed) = from.handle()
+        && *to == plain_in(spec, DType::F32)
+    {
+        return norm::moments_of_sums(gpu, spec, from, summed);
+    }
     let [source, target] = [Real::of(from.dtype())?, Real::of(to.dtype())?];
     let names = format!("{}_{}", source.suffix(), target.suffix());
     let [from_plain, to_plain] = [from, to].map(|layout| *layout == plain_in(spec, layout.dtype()));

@@ -170,13 +170,12 @@ impl Cpu {
             | Op::Conv2dNormalised(_)
             | Op::Conv2dNormalisedBackwardWeights(_)
             | Op::Conv2dBackwardDataNorm(..)
-            | Op::BatchNormScale(_)
-            | Op::BatchNormBoth(_) => Err(joined(request)),
+            | Op::BatchNormScale(_) => Err(joined(request)),
         }
     }
 }
 
-/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::fuse`, `Graph::join_norms`, `Graph::join_added_norms`).
+/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::fuse`, `Graph::join_norms`).
 fn joined(request: &KernelRequest) -> Error {
     Error::internal(format!("{} is for GPUs", request.op.name()))
 }

@@ -130,24 +130,6 @@ pub fn scale(
     Ok(outputs)
 }
 
-/// x, w, b, running mean, running variance, the same of z, moments of z, moments of x → what `forward` gives of x with
-/// what it gives of z added, rounded, then the four statistics of z.
-pub fn both(
-    norm: &BatchNorm,
-    inputs: &[ArrayD<f32>],
-    rounded: impl Fn(f32) -> f32,
-) -> Result<Vec<ArrayD<f32>>> {
-    let [of_x, of_z] = [0..5, 5..11].map(|range| inputs.get(range));
-    let (Some(of_x), Some(of_z), Some(moments)) = (of_x, of_z, inputs.get(11)) else {
-        return Err(Error::internal("two normalisations have twelve inputs"));
-    };
-    let mut more = forward(&BatchNorm { relu: false, add: false, ..*norm }, of_z, false)?;
-    let added = more.remove(0).mapv(rounded);
-    let mut outputs = forward(norm, &[of_x, &[added, moments.clone()]].concat(), true)?;
-    outputs.extend(more);
-    Ok(outputs)
-}
-
 /// ReLU(x·scale + shift), with scale (2,C).
 pub fn scaled(x: &ArrayD<f32>, scale: &ArrayD<f32>) -> Result<ArrayD<f32>> {
     let mut y = image(x)?.to_owned();

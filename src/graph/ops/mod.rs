@@ -96,10 +96,6 @@ pub enum Op {
     /// As `BatchNorm`, but for y scale (2,C): what x is multiplied with, and what is then added, of each channel. They
     /// are rounded to the type of activations, the shift with the scale that is.
     BatchNormScale(BatchNorm),
-    /// As `BatchNorm` with `add` and moments (2,C), of two: x, w, b, running mean, running variance, the same of z,
-    /// moments of z, moments of x → y, mean, variance, running mean, running variance, saved, the four of z. What is
-    /// added is normalised with z's, and rounded to the type of z (`Graph::join_added_norms`).
-    BatchNormBoth(BatchNorm),
     /// dy, x, w, b, mean, variance → sums (2,C), dw, db of this rank's part alone. The sums are Σ dy and Σ dy·x̂ with
     /// x̂ the normalised x, which are db and dw; dy counts as 0 where a ReLU made y 0.
     BatchNormSums(BatchNorm),
@@ -251,7 +247,6 @@ impl Op {
             Op::AllToAll { .. } => ("all to all", Elements),
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) => (norm.name(), Elements),
             Op::BatchNormScale(_) => ("batch norm scale", Elements),
-            Op::BatchNormBoth(_) => ("batch norms+add+relu", Elements),
             Op::BatchNormSums(_) => ("batch norm sums", Elements),
             Op::BatchNormBackward(norm) => (norm.backward_name(), Elements),
             Op::LocalResponseNorm(_) => ("local response norm", Elements),
@@ -350,7 +345,6 @@ impl Op {
             | Op::LinearBackwardWeights { .. }
             | Op::BatchNormInference(_)
             | Op::BatchNormScale(_)
-            | Op::BatchNormBoth(_)
             | Op::BatchNormSums(_)
             | Op::BatchNormBackward(_)
             | Op::LocalResponseNormBackward(_)

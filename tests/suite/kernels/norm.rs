@@ -97,7 +97,7 @@ impl Case {
         let (rows, c, parts) = (self.rows() as i64, self.c() as i32, self.parts as i32);
         let name = format!("batch_norm_partials_{}", self.t);
         launch!(name, self.columns(Some(self.parts)), &x, &partials, rows, c, parts);
-        launch!("batch_norm_moments", Shape::join(self.c()), &partials, &moments, rows, c, parts);
+        launch!("batch_norm_moments", Shape::join(self.c()), &partials, &moments, rows, c, parts, false);
         moments
     }
 
@@ -162,8 +162,8 @@ fn moments_come_of_sums_too() {
         }
         let moments = case.numbers(2);
         let [sum, squares] = [sum, squares].map(|sums| sums.iter().map(|v| *v as f32).collect::<Vec<f32>>());
-        let (there, also) = (Buffer::f32s(&sum), Buffer::f32s(&squares));
-        launch!("batch_norm_moments_of_sums", Shape::any(), &there, &also, &moments, rows as i64, c as i32);
+        let there = Buffer::f32s(&beside(&sum, &squares));
+        launch!("batch_norm_moments_of_sums", Shape::any(), &there, &moments, rows as i64, c as i32);
         let (found, expected) = (moments.read("f32"), case.moments().read("f32"));
         let what = format!("{:?}", case.extents);
         close(&found[..c], &expected[..c], |v| 1e-6 + 1e-6 * v.abs(), &what);
@@ -173,19 +173,53 @@ fn moments_come_of_sums_too() {
             assert!(off <= 4e-6 * size + 1e-7, "{what}: variance {off} off where squares are {size}");
         }
     }
-    let (moments, row) = (Buffer::empty(4, "f32", Start::Aligned), |values: [f32; 2]| Buffer::f32s(&values));
-    launch!(
-        "batch_norm_moments_of_sums",
-        Shape::any(),
-        &row([3.0, f32::NAN]),
-        &row([2.9, 1.0]),
-        &moments,
-        3i64,
-        2i32
-    );
+    let moments = Buffer::empty(8, "f32", Start::Aligned);
+    // The last two are moments in the place of sums.
+    let sums = Buffer::f32s(&beside(&[3.0, f32::NAN, 7.0, 5.0], &[2.9, 1.0, -2.0, -0.0]));
+    launch!("batch_norm_moments_of_sums", Shape::any(), &sums, &moments, 3i64, 4i32);
     let found = moments.read("f32");
-    assert_eq!((found[0], found[2]), (1.0, 0.0), "never below zero");
-    assert!(found[1].is_nan() && found[3].is_nan(), "and what is no number stays none");
+    assert_eq!((found[0], found[4]), (1.0, 0.0), "never below zero");
+    assert!(found[1].is_nan() && found[5].is_nan(), "and what is no number stays none");
+    assert_eq!([found[2], found[3], found[6], found[7]], [7.0, 5.0, 2.0, 0.0], "moments stay");
+}
+
+/// Sums, and from the next multiple of 16 channels on those of squares.
+fn beside(sum: &[f32], squares: &[f32]) -> Vec<f32> {
+    let mut all = sum.to_vec();
+    all.resize(sum.len().next_multiple_of(16), f32::NAN);
+    [all, squares.to_vec()].concat()
+}
+
+/// What normalises makes the same of sums, or of moments in their place, as of the moments that they come to: to the
+/// bit, also of the running statistics.
+#[test]
+fn sums_are_read_as_their_moments() {
+    for case in Case::all() {
+        let (c, rows) = (case.c(), case.rows());
+        let sum: Vec<f32> = random(c, 71).iter().map(|v| (v - 0.5) * rows as f32).collect();
+        let squares: Vec<f32> = random(c, 72).iter().map(|v| (v + 0.3) * rows as f32).collect();
+        let squares: Vec<f32> = squares
+            .iter()
+            .enumerate()
+            .map(|(i, v)| match i % 3 {
+                2 => -v,
+                _ => *v,
+            })
+            .collect();
+        let (sums, moments) = (Buffer::f32s(&beside(&sum, &squares)), case.numbers(2));
+        launch!("batch_norm_moments_of_sums", Shape::any(), &sums, &moments, rows as i64, c as i32);
+        let before = [73, 74].map(|which| Buffer::f32s(&random(c, which)));
+        let of = |given: (&Buffer, usize)| {
+            let [mean, variance, after_mean, after_variance] = [1; 4].map(|of| case.numbers(of));
+            let y = case.room();
+            let running = Some([&before[0], &before[1], &after_mean, &after_variance]);
+            let statistics = Statistics { moments: Some(given), found: [&mean, &variance], running };
+            normalise(&case, None, &y, [None; 2], &statistics);
+            let numbers = [&mean, &variance, &after_mean, &after_variance].map(|found| found.read("f32"));
+            (numbers, y.bytes().to_vec())
+        };
+        assert!(of((&sums, 0)) == of((&moments, 1)), "{} {:?}", case.t, case.extents);
+    }
 }
 
 /// What `batch_norm_T` is told of a batch.
@@ -352,94 +386,6 @@ fn scale_of(case: &Case, to: &Buffer, kept: Option<&Buffer>, statistics: &Statis
         MOMENTUM,
         case.rows() as i64,
         case.c() as i32,
-        EPSILON,
-    );
-}
-
-/// What one kernel makes of two normalisations has the bits of what two make of them one after the other.
-#[test]
-fn two_normalisations_are_added_up_in_one() {
-    for case in Case::all() {
-        let case = Case { relu: true, ..case };
-        let c = case.c();
-        let z = Case {
-            x: random_in(case.t, case.x.len(), 61),
-            w: random(c, 62).iter().map(|v| v - 0.5).collect(),
-            b: random(c, 63),
-            relu: false,
-            dy: Vec::new(),
-            ..case
-        };
-        let running = [64, 65, 66, 67].map(|which| Buffer::f32s(&random(c, which)));
-        let moments = [&case, &z].map(Case::moments);
-        // Of x and of z: mean, variance, their running ones.
-        let found = || [(); 8].map(|()| case.numbers(1));
-        let group = if case.t == "f32" { 4 } else { 8 };
-        let mask = || Buffer::of_bytes(&vec![0xff; case.rows() * c.div_ceil(group)], case.start, 1);
-        let (apart, bits, y, added) = (found(), mask(), case.room(), case.room());
-        let [of_x, of_z] = of_two(&moments, &running, &apart);
-        normalise(&z, None, &added, [None; 2], &of_z);
-        normalise(&case, Some(&added), &y, [Some(&bits), None], &of_x);
-        let (together, bits_too, y_too) = (found(), mask(), case.room());
-        both([&case, &z], &y_too, &bits_too, &of_two(&moments, &running, &together));
-        let what = format!("{} {:?}", case.t, case.extents);
-        for (found, expected) in together.iter().zip(&apart) {
-            assert_eq!(found.read("f32"), expected.read("f32"), "{what}: statistics");
-        }
-        assert!(y_too.bytes() == y.bytes(), "{what}: {:?} and {:?}", y_too.read(case.t), y.read(case.t));
-        assert!(bits_too.bytes() == bits.bytes(), "{what}: mask");
-    }
-}
-
-fn of_two<'a>(
-    moments: &'a [Buffer; 2],
-    running: &'a [Buffer; 4],
-    found: &'a [Buffer; 8],
-) -> [Statistics<'a>; 2] {
-    let [mean_x, variance_x, mean_z, variance_z] = running.each_ref();
-    let before = [[mean_x, variance_x], [mean_z, variance_z]];
-    [0, 1].map(|of| {
-        let [mean, variance, mean_after, variance_after] = [0, 1, 2, 3].map(|which| &found[4 * of + which]);
-        Statistics {
-            moments: Some((&moments[of], 1)),
-            found: [mean, variance],
-            running: Some([before[of][0], before[of][1], mean_after, variance_after]),
-        }
-    })
-}
-
-fn both([x, z]: [&Case; 2], y: &Buffer, mask: &Buffer, statistics: &[Statistics; 2]) {
-    let [of_x, of_z] = statistics;
-    let [moments, moments_z] = [of_x, of_z].map(|of| of.moments.unwrap().0);
-    let [running, running_z] = [of_x, of_z].map(|of| of.running.unwrap());
-    launch!(
-        format!("batch_norm_both_{}", x.t),
-        x.columns(None),
-        &x.there(&x.x),
-        &z.there(&z.x),
-        y,
-        mask,
-        &Buffer::f32s(&x.w),
-        &Buffer::f32s(&x.b),
-        moments,
-        of_x.found[0],
-        of_x.found[1],
-        running[0],
-        running[1],
-        running[2],
-        running[3],
-        &Buffer::f32s(&z.w),
-        &Buffer::f32s(&z.b),
-        moments_z,
-        of_z.found[0],
-        of_z.found[1],
-        running_z[0],
-        running_z[1],
-        running_z[2],
-        running_z[3],
-        MOMENTUM,
-        x.rows() as i64,
-        x.c() as i32,
         EPSILON,
     );
 }

@@ -83,7 +83,6 @@ impl Writer<'_> {
             | Op::Exchange { .. }
             | Op::AllToAll { .. }
             | Op::BatchNormScale(_)
-            | Op::BatchNormBoth(_)
             | Op::BatchNormSums(_)
             | Op::BatchNormBackward(_)
             | Op::LocalResponseNormBackward(_)

@@ -36,6 +36,29 @@ FOR_NUMBERS(ELEMENTS)
 
 FOR_PAIRS(CAST)
 
+// A part of a gradient: where its halves lie and where its f32 numbers go, in elements from two places.
+struct Narrow {
+    Long from, to, n;
+};
+
+// Many casts at once, of which a block does a piece at a time.
+#define WIDEN(H, h)                                                                                                    \
+    extern "C" __global__ void widen_##h(const H *from, float *to, const Narrow *pieces, int count) {                  \
+        ROLLED for (int p = blockIdx.x; p < count; p += gridDim.x) {                                                   \
+            const Narrow piece = pieces[p];                                                                            \
+            const H *x = from + piece.from;                                                                            \
+            float *y = to + piece.to;                                                                                  \
+            each_from(threadIdx.x, blockDim.x, piece.n, aligned(x) && aligned(y), [&](Long i, auto of) {               \
+                float v[of.value];                                                                                     \
+                load(x + i, v);                                                                                        \
+                store(y + i, v);                                                                                       \
+            });                                                                                                        \
+        }                                                                                                              \
+    }                                                                                                                  \
+    ENTRY(widen_##h)
+
+FOR_HALVES(WIDEN)
+
 // What travels between ranks: a sum is rounded to what travels next.
 #define WIRE(H, h)                                                                                                     \
     extern "C" __global__ void accumulate_rounded_##h(const H *from, float *into, Long n) {                            \

@@ -2,13 +2,14 @@
 """How long a step should take on a GPU: a prediction from the plan, until a card has been measured.
 
     predict.py DLTRAIN [--libraries DIR] [--models NAME,...] [--precisions bf16,f16] [--batch N] [--parts]
-               [--card h200|h100|a100] [--short]
+               [--card h200|h100|a100] [--short] [--joins]
 
 DLTRAIN is asked for its plan (`--dry-run --plan-steps`), so that what changes the program changes the prediction.
 Without a GPU give --libraries the doubles of CUDA's libraries (tests/fake_cuda). Each step takes as long as its
 products or its bytes at the rates below, whichever is longer, divided by the share of that which its kernel reaches.
 The changes are then put in one after the other: a column is the step with it and all before it. --parts prints where
-the time goes, before and after; --short the step with all changes alone.
+the time goes, before and after; --short the step with all changes alone; --joins what each thing that is done along
+with something else gains.
 """
 
 import argparse
@@ -53,6 +54,9 @@ UNCERTAIN = (0.52, 0.74)
 MODELS = ["resnet50", "alexnet", "vgg16", "inception_v3", "mobilenet_v2", "densenet121", "mnist_small"]
 # What each is and does is in docs/gpu.md.
 CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "small", "host", "nodes"]
+# What is done along with something else.
+JOINS = ["bias and ReLU", "a ReLU's gradient", "an addition of gradients", "sums for mean and variance",
+         "an addition behind a normalisation"]
 
 
 def plan(program, model, batch, precision, libraries, normalised):
@@ -75,14 +79,19 @@ class Prediction:
     """Seconds of a step, by what they go into, with these changes made. Ideal: the passes over memory and the products
     that the program made before, at the card's rates: the roofline of the table."""
 
-    def __init__(self, steps, precision, made=(), convolution=CONVOLUTION, ideal=False):
+    def __init__(self, steps, precision, made=(), convolution=CONVOLUTION, ideal=False, apart=None):
         self.precision, self.made, self.convolution, self.ideal = precision, made, convolution, ideal
+        # One of JOINS that is not made.
+        self.apart = apart
         self.parts = {}
         # Weights whose halves are made by a step of the plan, and those whose halves are counted.
         self.halved, self.counted = {step["layer"] for step in steps if step["op"] == "reorder"}, set()
         for step in steps:
             self.step(step)
         self.cost("host", HOST[self.has("host")])
+        if self.has("nodes"):
+            # One kernel casts the gradients of all weights.
+            self.cost("casts of gradients", KERNEL)
         self.total = sum(self.parts.values())
 
     def has(self, change):
@@ -97,6 +106,11 @@ class Prediction:
         least = max(flop / PRODUCTS, moved / COPY)
         seconds = least if self.ideal else max(least / share, kernels * KERNEL)
         self.parts[part] = self.parts.get(part, 0.0) + seconds
+
+    def is_apart(self, join, moved, kernels=1):
+        """What it takes by itself."""
+        if self.apart == join:
+            self.work("apart", moved, ELEMENTWISE, kernels=kernels)
 
     def step(self, step):
         op, moved = step["op"], sum(step["read"]) + sum(step["written"])
@@ -144,8 +158,17 @@ class Prediction:
         if op.endswith("+add"):
             # What is there already is read; or the sum is a pass of its own.
             moved -= read[2]
-            again = read[2] if self.has("sums") else 3 * written[0]
+            again = read[2] if self.has("sums") and self.apart != "an addition of gradients" else 3 * written[0]
             self.work("sums of gradients", again, ELEMENTWISE)
+        if op.endswith("data+relu"):
+            self.is_apart("a ReLU's gradient", 2 * written[0])
+        elif step["pass"] == "forward" and ("bias: true" in step["settings"] or op.endswith("+relu")):
+            self.is_apart("bias and ReLU", 2 * written[0])
+        if "backward weights" in op:
+            # They come in halves.
+            halves = written[0] / 2
+            moved -= halves
+            self.work("casts of gradients", 3 * halves, ELEMENTWISE, kernels=int(not self.has("nodes")))
         groups = int(re.search(r"groups: (\d+)", step["settings"])[1])
         share = self.convolution
         if groups > 1:
@@ -164,7 +187,8 @@ class Prediction:
             self.work("gradients of normalisations", passes, BACKWARD[self.has("norms")])
         self.work("convolutions", moved, share, step["flop"])
         if op == "conv2d+moments":
-            apart = SUMMED_APART[self.precision] * written[0]
+            share = 1 if self.apart == "sums for mean and variance" else SUMMED_APART[self.precision]
+            apart = share * written[0]
             self.work("moments by themselves", apart, MOMENTS[self.has("norms")], kernels=0)
 
     def kept(self, tensor):
@@ -184,6 +208,8 @@ class Prediction:
             if op == "batch norm scale":
                 return self.cost("small kernels", KERNEL)
             large = sum(size for size in read + written if size >= tensor)
+            if "add" in op:
+                self.is_apart("an addition behind a normalisation", 2 * tensor)
             self.work("normalise", large - kept, NORMALISE[late])
             return
         residual = "add" in op
@@ -227,12 +253,15 @@ def main():
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--card", choices=CARDS, default="h200")
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--joins", action="store_true")
     given = parser.parse_args()
     global PRODUCTS, COPY, ISSUED
     PRODUCTS, COPY, ISSUED = CARDS[given.card]
     counts = [len(CHANGES)] if given.short else range(len(CHANGES) + 1)
     titles = ["network", "ms"] if given.short else ["network", "before", *(f"+ {change}" for change in CHANGES)]
     titles += ["images/s", "possible", "of the roofline", "+ fused set"]
+    if given.joins:
+        titles = ["network", *JOINS, "a normalisation before a convolution"]
     if not given.parts:
         print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
     for model in given.models.split(","):
@@ -240,7 +269,9 @@ def main():
             steps, fused = (plan(given.dltrain, model, given.batch, precision, given.libraries, normalised)
                             for normalised in (False, True))
             made = [CHANGES[:count] for count in counts]
-            if given.parts:
+            if given.joins:
+                print_joins(model, precision, steps, fused)
+            elif given.parts:
                 print_parts(model, precision, steps, fused)
             else:
                 print_row(model, precision, (steps, fused), made, given.batch)
@@ -256,6 +287,14 @@ def print_row(model, precision, plans, made, batch):
              f"{slow:,.0f}–{fast:,.0f}", f"{100 * roofline / times[-1]:.0f} %",
              f"{batch / fused:,.0f}" if fused < times[-1] else "–"]
     print("| " + " | ".join(cells) + " |")
+
+
+def print_joins(model, precision, steps, fused):
+    """How much longer a step without each of them would be, in percent."""
+    whole = Prediction(steps, precision, CHANGES).total
+    without = [Prediction(steps, precision, CHANGES, apart=join).total for join in JOINS]
+    more = [100 * (time / whole - 1) for time in [*without, whole ** 2 / Prediction(fused, precision, CHANGES).total]]
+    print("| " + " | ".join([f"{model} {precision}", *(f"{gain:.1f}" if gain > 0.05 else "–" for gain in more)]) + " |")
 
 
 def print_parts(model, precision, steps, fused):

@@ -77,6 +77,10 @@ pub trait Kernel {
     fn halved(&self) -> Option<usize> {
         None
     }
+    /// Bytes in halves that the device keeps of a gradient that it gives.
+    fn kept(&self) -> usize {
+        0
+    }
     /// An input whose memory output 0 may take over (same bytes, elementwise).
     fn in_place(&self) -> Option<usize> {
         None

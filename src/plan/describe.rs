@@ -58,6 +58,8 @@ pub struct Extent {
     pub program: usize,
     /// Bytes of the copies in halves that a device with memory of its own keeps of the parameters.
     pub halves: usize,
+    /// And of those that it keeps of weights' gradients.
+    pub narrow: usize,
     /// Whether the device has memory of its own, apart from the host's.
     pub own_memory: bool,
 }
@@ -87,7 +89,7 @@ impl Sizes {
         };
         [
             ("activations", self.activations),
-            ("gradients", gradients),
+            ("gradients", gradients + extent.narrow),
             ("windows", windows),
             ("parameters", extent.parameters + extent.halves),
             ("optimizer", extent.optimizer),
@@ -117,7 +119,7 @@ impl Sizes {
             self.activations + self.workspace + inputs + self.metrics + self.statistics + self.constants;
         let gradients = extent.shards.map_or(extent.gradients * self.gradients, |s| s + self.gradients);
         let learned = gradients + extent.parameters + extent.optimizer;
-        steps + learned + extent.halves + extent.compression_on_device
+        steps + learned + extent.halves + extent.narrow + extent.compression_on_device
     }
 
     /// What a batch is limited by: the device's memory where it has its own, else the host's.

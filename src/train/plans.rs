@@ -691,7 +691,8 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
         clip: config.optimizer.clip_norm.is_some(),
         unscale: config.precision == Precision::F16,
         average: config.optimizer.ema.is_some(),
-        overlap: config.overlap,
+        // A rank by itself has nothing to send meanwhile: its backward pass is one stretch.
+        overlap: config.overlap && layout.mesh.ranks() > 1,
         asynchronous: config.strategy.is_asynchronous(),
         ..Manner::plain(nodes(layout.data))
     }
@@ -1006,6 +1007,7 @@ fn extent(
         compression_on_device: compression.on_device,
         program: host::rss().unwrap_or(0),
         halves: halves(config, world, plan),
+        narrow: plan.steps.iter().map(|step| step.kernel.kept()).sum(),
         own_memory,
     }
 }

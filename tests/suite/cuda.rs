@@ -279,18 +279,22 @@ fn a_gradient_is_added_to_where_it_lies() {
 }
 
 #[test]
-fn copies_of_parameters_in_halves_are_planned() {
+fn copies_in_halves_are_planned() {
     let directory = tempfile::tempdir().unwrap();
-    let [whole, halves] = ["f32", "bf16"].map(|precision| -> usize {
+    let [whole, halves] = ["f32", "bf16"].map(|precision| {
         let flags =
             ["--model", "alexnet", "--batch", "2", "--dry-run", "--device", "cuda", "--precision", precision];
         let done = finish(with_cuda(job::job(&[(1, &flags)]), &[], directory.path()));
         assert!(done.success, "{}", done.stderr);
-        let line =
-            done.stdout.lines().find(|line| line.trim_start().starts_with("parameters ")).expect("a line");
-        line.split(['(', ' ']).rev().nth(1).and_then(|bytes| bytes.replace(',', "").parse().ok()).expect(line)
+        ["parameters ", "gradients "].map(|kind| -> usize {
+            let line = done.stdout.lines().find(|line| line.trim_start().starts_with(kind)).expect("a line");
+            let bytes = line.split(['(', ' ']).rev().nth(1);
+            bytes.and_then(|bytes| bytes.replace(',', "").parse().ok()).expect(line)
+        })
     });
-    assert_eq!(halves, whole + whole / 2);
+    // Of all parameters, and of the gradients of the weights of four convolutions: that of the first is padded.
+    let convolutions = 25 * 64 * 192 + 9 * (192 * 384 + 384 * 256 + 256 * 256);
+    assert_eq!(halves, [whole[0] + whole[0] / 2, whole[1] + 2 * convolutions]);
 }
 
 /// The files of cuDNN's cache.
@@ -430,6 +434,20 @@ fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
     }
     for flags in ["--augment cutout", "--augment mixup", "--device cpu"] {
         assert!(!input(flags).contains(" normalise "), "{flags}");
+    }
+}
+
+/// Of steps that are captured one kernel makes f32 of all weights' gradients.
+#[test]
+fn gradients_in_halves_are_the_same_together_and_each_by_itself() {
+    let mut results = Results::new();
+    for precision in ["bf16", "f16"] {
+        let flags = format!("{} --precision {precision}", residual());
+        let flags = format!("{flags} --batch 2 --steps 4 --optimizer sgd --lr 0.01 --device cuda");
+        let mut losses = |graphs| results.train_with(1, &flags, &[("DLTRAIN_CUDA_GRAPH", graphs)]).0;
+        let apart = losses("0");
+        assert!(apart.len() == 4 && apart[0] != apart[3], "{apart:?}");
+        assert_eq!(losses("1"), apart, "{flags}");
     }
 }
 

@@ -331,45 +331,53 @@ fn calls(ranks: usize, flags: &str) -> (BTreeMap<String, usize>, usize) {
     (counts, stretches)
 }
 
-/// What a step of resnet50 in bf16 has the GPU do: our own launches, products and copies; in graphs, and the updates
+/// What a step of resnet50 in bf16 has the GPU do: our own launches, products and copies, in two graphs, and the updates
 /// behind them. Of the kernels 53 normalise, which read the sums that a convolution gives along with its result, 53 give
-/// the sums that their gradients need and 53 join these, and 53 cast a gradient.
+/// the sums that their gradients need, 53 join these and 53 go back. All gradients of weights that come in halves are cast by one;
+/// that of the first convolution, which is padded, by another.
 #[test]
 fn a_step_of_resnet50_has_few_nodes() {
     let calls =
         all_calls(1, "--model resnet50 --image-size 32 --classes 10 --batch 2 --steps 2 --precision bf16");
     let (mut captures, mut launched) = (false, false);
-    let [mut own, mut products, mut copies] = [0; 3];
+    let [mut own, mut products, mut copies, mut graphs] = [0; 4];
     for call in &calls {
         captures = call == "cuStreamBeginCapture_v2" || captures && call != "cuStreamEndCapture";
         launched |= call == "cuGraphLaunch";
+        graphs += usize::from(call == "cuGraphLaunch");
         if captures || launched {
             own += usize::from(call == "cuLaunchKernel");
             products += usize::from(call == "cudnnBackendExecute" || call.starts_with("cublasGemm"));
             copies += usize::from(call.starts_with("cuMemcpyDtoD") || call.starts_with("cuMemset"));
         }
     }
-    assert_eq!([own, products, copies], [315, 158, 0]);
+    assert_eq!([own, products, copies, graphs], [229, 161, 0, 2]);
 }
 
+/// A rank that is alone has nothing to send while it computes: its backward pass is one graph.
 #[test]
 fn a_steady_step_makes_few_calls_and_waits_for_no_stream() {
+    let mut buckets = 0;
     for (ranks, flags, [each, once]) in [
-        (1, "", [2, 5]),
+        (2, "--allreduce ipc", [5, 9]),
+        (2, "--allreduce shm", [8, 11]),
+        (2, "--allreduce shm --precision f16", [8, 16]),
+        (1, "", [1, 8]),
         // Halves with a loss scale: what takes it off, and five to tell the host whether a gradient is broken.
-        (1, "--precision f16", [2, 10]),
-        (2, "--allreduce ipc", [5, 4]),
-        (2, "--allreduce shm", [8, 3]),
-        (2, "--allreduce shm --precision f16", [8, 8]),
+        (1, "--precision f16", [1, 13]),
     ] {
         let (counts, stretches) = calls(ranks, flags);
-        assert!(stretches > 3, "{stretches}");
+        match ranks {
+            1 => assert_eq!(stretches, 2, "{flags}"),
+            _ => buckets = stretches - 1,
+        }
+        assert!(buckets > 2, "{stretches}");
         for waits in ["cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"] {
             assert_eq!(counts.get(waits), None, "{ranks} ranks {flags}: {waits}");
         }
         // Whoever waits asks again and again.
         let ours = |name: &&String| name.starts_with("cu") && *name != "cuEventQuery";
         let all: usize = counts.keys().filter(ours).map(|name| counts[name]).sum::<usize>() / 2;
-        assert!(all <= each * stretches + once, "{ranks} ranks {flags}: {all} calls, {stretches} stretches");
+        assert!(all <= each * buckets + once, "{ranks} ranks {flags}: {all} calls, {buckets} buckets");
     }
 }

@@ -226,23 +226,30 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
     let (name, scratch) = (named(&product, real), product.workspace());
     // cuDNN gives dw in the type of x and dy.
     let (given, channels) = (operand(conv, dw, real), image(dw)?[1]);
-    let narrow = if real == Real::F32 { 0 } else { given.bytes() };
     let widths = [width(&given, channels), channels];
+    let padded = widths[0] > channels;
+    let narrow = if padded || real == Real::F32 { 0 } else { weights * real.bytes() };
     let partials = if conv.bias { 4 * column_parts(rows, o) * o } else { 0 };
-    let workspace = (scratch.next_multiple_of(PART) + narrow).max(partials);
+    let workspace = (scratch.next_multiple_of(PART) + if padded { given.bytes() } else { 0 }).max(partials);
     let bind = move |operands: &mut Operands| {
         let workspace = operands.scratch(scratch);
-        let ([x, dy], dw) = ([0, 1].map(|index| operands.inputs[index].clone()), operands.outputs[0].clone());
-        let to = if narrow > 0 { operands.scratch(narrow) } else { dw.clone() };
+        let [x, dy] = [0, 1].map(|index| operands.inputs[index].clone());
+        let dw = operands.outputs[0].slice(0, 4 * weights);
+        let gradient = (narrow > 0).then(|| operands.gpu.narrow.of(operands.gpu, &dw, real));
+        let gradient = gradient.transpose()?;
+        let to = match &gradient {
+            Some(gradient) => gradient.halves.clone(),
+            None if padded => operands.scratch(given.bytes()),
+            None => dw.clone(),
+        };
         let scale = operands.inputs.get(2).map(normalised::rows_of);
         let memory: Vec<&Bytes> = [&x, &to, &dy].into_iter().chain(scale.iter().flatten()).collect();
         operands.push(product.bind(&memory, &workspace)?);
-        if widths[0] > channels {
+        if padded {
             repad(operands, [real, Real::F32], weights / channels, widths, [&to, &dw])?;
-        } else if narrow > 0 {
-            let cast = format!("cast_{}", real.suffix());
-            let arguments = [Memory(&to), Memory(&dw), Long(weights), Float(1.0)];
-            operands.each(&cast, Real::F32, weights, &arguments)?;
+        }
+        if let Some(gradient) = gradient {
+            operands.widen(gradient, &dw, real)?;
         }
         if let Some(db) = operands.outputs.get(1).cloned() {
             operands.reuse();
@@ -250,5 +257,5 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
         }
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).keeps(narrow))
 }

@@ -12,8 +12,9 @@ use flate2::read::GzDecoder;
 use super::blas::BlasHandle;
 use super::dnn::DnnHandle;
 use super::halves::Halves;
-use super::handle::{Context, Event, Function, Module, Registered, Stream, address, allocate, pages};
+use super::handle::{Context, Event, Function, Graph, Module, Registered, Stream, address, allocate, pages};
 use super::library::{Found, cuda};
+use super::narrow::Narrow;
 use super::tune::Tuned;
 use crate::device::memory::bytes_of;
 use crate::device::update::adam_corrections;
@@ -76,6 +77,8 @@ pub struct Gpu {
     pub tf32: bool,
     /// Of the parameters.
     pub halves: Halves,
+    /// Of the weights' gradients.
+    pub narrow: Narrow,
     multiprocessors: u32,
     module: Rc<Module>,
     functions: RefCell<HashMap<String, Function>>,
@@ -122,6 +125,7 @@ impl Gpu {
             capability: gpu.compute_capability,
             tf32,
             halves: Halves::default(),
+            narrow: Narrow::default(),
             multiprocessors: multiprocessors.max(1) as u32,
             module,
             functions: RefCell::default(),
@@ -217,12 +221,14 @@ impl Gpu {
         self.capturing.get()
     }
 
-    /// Records what `enqueue` enqueues as one graph.
-    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<super::handle::Graph> {
+    /// Records what `enqueue` enqueues as one graph; with what that reads besides.
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<(Graph, Option<Memory>)> {
+        self.narrow.begin(self)?;
         self.capturing.set(true);
-        let graph = self.stream.capture(enqueue);
+        let graph = self.stream.capture(|| enqueue().and_then(|()| self.narrow.make(self, None)));
         self.capturing.set(false);
-        graph
+        let table = self.narrow.end(self);
+        Ok((graph?, table?))
     }
 }
 

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::gpu::{Argument, BLOCK, Gpu, Launch};
 use super::layout::Real;
+use super::narrow::Gradient;
 use crate::device::{Kernel, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 
@@ -22,6 +23,7 @@ pub struct CudaKernel {
     workspace: usize,
     in_place: Option<usize>,
     halved: Option<usize>,
+    kept: usize,
     bind: Box<Bind>,
 }
 
@@ -52,6 +54,7 @@ impl CudaKernel {
             workspace: 0,
             in_place: None,
             halved: None,
+            kept: 0,
             bind: Box::new(bind),
         }
     }
@@ -65,6 +68,11 @@ impl CudaKernel {
     pub fn in_place(self, input: usize) -> CudaKernel {
         let fits = self.inputs[input].bytes() == self.outputs[0].bytes();
         CudaKernel { in_place: fits.then_some(input), ..self }
+    }
+
+    /// States that `Gpu::narrow` has so many bytes of its gradient.
+    pub fn keeps(self, bytes: usize) -> CudaKernel {
+        CudaKernel { kept: bytes, ..self }
     }
 
     /// States that `Operands::multiplied` gives input 1.
@@ -95,6 +103,10 @@ impl Kernel for CudaKernel {
         self.halved
     }
 
+    fn kept(&self) -> usize {
+        self.kept
+    }
+
     fn implementation(&self) -> String {
         self.implementation.clone()
     }
@@ -109,7 +121,8 @@ impl Kernel for CudaKernel {
         let mut operands = Operands { gpu, inputs, outputs, workspace, used: 0, work: Vec::new() };
         (self.bind)(&mut operands)?;
         operands.writes(outputs);
-        Ok(Box::new(CudaStep { gpu: gpu.clone(), work: operands.work }))
+        let touched = Some([inputs, outputs].concat());
+        Ok(Box::new(CudaStep { gpu: gpu.clone(), touched, work: operands.work }))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -217,6 +230,22 @@ impl Operands<'_> {
         });
     }
 
+    /// Adds the cast of a gradient that a product has given in halves (`Gpu::narrow`).
+    pub fn widen(&mut self, gradient: Rc<Gradient>, to: &Memory, real: Real) -> Result<()> {
+        let (n, name) = (to.bytes() / 4, format!("cast_{}_f32", real.suffix()));
+        let arguments = [
+            Argument::Memory(&gradient.halves),
+            Argument::Memory(to),
+            Argument::Long(n),
+            Argument::Float(1.0),
+        ];
+        // SAFETY: as in `launch`; there are as many halves as numbers.
+        let cast = unsafe { Launch::new(self.gpu, &name, self.gpu.blocks(n), &arguments) }?;
+        let gpu = self.gpu.clone();
+        self.push(move || if gpu.narrow.waits(&gradient) { Ok(()) } else { cast.run(&gpu.stream) });
+        Ok(())
+    }
+
     /// Adds a copy within the GPU.
     pub fn copy(&mut self, from: &Memory, to: &Memory, bytes: usize) {
         let (stream, from, to) = (self.gpu.stream.clone(), from.clone(), to.clone());
@@ -229,7 +258,8 @@ impl Operands<'_> {
         workspace: &Memory,
         add: impl FnOnce(&mut Operands) -> Result<()>,
     ) -> Result<Box<dyn Step>> {
-        Ok(Box::new(CudaStep { gpu: gpu.clone(), work: Operands::work(gpu, workspace, add)? }))
+        let work = Operands::work(gpu, workspace, add)?;
+        Ok(Box::new(CudaStep { gpu: gpu.clone(), touched: None, work }))
     }
 
     /// The same for work that reads no scalars of a step.
@@ -247,12 +277,15 @@ impl Operands<'_> {
 /// A kernel bound to memory.
 struct CudaStep {
     gpu: Rc<Gpu>,
+    /// Its inputs and outputs, where it is of the plan.
+    touched: Option<Vec<Memory>>,
     work: Vec<Enqueued>,
 }
 
 impl Step for CudaStep {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
         self.gpu.set_scalars(scalars)?;
+        self.gpu.narrow.make(&self.gpu, self.touched.as_deref())?;
         self.work.iter().try_for_each(|work| work())
     }
 }

@@ -4,7 +4,8 @@
 //!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks, `ipc` reaches the memory of the node's;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
-//!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters;
+//!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters, `narrow` the
+//!   weights' gradients in halves;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `layer_norm`,
 //!   `norm`, `pool`, `simple`, `update`, `codec` by kernels of our own (`kernels/`), through what all share (`kernel`,
 //!   `layout`).
@@ -31,6 +32,7 @@ mod layout;
 mod library;
 mod linear;
 mod matmul;
+mod narrow;
 mod nccl;
 mod norm;
 mod normalised;
@@ -403,7 +405,8 @@ impl Device for Cuda {
         }
         let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)));
         let halves = self.gpu.halves.captured();
-        Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph: graph?, halves })))
+        let (graph, table) = graph?;
+        Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph, halves, _table: table })))
     }
 
     fn export_handle(&self, memory: &Memory) -> Result<Vec<u8>> {
@@ -448,6 +451,8 @@ struct Captured {
     graph: handle::Graph,
     /// Copies that its kernels read.
     halves: Vec<Rc<halves::Copies>>,
+    /// What its kernels read besides the memory of the steps.
+    _table: Option<Memory>,
 }
 
 impl Step for Captured {

@@ -140,6 +140,33 @@ fn casts_scale_and_round_once() {
     });
 }
 
+/// Pieces of any lengths, from and to any places, in one launch: the bits of casts; and nothing beside them is written.
+#[test]
+fn many_gradients_are_widened_at_once() {
+    for t in ["bf16", "f16"] {
+        let x = random_in(t, 3000, 6);
+        let pieces: [[i64; 3]; 6] = [
+            [0, 8, 1030],
+            [1030, 1040, 1],
+            [1031, 1041, 7],
+            [1040, 2000, 64],
+            [1105, 1048, 300],
+            [2900, 2900, 100],
+        ];
+        let table: Vec<u8> = pieces.iter().flatten().flat_map(|word| word.to_ne_bytes()).collect();
+        for start in STARTS {
+            let (from, table) = (Buffer::of(&x, t, start), Buffer::of_bytes(&table, STARTS[0], 8));
+            let to = Buffer::of(&vec![5.0; 3000], "f32", start);
+            launch!(format!("widen_{t}"), Shape::any(), &from, &to, &table, pieces.len() as i32);
+            let mut expected = vec![5.0; 3000];
+            for [from, to, n] in pieces.map(|piece| piece.map(|word| word as usize)) {
+                expected[to..to + n].copy_from_slice(&x[from..from + n]);
+            }
+            equal(&to.read("f32"), &expected, t);
+        }
+    }
+}
+
 /// What `Wire` does on the host (src/comm/wire.rs).
 #[test]
 fn sums_are_rounded_to_what_travels() {

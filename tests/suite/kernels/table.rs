@@ -67,7 +67,7 @@ fn each_type(name: &str) -> Vec<String> {
         let served = pairs.filter(|(from, to)| from == to || **from == "f32" || **to == "f32");
         return served.map(|(from, to)| format!("{stem}_{from}_{to}")).collect();
     }
-    let halves_only = ["accumulate_rounded_F", "round_F"].contains(&name);
+    let halves_only = ["accumulate_rounded_F", "round_F", "widen_F"].contains(&name);
     match name.strip_suffix("_T").or(name.strip_suffix("_F")) {
         Some(stem) => types[usize::from(halves_only)..].iter().map(|t| format!("{stem}_{t}")).collect(),
         None => vec![name.to_string()],

@@ -72,6 +72,8 @@ struct Stream {
     bool origin = false;
     // What made the capture worthless.
     bool broken = false;
+    // By its handle nobody finds it any more.
+    bool destroyed = false;
     // In the order in which they were made; and when what was done last has ended.
     int number = 0;
     int64_t time = 0;
@@ -95,7 +97,7 @@ inline std::set<Stream *> &all() {
 
 inline Stream *of(void *handle) {
     Stream *asked = handle == nullptr ? fallback() : (Stream *)handle;
-    return all().count(asked) ? asked : nullptr;
+    return all().count(asked) && !asked->destroyed ? asked : nullptr;
 }
 
 // Does the oldest work of a stream; false: there is none, or it cannot be done yet.

@@ -10,6 +10,8 @@ use std::ptr::{null, null_mut};
 
 use libloading::Library;
 
+use dltrain::device::{Device, Memory};
+
 type Handle = *mut c_void;
 type Address = *mut f32;
 
@@ -141,6 +143,12 @@ fn wrong_uses_are_refused() {
 fn device_memory_is_not_the_hosts() {
     dies("scene_read_by_the_host", "");
     dies("scene_written_behind", "byte 20 of an allocation of 20 bytes was written");
+}
+
+/// A card goes on with what is under way when its stream is destroyed.
+#[test]
+fn what_a_device_still_copies_when_it_goes_is_not_freed_under_it() {
+    plays("scene_dropped", &[("FAKE_CUDA_DELAYED", "1"), ("MALLOC_PERTURB_", "85")]);
 }
 
 #[test]
@@ -411,4 +419,17 @@ fn scene_borrower() {
     assert_eq!(cuda.read(at, null_mut()), [7.5; 4]);
     assert_eq!(cuda.fill(at, 4, 8.5, null_mut()), 0);
     assert_eq!(call!(cuda, cuIpcCloseMemHandle(at => Address)), 0);
+}
+
+#[test]
+#[ignore = "a scene"]
+fn scene_dropped() {
+    const BYTES: usize = 1 << 20;
+    let device = dltrain::device::cuda::Cuda::new(0, false, 1).unwrap();
+    let (host, to) = (Memory::host(BYTES).unwrap(), device.allocate(BYTES).unwrap());
+    device.copy_to_device_after(&host, &to, &device.record().unwrap()).unwrap();
+    drop(host);
+    drop(device);
+    // Of the copy the double reads the host's memory now, at the latest.
+    drop(to);
 }

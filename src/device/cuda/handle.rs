@@ -290,9 +290,12 @@ fn destroy(driver: &sys::Driver, graph: CUgraph) {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Destroying a stream does not wait for its copies: a run that ends in order has waited for them before. Their
-        // host memory is freed after this. The context must not keep it: that memory holds the context, and neither
-        // would ever be freed.
+        // Destroying a stream waits for nothing, and the host memory of its copies is freed after this. (The context
+        // must not keep it: that memory holds the context, and neither would ever be freed.) Where waiting fails the
+        // context is broken, and copies nothing any more.
+        if !self.copied.borrow().is_empty() {
+            let _ = self.synchronize();
+        }
         // SAFETY: made by `new`, destroyed once.
         freed(unsafe { self.driver().cuStreamDestroy_v2(self.raw) });
     }

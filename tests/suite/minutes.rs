@@ -28,6 +28,10 @@ case "$DLTRAIN_CUDNN_FUSION $*" in
     *--allreduce\ nccl*)
         [ "$RANKS" != 2 ] || broken nccl || { echo "--allreduce nccl: ranks 0, 1 share a GPU" >&2; exit 1; } ;;
 esac
+fails() { ! broken "$1" || { echo "$2" >&2; exit 1; }; }
+[ -n "$DLTRAIN_CUDA_GRAPH" ] || fails graphs "cuGraphLaunch failed with code 901"
+[[ "$*" != *"--precision bf16"* || $DLTRAIN_CUDNN_FUSION == 0 ]] || fails halves "engine 3 of Forward bf16"
+[ "$RANKS" != 2 ] || fails ranks "cuIpcOpenMemHandle_v2 failed with code 101"
 [[ "$*" != *"--steps 1 "* ]] || ! broken step || { echo "kernel fill_f32: cuLaunchKernel failed" >&2; exit 1; }
 [[ "$*" != *resnet18*" --steps 7 "* ]] || { echo "1 2.3 +/- 0.1"; sleep 2.2; exit; }
 epochs=$(sed -n 's/.*--epochs \([0-9]*\).*/\1/p' <<<"$*")
@@ -270,6 +274,41 @@ fn behind_a_step_that_fails_nothing_is_begun_but_what_says_why() {
         ("kernels", "FAILED", ""),
         ("limits", "not run", "python3 has no PyTorch"),
     ]);
+}
+
+/// Without graphs, or fusions, where these fail, the rest is learned all the same; and every part of every call can
+/// fail.
+#[test]
+fn what_fails_by_itself_is_left_out_and_the_rest_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    bundle(directory.path());
+    let ran = minutes(directory.path(), "first", "1.2", "graphs halves ranks bench");
+    ran.expect([
+        ("one-step", "ok", "images/s"),
+        ("graphs", "FAILED", "cuGraphLaunch failed with code 901"),
+        ("graphs-bf16", "FAILED", "engine 3 of Forward bf16"),
+        ("bf16-apart", "ok", "images/s"),
+        ("resnet50-bf16", "ok", "images/s"),
+        ("resnet50-steps", "FAILED", "no figure"),
+        ("figures", "FAILED", "no roofline"),
+        ("two-ranks-ipc", "FAILED", "cuIpcOpenMemHandle_v2 failed"),
+        ("two-ranks-shm", "FAILED", ""),
+        ("two-ranks-no-overlap", "FAILED", ""),
+        ("one-rank-nccl", "ok", "images/s"),
+    ]);
+    assert_eq!(ran.code, Some(1), "{}", ran.printed);
+    let third = |broken: &str| {
+        let mut command = script(directory.path(), "ten-minutes", broken);
+        let command = command.arg("third").env("MINUTES", "1").env("PACE", "7").env("LEAK_STEPS", "7");
+        Ran::new(command.output().unwrap())
+    };
+    let whole = third("");
+    assert_eq!(whole.code, Some(0), "{}{}", whole.printed, whole.said);
+    let ran = third("leak tests sanitizer op");
+    for part in ["models", "leak", "sanitizer", "ops"] {
+        whole.expect([(part, "ok", "passed")]);
+        ran.expect([(part, "FAILED", "")]);
+    }
 }
 
 /// A failure is said in its own words; where no time is left nothing is begun, and the table comes all the same.

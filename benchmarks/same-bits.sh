@@ -56,7 +56,6 @@ runs() {
 4 NORMAL --sync-bn=2
 3 NORMAL --sync-bn --accumulation 2 --recompute --zero 2
 2 NORMAL --freeze backbone
-2 NORMAL --precision bf16
 # Networks that are cut.
 2 SMALL --pipeline 2 --micro-batches 2 --schedule gpipe
 3 SMALL --pipeline 3 --micro-batches 4 --clip-norm 0.5

@@ -66,14 +66,18 @@ test-torchvision: build ## weights to torchvision's models and back, for all of 
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/weights.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
 # What a network gives is written down by a test of the suite, which the scripts start.
-SCENE = -- cargo test $(CARGO_FLAGS) --quiet --test suite -- --exact onnx::scene_of_networks --ignored
+SCENE = -- cargo test $(CARGO_FLAGS) --quiet --test suite -- --exact onnx::zoo::scene_of_networks --ignored
 
-test-zoo: deps ## ONNX's own tests of nodes, and what torch.onnx.export makes of torchvision's 80 models and 100 of timm's (MODELS=A,timm/B WAYS=dynamo-fixed), imported and compared with PyTorch (installs it: 5.5 GB; hours)
+# Files that were exported are kept there, and what the table says is equal is not tried again: a run may be stopped.
+KEPT ?= target/onnx-files
+
+test-zoo: deps ## ONNX's own tests of nodes, and what torch.onnx.export makes of torchvision's 80 models and 100 of timm's (MODELS=A,timm/B WAYS=dynamo-fixed AGAIN=1), imported and compared with PyTorch (installs it: 5.5 GB; hours)
 	@.ci/deps $(MPI) zoo onnxruntime
 	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --quiet --no-run --test suite
 	@$(if $(MODELS),,$(WITH_MPI) .deps/torch/bin/python tests/torchvision/nodes.py $(SCENE))
-	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/zoo.py $(if $(MODELS),--models $(MODELS)) \
-	    $(if $(WAYS),--ways $(WAYS)) $(SCENE)
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/zoo.py --kept $(KEPT) \
+	    --table benchmarks/results/onnx-exports.txt $(if $(MODELS),--models $(MODELS)) $(if $(WAYS),--ways $(WAYS)) \
+	    $(if $(AGAIN),--again) $(SCENE)
 
 test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own package (installs it)
 	@.ci/deps $(MPI) tensorboard

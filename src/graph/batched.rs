@@ -302,8 +302,11 @@ impl Batched<'_> {
                     return Err(self.mixed(reader));
                 }
                 let mut tensor = tensor.clone();
-                tensor.spec.shape = Shape(each);
-                self.net.take(tensor)
+                tensor.spec.shape = Shape(each.clone());
+                let name = format!("{}.once", tensor.name);
+                let id = self.net.take(tensor);
+                // Several may read this.
+                self.net.reshape(&name, id, Shape(each))?
             }
         };
         self.shared.insert((id, place), made);

@@ -1,8 +1,5 @@
 """The networks that zoo.py holds dltrain to, and how they are exported: torchvision's classification models, all of
 them, and one or more of each family of timm's, with random weights and statistics."""
-import contextlib
-import io
-import warnings
 import zlib
 
 import torch
@@ -45,9 +42,15 @@ TIMM = {
 }
 
 
+# These take longest, and come last.
+LARGEST = ("vgg", "convnext_large", "efficientnet_b7", "efficientnet_v2_l", "regnet_y_32gf", "vit_l", "vit_h",
+           "regnet_y_128gf")
+
+
 def names():
-    """"NAME" of torchvision's and "timm/NAME"."""
-    return zoo.list_models(module=zoo) + [f"timm/{name}" for name in TIMM]
+    """"NAME" of torchvision's and "timm/NAME", the largest last."""
+    rank = lambda name: next((place for place, start in enumerate(LARGEST) if name.startswith(start)), -1)
+    return sorted(zoo.list_models(module=zoo) + [f"timm/{name}" for name in TIMM], key=rank)
 
 
 def size_of(name):
@@ -101,10 +104,15 @@ def fixed_batch(name, way):
     return 1 + (zlib.crc32(name.encode()) + way.startswith("script")) % 2
 
 
-def export(net, name, file, way):
-    """A file written for training has the running statistics as this leaves them: its export runs the model."""
-    size, how = size_of(name), {}
+def export(name, file, way):
+    """An export for training runs the model: the file has the running statistics as that leaves them."""
+    size = size_of(name)
     images = torch.zeros(fixed_batch(name, way) if way.endswith("fixed") else 2, 3, size, size)
+    written(build(name), images, file, way)
+
+
+def written(net, images, file, way):
+    how = {}
     if way == "training":
         how = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False, "opset_version": 17}
     if not way.startswith("dynamo"):
@@ -113,6 +121,4 @@ def export(net, name, file, way):
         how["dynamic_shapes"] = ({0: torch.export.Dim("N")},)
     elif not way.endswith("fixed"):
         how |= {"input_names": ["images"], "dynamic_axes": {"images": {0: "N"}}}
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        torch.onnx.export(net.train(way == "training"), (images,), str(file), **how)
+    torch.onnx.export(net.train(way == "training"), (images,), str(file), **how)

@@ -269,7 +269,7 @@ pub fn absolute<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
 // ---- two tensors ----
 
 /// A number by itself.
-fn number(number: f32) -> Value {
+pub fn number(number: f32) -> Value {
     Value::Known(Constant { dims: Vec::new(), numbers: Numbers::Reals(vec![number]) })
 }
 

@@ -1,9 +1,9 @@
 //! Normalisations.
 
-use super::elements::{first, put_together, with_single_axes};
+use super::elements::{activation, add, first, number, put_together, with_single_axes};
 use super::weights::learned;
 use super::{Outcome, image};
-use crate::graph::{BatchNorm, Binary, LocalResponseNorm, Shape, TensorId, dims};
+use crate::graph::{Activation, BatchNorm, Binary, LocalResponseNorm, Shape, TensorId, dims};
 use crate::model::onnx::constant::from_front;
 use crate::model::onnx::import::{Import, Stop, Value};
 use crate::model::onnx::node::{Node, lengths};
@@ -25,6 +25,10 @@ pub fn batch_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value])
         return Err("is none of channels: spatial 0, or fewer than five inputs".into());
     }
     let channels = shape.0[1];
+    let is_computed = |value: &Value| matches!(value, Value::Tensor(_) | Value::Partly(..));
+    if of_channels[2..].iter().all(is_computed) {
+        return by_computed(import, node, (x, channels), of_channels);
+    }
     let mut stored = Vec::new();
     for (value, what) in of_channels.iter().zip(["scale", "bias", "mean", "variance"]) {
         let (of, extents) = import.stored(value, what, 1)?;
@@ -49,6 +53,28 @@ pub fn batch_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value])
         4 => Ok(Value::Tensor(y)),
         _ => Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, shape)?)),
     }
+}
+
+/// By a mean and a variance that the network computes, as an exporter spells out what standardises a weight.
+fn by_computed<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    (mut y, channels): (TensorId, usize),
+    of_channels: &[Value],
+) -> Outcome {
+    let [scale, shift, mean, variance] = of_channels else { return Err("reads fewer than five".into()) };
+    let epsilon = number(node.real("epsilon").unwrap_or(1e-5));
+    let variance = add(import, node, &[variance.clone(), epsilon])?;
+    let deviation = activation(import, node, &[variance], Activation::Sqrt)?;
+    for (of, value) in [
+        (Binary::Subtract, mean),
+        (Binary::Divide, &deviation),
+        (Binary::Multiply, scale),
+        (Binary::Add, shift),
+    ] {
+        y = scaled_by_channel(import, node, of, y, (value, channels))?;
+    }
+    Ok(Value::Tensor(y))
 }
 
 /// A weight (1, O, …), each part of which has a mean and a variance of its own.

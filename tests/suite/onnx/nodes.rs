@@ -1,0 +1,381 @@
+//! What nodes of a file become, in networks of a few of them, and what is refused: what cannot be trained, and what is
+//! no sound file, by one message that names every reason.
+
+use crate::support::{bound, job};
+
+use bound::Bound;
+use dltrain::device::Scalars;
+use dltrain::device::reference::Reference;
+use dltrain::graph::{Op, Role};
+use dltrain::model::onnx::schema::{
+    AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetId, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TensorType, TypeProto, ValueInfoProto, data_type, kind,
+};
+use dltrain::model::{self, Model};
+use job::{refused, run};
+use prost::Message;
+
+fn value(name: &str, dims: &[i64]) -> ValueInfoProto {
+    let dim = dims.iter().map(|&dim_value| Dimension { dim_value, ..Dimension::default() }).collect();
+    let shape = Some(TensorShapeProto { dim });
+    let tensor_type = Some(TensorType { elem_type: data_type::FLOAT, shape });
+    ValueInfoProto { name: name.into(), value_type: Some(TypeProto { tensor_type }) }
+}
+
+fn weight(name: &str, dims: &[i64]) -> TensorProto {
+    let count = dims.iter().product::<i64>() as usize;
+    let float_data = (0..count).map(|place| place as f32 * 0.125 - 1.0).collect();
+    TensorProto {
+        name: name.into(),
+        dims: dims.to_vec(),
+        data_type: data_type::FLOAT,
+        float_data,
+        ..TensorProto::default()
+    }
+}
+
+fn node(name: &str, op: &str, input: &[&str], output: &str) -> NodeProto {
+    NodeProto {
+        name: name.into(),
+        op_type: op.into(),
+        input: input.iter().map(ToString::to_string).collect(),
+        output: vec![output.into()],
+        ..NodeProto::default()
+    }
+}
+
+/// Flatten and one linear layer for grey images of 2×2 pixels, changed.
+fn changed(change: impl FnOnce(&mut GraphProto)) -> ModelProto {
+    let mut graph = GraphProto {
+        node: vec![
+            node("flat", "Flatten", &["x"], "a"),
+            node("fc", "Gemm", &["a", "fc.weight", "fc.bias"], "y"),
+        ],
+        initializer: vec![weight("fc.weight", &[4, 3]), weight("fc.bias", &[3])],
+        input: vec![value("x", &[0, 1, 2, 2])],
+        output: vec![value("y", &[0, 3])],
+        ..GraphProto::default()
+    };
+    change(&mut graph);
+    let opset_import = vec![OperatorSetId { domain: String::new(), version: 17 }];
+    ModelProto { ir_version: 8, graph: Some(graph), opset_import, ..ModelProto::default() }
+}
+
+/// What opening such a file says.
+fn said(change: impl FnOnce(&mut GraphProto)) -> String {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, changed(change).encode_to_vec()).unwrap();
+    model::open(&path).err().expect("a file that is refused").message
+}
+
+/// What a file says beside its network is read, and what other programs keep there does no harm.
+#[test]
+fn what_a_file_says_of_its_images_and_classes_is_read() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    let said = |texts: &[(&str, &str)]| {
+        let text = |(key, value): &(&str, &str)| StringStringEntryProto {
+            key: key.to_string(),
+            value: value.to_string(),
+        };
+        let metadata_props = texts.iter().map(text).collect();
+        std::fs::write(&path, ModelProto { metadata_props, ..changed(|_| {}) }.encode_to_vec()).unwrap();
+        model::open(&path)
+    };
+    let preprocessing = r#"{"image":[1,2,2],"mean":[0.25],"std":[0.5],"frame":"whole"}"#;
+    let model =
+        said(&[("class_names", r#"["a","b","c"]"#), ("dltrain.preprocessing", preprocessing)]).unwrap();
+    let file = model.file().unwrap();
+    assert_eq!(file.class_names(), ["a", "b", "c"]);
+    assert_eq!(file.preprocessing().map(|said| said.to_text()), Some(preprocessing.into()));
+    let model = said(&[("class_names", "cat dog"), ("preprocessing", "resize")]).unwrap();
+    assert!(
+        model.file().unwrap().class_names().is_empty() && model.file().unwrap().preprocessing().is_none()
+    );
+    let wrong = said(&[("dltrain.preprocessing", &preprocessing.replace("0.5", "0"))]).err().unwrap();
+    assert!(wrong.message.contains("net.onnx: what it says of its images"), "{}", wrong.message);
+}
+
+/// Scores that are no linear layer's cannot be of other classes: found before anything starts.
+#[test]
+fn classes_that_the_scores_cannot_have_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    let twice = changed(|graph| {
+        graph.node[1].output = vec!["half".into()];
+        let axis = AttributeProto { name: "axis".into(), i: 1, kind: kind::INT, ..AttributeProto::default() };
+        let concat = node("both", "Concat", &["half", "half"], "y");
+        graph.node.push(NodeProto { attribute: vec![axis], ..concat });
+        graph.output = vec![value("y", &[0, 6])];
+    });
+    std::fs::write(&path, twice.encode_to_vec()).unwrap();
+    let flags = ["--model", path.to_str().unwrap(), "--dry-run", "--batch", "2"];
+    for more in [&["--classes", "2", "--reset-head"][..], &["--classes", "10"]] {
+        let said = refused(&[(1, &[&flags[..], more].concat())]);
+        assert!(
+            said.contains("gives the scores of 6 classes") && said.contains("leave --classes out"),
+            "{said}"
+        );
+    }
+    run(1, &[&flags[..], &["--classes", "6"]].concat());
+}
+
+/// Gemm without transB, as TensorFlow's exports have it, is a linear layer with its weight the other way round.
+#[test]
+fn a_weight_of_columns_is_learned_as_rows() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, changed(|_| {}).encode_to_vec()).unwrap();
+    let model = model::open(&path).unwrap();
+    let graph = model.build(2, model.image, model.classes).unwrap();
+    let (_, parameter) = graph.with_role(Role::Parameter).find(|(_, t)| t.name == "fc.weight").unwrap();
+    assert_eq!(parameter.spec.shape.0, [3, 4]);
+    let rows: Vec<f32> =
+        [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11].map(|place| place as f32 * 0.125 - 1.0).into();
+    assert_eq!(model.file().unwrap().values("fc.weight").unwrap(), rows);
+}
+
+/// A window of 3 places two apart, with zeros as its reach of 5 wants: the image keeps its size.
+#[test]
+fn a_dilated_convolution_reaches_further() {
+    let ints = |name: &str, ints: [i64; 2]| AttributeProto {
+        name: name.into(),
+        ints: ints.into(),
+        kind: kind::INTS,
+        ..Default::default()
+    };
+    let same = AttributeProto {
+        name: "auto_pad".into(),
+        s: b"SAME_UPPER".as_slice().into(),
+        kind: 3,
+        ..Default::default()
+    };
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    let file = changed(|graph| {
+        let mut conv = node("conv", "Conv", &["x", "w"], "b");
+        conv.attribute = vec![ints("dilations", [2, 1]), same];
+        graph.initializer.push(weight("w", &[1, 1, 3, 3]));
+        graph.node.insert(0, conv);
+        graph.node[1].input = vec!["b".into()];
+    });
+    std::fs::write(&path, file.encode_to_vec()).unwrap();
+    let model = model::open(&path).unwrap();
+    let graph = model.build(2, model.image, model.classes).unwrap();
+    let Op::Conv2d(conv) = graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
+    assert_eq!((conv.dilation, conv.padding, conv.reach()), ([2, 1], [2, 1], [5, 3]));
+}
+
+/// The file of a network, its model, and the graph for so many images.
+fn opened(change: impl FnOnce(&mut GraphProto)) -> (tempfile::TempDir, Model) {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, changed(change).encode_to_vec()).unwrap();
+    let model = model::open(&path).unwrap();
+    (place, model)
+}
+
+/// The scores of two images: 0, 1, 2, 3 and 4, 5, 6, 7.
+fn scores_of(model: &Model) -> Vec<f32> {
+    let graph = model.build_to_test(2, model.image, model.classes).unwrap();
+    let mut run = Bound::new(&Reference, graph.for_evaluation().simplify(), 1 << 20);
+    run.set_batch(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], &[0; 2]);
+    for parameter in &run.plan.parameters {
+        run.set_parameter(parameter, &model.file().unwrap().values(&parameter.name).unwrap());
+    }
+    run.run(0..run.program.steps.len(), &Scalars::default());
+    run.logits()
+}
+
+/// −1, as some writers say that an extent is open, is as 0.
+#[test]
+fn a_batch_of_less_than_none_is_one_that_is_open() {
+    let (_place, model) = opened(|graph| graph.input = vec![value("x", &[-1, 1, 2, 2])]);
+    let (_other, plain) = opened(|_| {});
+    assert_eq!(scores_of(&model), scores_of(&plain));
+}
+
+/// alpha·x·w + beta·b, as a layer of which the head may get other classes.
+#[test]
+fn a_gemm_with_factors_is_a_layer() {
+    let factor =
+        |name: &str, f: f32| AttributeProto { name: name.into(), f, kind: kind::FLOAT, ..Default::default() };
+    let (_place, model) =
+        opened(|graph| graph.node[1].attribute = vec![factor("alpha", 0.5), factor("beta", 3.0)]);
+    let (weight, bias) =
+        (|place: usize| place as f32 * 0.125 - 1.0, |place: usize| place as f32 * 0.125 - 1.0);
+    let score = |image: usize, class: usize| {
+        let sum: f32 = (0..4).map(|at| (4 * image + at) as f32 * weight(3 * at + class)).sum();
+        0.5 * sum + 3.0 * bias(class)
+    };
+    for (place, found) in scores_of(&model).iter().enumerate() {
+        let wanted = score(place / 3, place % 3);
+        assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{found} and {wanted}");
+    }
+    let graph = model.build(2, model.image, 7).unwrap();
+    assert_eq!(graph.tensor(graph.logits).spec.shape.0, [2, 7]);
+}
+
+/// GELU behind an order of axes; an If by a condition that is computed of shapes; a table of zeros and another number,
+/// which is not learned.
+#[test]
+fn what_exporters_spell_out_becomes_what_it_is() {
+    let single = |name: &str, number: f32| TensorProto {
+        name: name.into(),
+        data_type: data_type::FLOAT,
+        float_data: vec![number],
+        ..TensorProto::default()
+    };
+    let (_place, model) = opened(|graph| {
+        graph.initializer.extend([single("root", 2f32.sqrt()), single("one", 1.0), single("half", 0.5)]);
+        let ints = AttributeProto {
+            name: "perm".into(),
+            ints: vec![0, 2, 3, 1],
+            kind: kind::INTS,
+            ..Default::default()
+        };
+        let mut order = node("order", "Transpose", &["x"], "t");
+        order.attribute = vec![ints];
+        let before = [
+            order,
+            node("div", "Div", &["t", "root"], "d"),
+            node("erf", "Erf", &["d"], "e"),
+            node("add", "Add", &["e", "one"], "p"),
+            node("mul", "Mul", &["t", "p"], "m"),
+            node("gelu", "Mul", &["m", "half"], "g"),
+        ];
+        graph.node.splice(0..0, before);
+        graph.node[6].input = vec!["g".into()];
+    });
+    let built = model.build(2, model.image, model.classes).unwrap();
+    let is_gelu =
+        |node: &&dltrain::graph::Node| matches!(node.op, Op::Activation(dltrain::graph::Activation::Gelu));
+    assert_eq!(built.nodes.iter().filter(is_gelu).count(), 1);
+
+    let (_place, model) = opened(|graph| {
+        let branch = |name: &str, op: &str| AttributeProto {
+            name: name.into(),
+            g: Some(Box::new(GraphProto {
+                node: vec![node(op, op, &["x"], &format!("{op}.y"))],
+                output: vec![value(&format!("{op}.y"), &[])],
+                ..GraphProto::default()
+            })),
+            kind: 5,
+            ..Default::default()
+        };
+        let mut choice = node("if", "If", &["holds"], "i");
+        choice.attribute = vec![branch("then_branch", "LSTM"), branch("else_branch", "Identity")];
+        let integers = |name: &str, numbers: &[i64]| TensorProto {
+            name: name.into(),
+            dims: vec![numbers.len() as i64],
+            data_type: data_type::INT64,
+            int64_data: numbers.to_vec(),
+            ..TensorProto::default()
+        };
+        let other = TensorProto { float_data: vec![0.0, -9.0, 0.0, 0.0], ..weight("mask", &[2, 2]) };
+        graph.initializer.extend([integers("shape", &[1, 1, 2, 9]), other]);
+        let before = [
+            node("shape_of", "Shape", &["x"], "s"),
+            node("same", "Equal", &["s", "shape"], "q"),
+            node("all", "Cast", &["q"], "c"),
+            node("least", "ReduceMin", &["c"], "holds"),
+            choice,
+            node("masked", "Add", &["i", "mask"], "k"),
+        ];
+        let mut before = Vec::from(before);
+        let to = |name: &str, i: i64| AttributeProto {
+            name: name.into(),
+            i,
+            kind: kind::INT,
+            ..Default::default()
+        };
+        before[2].attribute = vec![to("to", 7)];
+        before[3].attribute = vec![to("keepdims", 0)];
+        graph.node.splice(0..0, before);
+        graph.node[6].input = vec!["k".into()];
+    });
+    let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
+    assert_eq!(names, ["fc.weight", "fc.bias"]);
+    let (_other, plain) = opened(|_| {});
+    let apart: Vec<f32> = scores_of(&model).iter().zip(scores_of(&plain)).map(|(a, b)| a - b).collect();
+    // −9 of the second pixel.
+    let row: Vec<f32> = (3..6).map(|place| -9.0 * (place as f32 * 0.125 - 1.0)).collect();
+    for (found, wanted) in apart.iter().zip([&row[..], &row].concat()) {
+        assert!((found - wanted).abs() < 1e-5, "{found} and {wanted}");
+    }
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_with_every_node() {
+    let message = said(|graph| {
+        let mut odd = node("odd", "Conv", &["x", "w"], "b");
+        let dilations = AttributeProto {
+            name: "dilations".into(),
+            ints: vec![2, 0],
+            kind: kind::INTS,
+            ..Default::default()
+        };
+        odd.attribute.push(dilations);
+        let mut scaled = node("fc", "Gemm", &["d", "fc.weight", "fc.bias"], "y");
+        let other = AttributeProto { name: "gamma".into(), f: 0.5, kind: kind::FLOAT, ..Default::default() };
+        scaled.attribute.push(other);
+        graph.initializer.push(weight("w", &[1, 1, 2, 2]));
+        graph.node =
+            vec![odd, node("loop", "Loop", &["b"], "c"), node("flat", "Flatten", &["x"], "d"), scaled];
+        graph.node.push(node("sum", "LSTM", &["c", "y"], "z"));
+        graph.output = vec![value("z", &[0, 3])];
+    });
+    for line in [
+        "odd (Conv): dilations of 0",
+        "loop (Loop): the op is not supported",
+        "fc (Gemm): attribute gamma is not known",
+        "sum (LSTM): the op is not supported",
+    ] {
+        assert!(message.contains(line), "{line}: {message}");
+    }
+    assert!(message.contains("of its 5 nodes 4 are not supported"), "{message}");
+}
+
+#[test]
+fn what_is_no_sound_file_is_refused() {
+    let refused = |part: &str, change: &dyn Fn(&mut GraphProto)| {
+        let message = said(|graph| change(graph));
+        assert!(message.contains(part), "{part}: {message}");
+    };
+    refused("in a circle", &|graph| graph.node[0].input = vec!["y".into()]);
+    refused("reads none, which nothing gives", &|graph| graph.node[0].input = vec!["none".into()]);
+    refused("has 2 inputs (x, z)", &|graph| graph.input.push(value("z", &[1])));
+    refused("y is given twice", &|graph| graph.node.push(node("more", "Relu", &["a"], "y")));
+    refused("fc.bias: is there twice", &|graph| graph.initializer.push(weight("fc.bias", &[3])));
+    refused("[-1]", &|graph| graph.initializer[1].dims = vec![-1]);
+    refused("more than memory has addresses", &|graph| graph.initializer[0].dims = vec![1 << 40, 1 << 40]);
+    refused("10000000000 numbers, and 12", &|graph| graph.initializer[0].dims = vec![100_000, 100_000]);
+    refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 4])]);
+    refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
+    refused("can be counted", &|graph| graph.input = vec![value("x", &[0, 1 << 16, 1 << 16, 1 << 16])]);
+    refused("by a weight for 4 numbers", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
+    refused("is not the scores of classes", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
+    refused("does not depend on the images", &|graph| {
+        graph.initializer.push(weight("k", &[1, 4]));
+        graph.node[0].input = vec!["k".into()];
+    });
+    refused("nothing to learn", &|graph| graph.output = vec![value("a", &[0, 4])]);
+    for (location, part) in [
+        ("../w.bin", "outside of the directory"),
+        ("/etc/passwd", "outside of the directory"),
+        ("w.bin", "is in w.bin"),
+    ] {
+        refused(part, &|graph| {
+            graph.initializer[0].float_data.clear();
+            graph.initializer[0].data_location = 1;
+            let entry = StringStringEntryProto { key: "location".into(), value: location.into() };
+            graph.initializer[0].external_data = vec![entry];
+        });
+    }
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("net.onnx");
+    std::fs::write(&path, b"no such format").unwrap();
+    assert!(model::open(&path).err().unwrap().message.contains("cannot be read as ONNX"));
+    assert!(model::find("none.onnx").err().unwrap().message.contains("none.onnx"));
+}

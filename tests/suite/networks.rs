@@ -9,7 +9,7 @@
 //! `make test` has what was wrong once and a few that are drawn, the same each time; `make test-full` draws thousands.
 
 use crate::support::bound::Bound;
-use crate::support::exported::{Files, images, near, weights};
+use crate::support::exported::{Files, apart as numbers_apart, images, weights};
 use crate::support::networks::{Network, ONCE, any_network, once};
 
 use std::collections::BTreeMap;
@@ -240,6 +240,14 @@ fn in_bf16(network: &Network) {
     }
 }
 
+/// Numbers that an importer learns of adaptive poolings with unlike windows: a file has two products for each, of which
+/// the second is a linear layer's (docs/onnx.md).
+fn of_poolings(graph: &Graph) -> usize {
+    let poolings = graph.nodes[..graph.forward_nodes].iter().filter(|node| node.op == Op::AdaptiveAvgPool);
+    let width = |id: dltrain::graph::TensorId| graph.tensor(id).spec.shape.0[3];
+    poolings.map(|node| width(node.inputs[0]) * width(node.outputs[0])).sum()
+}
+
 fn check(network: &Network, name: &str, files: &Files) {
     let graph = (network.build)(network.batch, true).unwrap().simplify().differentiate();
     let learned = graph.with_role(Role::Parameter).count();
@@ -254,11 +262,12 @@ fn check(network: &Network, name: &str, files: &Files) {
     let build = |batch: usize| (network.build)(batch, false);
     let ours = files.write(name, &build, false);
     let (again, theirs) = files.read(name);
-    near(name, &theirs, &ours);
+    let (found, allowed) = (numbers_apart(&theirs, &ours), files.allow_rounding(name, &build, &ours));
+    assert!(found <= allowed, "{name}: {found} of the largest apart, {allowed} allowed");
     // A number by itself is no weight to an importer.
     let is_single = |(_, tensor): (_, &Tensor)| tensor.spec.shape.elements() == 1;
     if !graph.with_role(Role::Parameter).any(is_single) {
-        assert_eq!(again.parameter_count(), graph.parameter_count(), "{name}");
+        assert_eq!(again.parameter_count(), graph.parameter_count() + of_poolings(&graph), "{name}");
     }
 }
 
@@ -305,10 +314,80 @@ fn all_that_is_computed_of_a_network_agrees() {
 
 mod full {
     use super::*;
+    use crate::support::job::{finish, job, only_message};
+
+    use proptest::strategy::ValueTree;
+    use safetensors::SafeTensors;
 
     #[test]
     #[ignore = "minutes"]
     fn thousands() {
         (1..=20).for_each(|seed| draw(150, seed));
+    }
+
+    /// By jobs whose two and three ranks have some rows of each image: what a step changes is what it changes on one
+    /// rank, but for rounding; or they are refused for a reason.
+    #[test]
+    #[ignore = "minutes"]
+    fn parts_of_images_come_to_the_same() {
+        let (files, rng) = (Files::new(), TestRng::from_seed(RngAlgorithm::ChaCha, &[99; 32]));
+        let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+        let mut trained = 0;
+        for number in 0..40 {
+            let drawn = any_network().new_tree(&mut runner).unwrap().current();
+            if drawn.build(drawn.batch, true).is_err() {
+                continue;
+            }
+            files.write_with(&format!("{number}"), &|batch| drawn.build(batch, false), (false, &weights));
+            let train = |parts: usize, seed: usize| {
+                let [model, kept, results] =
+                    ["onnx", "safetensors", "h5"].map(|kind| files.path(&format!("{number}.{kind}")));
+                let words = format!(
+                    "--batch {} --steps 1 --warmup 0 --threads 1 --optimizer sgd --lr 0.1 --seed {seed} --spatial {parts}",
+                    drawn.batch
+                );
+                let paths = [("--model", &model), ("--save-weights", &kept), ("--results", &results)];
+                let paths = paths.map(|(flag, path)| [flag, path.to_str().unwrap()]);
+                let flags: Vec<&str> = words.split_whitespace().chain(paths.into_iter().flatten()).collect();
+                let done = finish(job(&[(parts, &flags)]));
+                let bytes = match done.success {
+                    true => Ok(std::fs::read(&kept).unwrap()),
+                    false => Err(only_message(&done)),
+                };
+                // Another run has these names.
+                let _ = [kept, results].map(std::fs::remove_file);
+                bytes
+            };
+            for parts in [2, 3] {
+                let apart = |seed: usize| Ok(changes_apart(&train(1, seed)?, &train(parts, seed)?));
+                // Where rounding decides whether a number is above 0, other images show that they agree.
+                let found: Result<Vec<f64>, String> =
+                    (1..4).map(apart).take_while(|apart| !matches!(apart, Ok(..=1e-3))).collect();
+                match found {
+                    Ok(found) => assert!(found.len() < 3, "{parts} of {drawn:?}: {found:?}"),
+                    Err(said) => assert!(said.contains("--spatial"), "{parts} of {drawn:?}: {said}"),
+                }
+            }
+            trained += 1;
+        }
+        println!("{trained} networks");
+    }
+
+    /// How far two sets of weights are apart, as a share of the largest change since they were written.
+    fn changes_apart(a: &[u8], b: &[u8]) -> f64 {
+        let [a, b] = [a, b].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+        let (mut most, mut apart) = (1e-6, 0.0);
+        for (name, of_a) in a.tensors() {
+            let of_b = b.tensor(&name).unwrap();
+            let numbers = |bytes: &[u8]| -> Vec<f32> {
+                bytes.as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+            };
+            let ([a, b], start) = ([&of_a, &of_b].map(|of| numbers(of.data())), weights(&name, of_a.shape()));
+            for ((a, b), start) in a.into_iter().zip(b).zip(start) {
+                most = f64::max(most, f64::from((a - start).abs()));
+                apart = f64::max(apart, f64::from((a - b).abs()));
+            }
+        }
+        apart / most
     }
 }

@@ -33,8 +33,8 @@ impl Args {
         at_least_one("local-steps", steps)?;
         match sync {
             _ if steps > 1_000_000 => Err(Error::usage("--local-steps: must be at most 1000000")),
-            _ if sync == Strategy::ALLREDUCE => Ok(Strategy::local(steps)),
-            _ if sync.has_outer_step() => Ok(sync.with_local_steps(steps)),
+            Strategy::Allreduce | Strategy::Local(_) => Ok(Strategy::Local(steps)),
+            Strategy::Bmuf(_) => Ok(Strategy::Bmuf(steps)),
             _ if sync.is_relaxed() => Err(Error::usage(format!(
                 "--local-steps {steps} and {sync}: this one says itself how many steps there are; leave --local-steps \
                  out"

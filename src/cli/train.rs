@@ -285,13 +285,13 @@ impl Args {
     /// Who updates what, where that goes with the other flags.
     fn strategy(&self) -> Result<Strategy> {
         let zero = match self.zero {
-            2 => Strategy::ZERO_2,
-            3 => Strategy::ZERO_3,
-            _ => Strategy::ZERO_1,
+            2 => Strategy::Zero(2),
+            3 => Strategy::Zero(3),
+            _ => Strategy::Zero(1),
         };
         let strategy = match (self.zero, self.relaxed.strategy(self.sync)?) {
             (0, sync) => sync,
-            (_, sync) if [Strategy::ALLREDUCE, zero].contains(&sync) => zero,
+            (_, sync) if [Strategy::Allreduce, zero].contains(&sync) => zero,
             (stage, sync) => {
                 return Err(Error::usage(format!(
                     "--zero {stage} and {sync}: both say who updates what; leave one out"
@@ -302,7 +302,7 @@ impl Args {
             Err(Error::usage(format!("{flag} and {strategy}: {why}; leave one out")))
         };
         match strategy {
-            _ if strategy == Strategy::ALLREDUCE => Ok(strategy),
+            _ if strategy == Strategy::Allreduce => Ok(strategy),
             _ if strategy.is_relaxed() && self.optimizer.has_average() => refuse(
                 "--ema".into(),
                 "what is evaluated is the mean over ranks, each of which has parameters of its own",
@@ -322,7 +322,7 @@ impl Args {
                 format!("--wire {}", self.wire),
                 "a server takes gradients where they are added, as f32",
             ),
-            _ if strategy == Strategy::ZERO_3 && !self.freeze.is_empty() => refuse(
+            _ if strategy == Strategy::Zero(3) && !self.freeze.is_empty() => refuse(
                 "--freeze".into(),
                 "nobody updates what is frozen, so that nobody owns it; --zero 2 keeps it whole",
             ),
@@ -366,7 +366,7 @@ impl Args {
             Err(Error::usage(format!("{flag} and --shards {shards}: {why}; leave one out")))
         };
         match self.allreduce {
-            _ if strategy != Strategy::ALLREDUCE => refuse(
+            _ if strategy != Strategy::Allreduce => refuse(
                 strategy.to_string(),
                 "gradients would be added in another order than along the shards' tree",
             ),
@@ -390,7 +390,7 @@ impl Args {
     fn beside_stages(&self, strategy: Strategy) -> Result<()> {
         let wanted = [
             (
-                ![Strategy::ALLREDUCE, Strategy::ZERO_1].contains(&strategy),
+                ![Strategy::Allreduce, Strategy::Zero(1)].contains(&strategy),
                 strategy.to_string(),
                 "a stage is summed over its ranks, and at most updated in shares (--zero 1)",
             ),
@@ -430,7 +430,11 @@ impl Args {
             "ranks of a group have the same images and parameters, and wait for each other in each layer";
         let wanted = [
             (stages, "--pipeline".into(), "a rank has rows of all layers, or all rows of some"),
-            (strategy != Strategy::ALLREDUCE && strategy != Strategy::ZERO_1, strategy.to_string(), together),
+            (
+                strategy != Strategy::Allreduce && strategy != Strategy::Zero(1),
+                strategy.to_string(),
+                together,
+            ),
             (
                 self.shards.is_some(),
                 "--shards".into(),
@@ -452,7 +456,7 @@ impl Args {
         let stages = self.pipeline.mesh().is_some_and(|mesh| mesh.pipeline > 1);
         let wanted = [
             (stages, "--pipeline".into(), "a stage's ranks have its layers whole"),
-            (strategy != Strategy::ALLREDUCE, strategy.to_string(), "ranks have unlike parameters"),
+            (strategy != Strategy::Allreduce, strategy.to_string(), "ranks have unlike parameters"),
             (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
             (self.sync_bn.is_some(), "--sync-bn".into(), "exchanges are those of split layers"),
             (
@@ -574,7 +578,7 @@ impl Args {
         }
         let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
         let needs_times = self.prediction.is_given() || is_to_be_cut;
-        let plain = Strategy::ALLREDUCE;
+        let plain = Strategy::Allreduce;
         let [stages, split_layers, rows] =
             [self.beside_stages(plain), self.beside_split_layers(plain), self.beside_rows(plain, [false; 2])];
         let (optimizer, rate) = self.optimizer.validate()?;

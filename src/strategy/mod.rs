@@ -1,30 +1,64 @@
 //! Strategies of data parallelism: who updates what.
 //!
-//! A strategy is a file of this module and a line in `WAYS`. It says which ranks compute and which of them own
-//! parameters (`Owners`), or that every rank has parameters of its own and when these come together (`Relaxed`).
-//! Everything else follows from that: the script of a step (`plan`), where optimizer state lies, what travels, what a
-//! checkpoint collects (`train`). May use: `cuts`. Used by: `config`, `plan`, `train`, `cli`.
+//! `Strategy` is one enum. It says which ranks compute and which of them own parameters (`Owners`), or that every rank
+//! has parameters of its own and when these come together (`Relaxed`). Everything else follows from that: the script of
+//! a step (`plan`), where optimizer state lies, what travels, what a checkpoint collects (`train`). May use: `cuts`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-mod allreduce;
-mod bmuf;
-mod easgd;
-mod gossip;
-mod local;
 mod owners;
 mod relaxed;
-mod root;
-mod server;
-mod server_async;
-mod zero;
 
 pub use owners::{Owners, Seat, Share};
 pub use relaxed::{Meeting, Outer, OuterFlags, Relaxed};
-pub use server_async::AsyncOrder;
+
+/// Which ranks compute, and which of them update which parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(into = "String")]
+pub enum Strategy {
+    /// Plain data parallelism: sums of gradients go to all ranks. The ranks of a node have their parameters in common
+    /// where they can, and then share the update.
+    Allreduce,
+    /// ZeRO, by its stage: all ranks share the updates and the optimizer's state, over nodes too; from stage 2 on nobody
+    /// keeps gradients that others update, and in stage 3 no parameters either. Samyam Rajbhandari, Jeff Rasley,
+    /// Olatunji Ruwase, Yuxiong He: "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
+    /// PyTorch calls the last two SHARD_GRAD_OP and FULL_SHARD (Yanli Zhao et al.: "PyTorch FSDP", VLDB 2023).
+    Zero(u8),
+    /// One rank updates for all, as `torch.nn.DataParallel` and TensorFlow's single parameter device do. It is here to
+    /// be measured: the link of that rank carries all gradients and all parameters.
+    Root,
+    /// Synchronous parameter servers: so many last ranks own the parameters and compute nothing else. Mu Li et al.:
+    /// "Scaling distributed machine learning with the parameter server", OSDI 2014; MXNet's `dist_sync`.
+    Server(usize),
+    /// Asynchronous parameter servers: each rank's gradients update as they come, and nobody waits for another rank.
+    /// Jeffrey Dean et al.: "Large scale distributed deep networks", NeurIPS 2012 (Downpour SGD); MXNet's `dist_async`;
+    /// CNTK's `DataParallelASGD`.
+    ServerAsync(usize),
+    /// Local SGD: ranks average their parameters every so many steps. With `--outer-momentum` it is SlowMo, with
+    /// Nesterov's and AdamW within it is DiLoCo. Sebastian Stich: "Local SGD converges fast and communicates little",
+    /// ICLR 2019; Jianyu Wang, Vinayak Tantia, Nicolas Ballas, Michael Rabbat: "SlowMo", ICLR 2020; Arthur Douillard et
+    /// al.: "DiLoCo", 2023.
+    Local(usize),
+    /// Blockwise model-update filtering, with CNTK's defaults: block momentum 1 − 1/P for P ranks, Nesterov's, block
+    /// learning rate 1, and the ranks' own optimizers start anew with every block of so many steps. Kai Chen, Qiang Huo:
+    /// "Scalable training of deep learning machines by incremental block training with intra-block parallel optimization
+    /// and blockwise model-update filtering", ICASSP 2016.
+    Bmuf(usize),
+    /// Elastic averaging: every so many steps each rank and a centre that all know draw each other nearer, by this
+    /// share. Sixin Zhang, Anna Choromanska, Yann LeCun: "Deep learning with elastic averaging SGD", NeurIPS 2015, the
+    /// synchronous form: x_r += α·(c − x_r), and with the x_r before that c += α·Σ(x_r − c).
+    Easgd(usize, f32),
+    /// In each step every rank averages its parameters with those of one other, which is further away in the next step:
+    /// 1, 2, 4, … places, and from the beginning again. After one such round each has something of everyone. A rank
+    /// gives half of what it has and takes half of another's, so that the mean over ranks stays, and no weights are
+    /// needed to push it right. Bicheng Ying, Kun Yuan, Yiming Chen, Hanbin Hu, Pan Pan, Wotao Yin: "Exponential graph
+    /// is provably efficient for decentralized deep training", NeurIPS 2021 (the one-peer graph); Mahmoud Assran,
+    /// Nicolas Loizou, Nicolas Ballas, Michael Rabbat: "Stochastic gradient push", ICML 2019.
+    Gossip,
+}
 
 /// What a job's ranks are like.
 #[derive(Debug, Clone, Copy)]
@@ -46,9 +80,253 @@ pub struct Sharded {
     pub parameters: bool,
 }
 
+/// Whose gradients an asynchronous server takes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AsyncOrder {
+    /// Those that are there first: fastest, and another order each time.
+    #[default]
+    Arrival,
+    /// Those of one rank after the other: the same bits each time.
+    RoundRobin,
+}
+
+use Strategy::{Allreduce, Bmuf, Easgd, Gossip, Local, Root, Server, ServerAsync, Zero};
+
+impl Strategy {
+    /// The one without flags.
+    pub const ALLREDUCE: Strategy = Allreduce;
+    /// `--zero 1`.
+    pub const ZERO_1: Strategy = Zero(1);
+    /// `--zero 2`.
+    pub const ZERO_2: Strategy = Zero(2);
+    /// `--zero 3`.
+    pub const ZERO_3: Strategy = Zero(3);
+
+    /// One of each in the order of `--help`, with usual numbers, or with ones.
+    pub fn all() -> impl Iterator<Item = Strategy> {
+        let shared = [Allreduce, Zero(1), Zero(2), Zero(3), Root, Server(1), ServerAsync(1)];
+        shared.into_iter().chain([Local(1), Bmuf(8), Easgd(1, 1.0), Gossip])
+    }
+
+    /// As `--sync` has it, the numbers behind its colon, and who updates, for `--help`.
+    fn described(self) -> (&'static str, &'static [Number], &'static str) {
+        match self {
+            Allreduce => ("allreduce", &[], "every rank, from an allreduce of the gradients"),
+            Zero(1) => ("zero1", &[], "every rank its share, as --zero 1"),
+            Zero(2) => ("zero2", &[], "the same, and it keeps no other gradients, as --zero 2"),
+            Zero(_) => ("zero3", &[], "nor other parameters, as --zero 3"),
+            Root => ("root", &[], "rank 0 for all"),
+            Server(_) => (
+                "server",
+                &[SERVERS],
+                "the last K ranks, which do nothing else: a synchronous parameter server",
+            ),
+            ServerAsync(_) => (
+                "server-async",
+                &[SERVERS],
+                "the same for each rank's gradients by themselves, as they come: an asynchronous one",
+            ),
+            Local(_) => (
+                "local",
+                &[STEPS],
+                "every rank its own parameters, which are averaged every H steps, as --local-steps H",
+            ),
+            Bmuf(_) => {
+                let steps = const { &[Number { usual: Some(8.0), ..STEPS }] };
+                ("bmuf", steps, "the same with block momentum, as CNTK has it")
+            }
+            Easgd(..) => (
+                "easgd",
+                &[STEPS, ATTRACTION],
+                "the same with a centre and ranks that attract each other by ALPHA every H steps",
+            ),
+            Gossip => ("gossip", &[], "the same with one other rank each step, while both compute"),
+        }
+    }
+
+    /// The same with these numbers, as many as it takes.
+    fn with(self, numbers: &[f32]) -> Strategy {
+        let count = numbers.first().map_or(1, |&count| count as usize);
+        match self {
+            Server(_) => Server(count),
+            ServerAsync(_) => ServerAsync(count),
+            Local(_) => Local(count),
+            Bmuf(_) => Bmuf(count),
+            Easgd(..) => Easgd(count, numbers[1]),
+            Allreduce | Zero(_) | Root | Gossip => self,
+        }
+    }
+
+    /// As the flag is written: `server[:K]`, `easgd:H,ALPHA`.
+    fn words(self) -> String {
+        let (name, numbers, _) = self.described();
+        let names = numbers.iter().map(|number| number.name).collect::<Vec<_>>().join(",");
+        match numbers.first() {
+            None => name.to_string(),
+            Some(Number { usual: Some(_), .. }) => format!("{name}[:{names}]"),
+            Some(_) => format!("{name}:{names}"),
+        }
+    }
+
+    /// What `--help` says of `--sync`.
+    pub fn help() -> String {
+        let each =
+            Strategy::all().map(|strategy| format!("{} ({})", strategy.described().2, strategy.words()));
+        format!("Who updates the parameters: {}", each.collect::<Vec<_>>().join("; "))
+    }
+
+    /// Whether every rank has parameters of its own.
+    pub fn is_relaxed(self) -> bool {
+        matches!(self, Local(_) | Bmuf(_) | Easgd(..) | Gossip)
+    }
+
+    /// How so many ranks come together that have parameters of their own; `None` where all have the same. `outer` is
+    /// what flags say of the step that all ranks then do.
+    pub fn relaxed(self, outer: &OuterFlags, ranks: usize) -> Option<Relaxed> {
+        let anchor = |momentum, resets| {
+            let outer = outer.or(Outer { rate: 1.0, momentum, nesterov: resets });
+            Meeting::Anchor { outer, resets }
+        };
+        let (every, meeting) = match self {
+            Local(steps) => (steps, anchor(0.0, false)),
+            Bmuf(steps) => (steps, anchor(1.0 - 1.0 / ranks as f32, true)),
+            Easgd(steps, alpha) => (steps, Meeting::Elastic { alpha }),
+            Gossip => ((ranks.next_power_of_two().trailing_zeros() as usize).max(1), Meeting::Gossip),
+            Allreduce | Zero(_) | Root | Server(_) | ServerAsync(_) => return None,
+        };
+        Some(Relaxed { every, meeting })
+    }
+
+    /// Whether parameters themselves go from rank to rank, and no sums.
+    pub fn sends_parameters(self) -> bool {
+        self == Gossip
+    }
+
+    /// Whether ranks meet by a step of SGD, which flags may say more of.
+    pub fn has_outer_step(self) -> bool {
+        matches!(self, Local(_) | Bmuf(_))
+    }
+
+    /// How many of so many ranks compute gradients: the first ones.
+    pub fn computing(self, ranks: usize) -> usize {
+        match self {
+            Server(servers) | ServerAsync(servers) => ranks.saturating_sub(servers),
+            _ => ranks,
+        }
+    }
+
+    /// Whether few ranks own everything: each other rank then sends them messages (`collective::star`), and they add up
+    /// in the order of ranks, whatever `--allreduce` has.
+    pub fn is_central(self) -> bool {
+        matches!(self, Root | Server(_) | ServerAsync(_))
+    }
+
+    /// Whether owners update by what each rank sends as it comes, and answer that rank alone.
+    pub fn is_asynchronous(self) -> bool {
+        matches!(self, ServerAsync(_))
+    }
+
+    /// Whether a rank's gradients update by themselves, and not in a sum.
+    pub fn updates_alone(self) -> bool {
+        self.is_relaxed() || self.is_asynchronous()
+    }
+
+    /// Whether the ranks of a node are to have parameters in common; `even` if every node has as many ranks.
+    pub fn shares_memory(self, at: Ranks, even: bool) -> bool {
+        match self {
+            Allreduce => true,
+            // What the ranks of a node have in common is there once: only between nodes can parameters be divided further.
+            Zero(stage) => at.nodes == 1 || even && stage < 3,
+            _ => false,
+        }
+    }
+
+    /// What a rank does not keep of what others update; nothing where it is alone.
+    pub fn sharded(self, ranks: usize) -> Sharded {
+        match self {
+            Zero(stage) if ranks > 1 => Sharded { gradients: stage >= 2, parameters: stage >= 3 },
+            _ => Sharded::default(),
+        }
+    }
+
+    /// Who owns what.
+    pub fn owners(self, at: Ranks) -> Owners {
+        let ranks = at.ranks;
+        match self {
+            _ if ranks == 1 => Owners::Everyone,
+            Allreduce if at.in_common => Owners::Node,
+            // The ranks of one node share by themselves, without messages.
+            Zero(1) if at.in_common && at.nodes == 1 => Owners::Node,
+            Zero(_) => Owners::Apart { first: 0, count: ranks, computing: ranks },
+            Root => Owners::Apart { first: 0, count: 1, computing: ranks },
+            Server(count) | ServerAsync(count) => {
+                Owners::Apart { first: ranks - count, count, computing: ranks - count }
+            }
+            Allreduce | Local(_) | Bmuf(_) | Easgd(..) | Gossip => Owners::Everyone,
+        }
+    }
+
+    /// Who updates, in words, if that is done by these owners.
+    pub fn describe(self, owners: Owners, ranks: usize, nodes: usize) -> String {
+        let owned = owners.describe(ranks, nodes);
+        match (owners.are_apart(), self.is_relaxed()) {
+            (_, true) => format!("{self}; {}", self.described().2),
+            (true, _) => format!("{self}; {owned}"),
+            _ => owned,
+        }
+    }
+}
+
+impl From<Strategy> for String {
+    fn from(strategy: Strategy) -> String {
+        strategy.to_string()
+    }
+}
+
+/// The flag in messages.
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.described().0;
+        match *self {
+            Zero(stage) => write!(f, "--zero {stage}"),
+            Local(steps) => write!(f, "--local-steps {steps}"),
+            Server(count) | ServerAsync(count) if count != 1 => write!(f, "--sync {name}:{count}"),
+            Bmuf(steps) if steps != 8 => write!(f, "--sync {name}:{steps}"),
+            Easgd(steps, alpha) => write!(f, "--sync {name}:{steps},{alpha}"),
+            _ => write!(f, "--sync {name}"),
+        }
+    }
+}
+
+/// As `--sync` has it.
+impl FromStr for Strategy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Strategy, String> {
+        let (name, given) = text.split_once(':').map_or((text, None), |(name, given)| (name, Some(given)));
+        let Some(strategy) = Strategy::all().find(|strategy| strategy.described().0 == name) else {
+            let words: Vec<String> = Strategy::all().map(Strategy::words).collect();
+            return Err(format!("it is one of {}", words.join(", ")));
+        };
+        let given: Vec<&str> = given.map_or(Vec::new(), |given| given.split(',').collect());
+        let wanted = strategy.described().1;
+        if given.len() > wanted.len() {
+            return Err(format!("it is {}", strategy.words()));
+        }
+        let number = |(index, number): (usize, &Number)| match (given.get(index), number.usual) {
+            (Some(text), _) => number.read(text),
+            (None, Some(usual)) => Ok(usual),
+            (None, None) => Err(format!("{} is missing: it is {}", number.name, strategy.words())),
+        };
+        let numbers: Result<Vec<f32>, String> = wanted.iter().enumerate().map(number).collect();
+        Ok(strategy.with(&numbers?))
+    }
+}
+
 /// A number that stands behind the colon of a strategy.
 #[derive(Debug, Clone, Copy)]
-pub struct Number {
+struct Number {
     /// As `--help` calls it: `K`.
     name: &'static str,
     /// What it is of, in messages: "servers".
@@ -58,6 +336,10 @@ pub struct Number {
     /// Whether it counts something: at least 1, and whole. Else it is from 0 to 1.
     counts: bool,
 }
+
+const SERVERS: Number = Number { name: "K", what: "servers", usual: Some(1.0), counts: true };
+const STEPS: Number = Number { name: "H", what: "local steps", usual: None, counts: true };
+const ATTRACTION: Number = Number { name: "ALPHA", what: "attraction", usual: None, counts: false };
 
 impl Number {
     fn read(&self, text: &str) -> Result<f32, String> {
@@ -69,263 +351,6 @@ impl Number {
             true => format!("`{text}` is no number of {}", self.what),
             false => format!("`{text}` is no {}: it is from 0 to 1", self.what),
         })
-    }
-}
-
-/// Most numbers that a strategy takes.
-const NUMBERS: usize = 2;
-
-/// A way to share the updates. `count` is the first number that its flag was given, or 1.
-pub trait Way: fmt::Debug + Sync {
-    /// As `--sync` has it: `server`.
-    fn name(&self) -> &'static str;
-
-    /// Who updates, for `--help`: "rank 0 for all".
-    fn help(&self) -> &'static str;
-
-    /// What the numbers behind a colon are, where the flag takes any: `server:2`.
-    fn numbers(&self) -> &'static [Number] {
-        &[]
-    }
-
-    /// The flag in messages.
-    fn flag(&self, numbers: &[f32]) -> String {
-        let is_usual = |(number, given): (&Number, &f32)| number.usual == Some(*given);
-        if self.numbers().iter().zip(numbers).all(is_usual) {
-            return format!("--sync {}", self.name());
-        }
-        let numbers: Vec<String> = numbers.iter().map(f32::to_string).collect();
-        format!("--sync {}:{}", self.name(), numbers.join(","))
-    }
-
-    /// How ranks come together that have parameters of their own; `None` where all have the same. `outer` is what flags
-    /// say of the step that all of so many ranks then do.
-    fn relaxed(&self, _numbers: &[f32], _outer: &OuterFlags, _ranks: usize) -> Option<Relaxed> {
-        None
-    }
-
-    /// How many of so many ranks compute gradients: the first ones.
-    fn computing(&self, _count: usize, ranks: usize) -> usize {
-        ranks
-    }
-
-    /// Whether few ranks own everything: each other rank then sends them messages (`collective::star`), and they add up
-    /// in the order of ranks, whatever `--allreduce` has.
-    fn is_central(&self) -> bool {
-        false
-    }
-
-    /// Whether owners update by what each rank sends as it comes, and answer that rank alone.
-    fn is_asynchronous(&self) -> bool {
-        false
-    }
-
-    /// Whether the ranks of a node are to have parameters in common; `even` if every node has as many ranks.
-    fn shares_memory(&self, _at: Ranks, _even: bool) -> bool {
-        false
-    }
-
-    /// What a rank does not keep of what others update.
-    fn sharded(&self) -> Sharded {
-        Sharded::default()
-    }
-
-    /// Who owns what among two ranks or more.
-    fn owners(&self, count: usize, at: Ranks) -> Owners;
-}
-
-/// All of them, in the order of `--help`.
-const WAYS: [&dyn Way; 11] = [
-    &allreduce::Allreduce,
-    &zero::Zero(1),
-    &zero::Zero(2),
-    &zero::Zero(3),
-    &root::Root,
-    &server::Servers,
-    &server_async::AsyncServers,
-    &local::Local,
-    &bmuf::BlockMomentum,
-    &easgd::Elastic,
-    &gossip::Gossip,
-];
-
-/// As the flag is written: `server[:K]`, `easgd:H,ALPHA`.
-fn words(way: &dyn Way) -> String {
-    let numbers = way.numbers();
-    let names = numbers.iter().map(|number| number.name).collect::<Vec<_>>().join(",");
-    match numbers.first() {
-        None => way.name().to_string(),
-        Some(Number { usual: Some(_), .. }) => format!("{}[:{names}]", way.name()),
-        Some(_) => format!("{}:{names}", way.name()),
-    }
-}
-
-/// Which ranks compute, and which of them update which parameters.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(into = "String")]
-pub struct Strategy {
-    way: &'static dyn Way,
-    /// As many as the way takes, then zeros.
-    numbers: [f32; NUMBERS],
-}
-
-impl Strategy {
-    /// Plain data parallelism: gradients go to all ranks, which share the updates only within a node.
-    pub const ALLREDUCE: Strategy = Strategy { way: &allreduce::Allreduce, numbers: [0.0; NUMBERS] };
-    /// `--zero 1`.
-    pub const ZERO_1: Strategy = Strategy { way: &zero::Zero(1), numbers: [0.0; NUMBERS] };
-    /// `--zero 2`.
-    pub const ZERO_2: Strategy = Strategy { way: &zero::Zero(2), numbers: [0.0; NUMBERS] };
-    /// `--zero 3`.
-    pub const ZERO_3: Strategy = Strategy { way: &zero::Zero(3), numbers: [0.0; NUMBERS] };
-
-    /// One of each, with usual numbers, or with ones.
-    pub fn all() -> impl Iterator<Item = Strategy> {
-        WAYS.into_iter().map(|way| {
-            let mut numbers = [0.0; NUMBERS];
-            for (number, place) in way.numbers().iter().zip(&mut numbers) {
-                *place = number.usual.unwrap_or(1.0);
-            }
-            Strategy { way, numbers }
-        })
-    }
-
-    /// `--local-steps`: so many between two averages of the parameters.
-    pub fn local(steps: usize) -> Strategy {
-        Strategy { way: &local::Local, numbers: [steps as f32, 0.0] }
-    }
-
-    /// The same with another number of steps between two meetings, where the ranks have parameters of their own.
-    pub fn with_local_steps(self, steps: usize) -> Strategy {
-        Strategy { numbers: [steps as f32, self.numbers[1]], ..self }
-    }
-
-    /// The numbers that it takes.
-    fn given(&self) -> &[f32] {
-        &self.numbers[..self.way.numbers().len()]
-    }
-
-    /// The first number.
-    fn count(self) -> usize {
-        self.given().first().map_or(1, |&count| count as usize)
-    }
-
-    /// Whether every rank has parameters of its own.
-    pub fn is_relaxed(self) -> bool {
-        self.relaxed(&OuterFlags::default(), 1).is_some()
-    }
-
-    /// How so many ranks come together that have parameters of their own; `None` where all have the same.
-    pub fn relaxed(self, outer: &OuterFlags, ranks: usize) -> Option<Relaxed> {
-        self.way.relaxed(self.given(), outer, ranks)
-    }
-
-    /// Whether parameters themselves go from rank to rank, and no sums.
-    pub fn sends_parameters(self) -> bool {
-        self.relaxed(&OuterFlags::default(), 1).is_some_and(|relaxed| relaxed.sends_parameters())
-    }
-
-    /// Whether ranks meet by a step of SGD, which flags may say more of.
-    pub fn has_outer_step(self) -> bool {
-        let meeting = self.relaxed(&OuterFlags::default(), 1).map(|relaxed| relaxed.meeting);
-        matches!(meeting, Some(Meeting::Anchor { .. }))
-    }
-
-    /// What `--help` says of `--sync`.
-    pub fn help() -> String {
-        let each = WAYS.map(|way| format!("{} ({})", way.help(), words(way)));
-        format!("Who updates the parameters: {}", each.join("; "))
-    }
-
-    /// How many of so many ranks compute gradients.
-    pub fn computing(self, ranks: usize) -> usize {
-        self.way.computing(self.count(), ranks)
-    }
-
-    /// Whether gradients are summed by few ranks in the order of ranks, whatever `--allreduce` has.
-    pub fn is_central(self) -> bool {
-        self.way.is_central()
-    }
-
-    /// Whether owners update by what each rank sends as it comes, and answer that rank alone.
-    pub fn is_asynchronous(self) -> bool {
-        self.way.is_asynchronous()
-    }
-
-    /// Whether a rank's gradients update by themselves, and not in a sum.
-    pub fn updates_alone(self) -> bool {
-        self.is_relaxed() || self.is_asynchronous()
-    }
-
-    /// Whether the ranks of a node are to have parameters in common; `even` if every node has as many ranks.
-    pub fn shares_memory(self, at: Ranks, even: bool) -> bool {
-        self.way.shares_memory(at, even)
-    }
-
-    /// What a rank does not keep of what others update; nothing where it is alone.
-    pub fn sharded(self, ranks: usize) -> Sharded {
-        if ranks == 1 { Sharded::default() } else { self.way.sharded() }
-    }
-
-    /// Who owns what.
-    pub fn owners(self, at: Ranks) -> Owners {
-        if at.ranks == 1 { Owners::Everyone } else { self.way.owners(self.count(), at) }
-    }
-
-    /// Who updates, in words, if that is done by these owners.
-    pub fn describe(self, owners: Owners, ranks: usize, nodes: usize) -> String {
-        let owned = owners.describe(ranks, nodes);
-        match (owners.are_apart(), self.is_relaxed()) {
-            (_, true) => format!("{self}; {}", self.way.help()),
-            (true, _) => format!("{self}; {owned}"),
-            _ => owned,
-        }
-    }
-}
-
-impl PartialEq for Strategy {
-    fn eq(&self, other: &Strategy) -> bool {
-        (self.way.name(), self.given()) == (other.way.name(), other.given())
-    }
-}
-
-impl Eq for Strategy {}
-
-impl From<Strategy> for String {
-    fn from(strategy: Strategy) -> String {
-        strategy.to_string()
-    }
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.way.flag(self.given()))
-    }
-}
-
-/// As `--sync` has it.
-impl FromStr for Strategy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Strategy, String> {
-        let (name, given) = text.split_once(':').map_or((text, None), |(name, given)| (name, Some(given)));
-        let Some(way) = WAYS.into_iter().find(|way| way.name() == name) else {
-            return Err(format!("it is one of {}", WAYS.map(words).join(", ")));
-        };
-        let given: Vec<&str> = given.map_or(Vec::new(), |given| given.split(',').collect());
-        let wanted = way.numbers();
-        if given.len() > wanted.len() {
-            return Err(format!("it is {}", words(way)));
-        }
-        let mut numbers = [0.0; NUMBERS];
-        for (index, (number, place)) in wanted.iter().zip(&mut numbers).enumerate() {
-            *place = match (given.get(index), number.usual) {
-                (Some(text), _) => number.read(text)?,
-                (None, Some(usual)) => usual,
-                (None, None) => return Err(format!("{} is missing: it is {}", number.name, words(way))),
-            };
-        }
-        Ok(Strategy { way, numbers })
     }
 }
 
@@ -342,7 +367,7 @@ mod tests {
             if let Some(written) = flag.strip_prefix("--sync ") {
                 assert_eq!(written.parse(), Ok(strategy), "{flag}");
             }
-            assert!(Strategy::help().contains(strategy.way.help()));
+            assert!(Strategy::help().contains(strategy.described().2));
         }
         let servers: Strategy = "server:3".parse().unwrap();
         assert_eq!((servers.computing(4), servers.to_string().as_str()), (1, "--sync server:3"));
@@ -359,7 +384,7 @@ mod tests {
         };
         assert_eq!(outer, Outer { rate: 1.0, momentum: 0.75, nesterov: true });
         let given = OuterFlags { rate: Some(0.5), momentum: Some(0.125), nesterov: true };
-        let local = Strategy::local(3).relaxed(&given, 4).unwrap();
+        let local = Local(3).relaxed(&given, 4).unwrap();
         let outer = Outer { rate: 0.5, momentum: 0.125, nesterov: true };
         assert_eq!(local, Relaxed { every: 3, meeting: Meeting::Anchor { outer, resets: false } });
         for text in [

@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use super::Number;
-
 /// When ranks come together, and what they do then.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Relaxed {
@@ -80,9 +78,4 @@ impl OuterFlags {
             nesterov: self.nesterov || usual.nesterov,
         }
     }
-}
-
-/// Steps between two meetings.
-pub(super) const fn steps(usual: Option<f32>) -> Number {
-    Number { name: "H", what: "local steps", usual, counts: true }
 }

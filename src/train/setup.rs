@@ -330,7 +330,7 @@ fn planned_here(world: &World, config: &Config) -> Config {
     if config.prediction.is_some() {
         (planned.pipeline, planned.tensor, planned.spatial) = (None, None, 1);
         if world.size() == 1 && config.strategy.computing(1) == 0 {
-            planned.strategy = Strategy::ALLREDUCE;
+            planned.strategy = Strategy::Allreduce;
         }
     }
     planned

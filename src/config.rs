@@ -292,7 +292,7 @@ pub struct Prediction {
     pub network: Option<PathBuf>,
     /// The coefficient of variation of the time that a rank computes.
     pub jitter: Option<f64>,
-    /// Where traces for SimGrid go.
+    /// The file that is to have what every rank does, message by message.
     pub trace: Option<PathBuf>,
     /// The file that is to have all numbers.
     pub saved: Option<PathBuf>,

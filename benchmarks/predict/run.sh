@@ -67,7 +67,8 @@ pair() { # ranks a node, nodes, network's file, flags
     local local=$1 count=$2 network=$3 said predicted replayed begun
     rm -rf "$scratch/traces"
     said=$("${mpirun[@]}" -n "$local" "$dltrain" --dry-run --threads 1 --roofline $rates --predict-nodes "$count" \
-        --network "$network" --export-trace "$scratch/traces" "${@:4}" 2>&1) || { echo "$said" >&2; return 1; }
+        --network "$network" --export-trace "$scratch/trace.json" "${@:4}" 2>&1) || { echo "$said" >&2; return 1; }
+    benchmarks/predict/simgrid.py "$scratch/trace.json" "$scratch/traces"
     predicted=$(sed -n 's/.*expected to take \([0-9.]*\) s in all.*/\1/p' <<<"$said")
     begun=$SECONDS
     replayed=$(sh "$scratch/traces/replay.sh")

@@ -22,8 +22,9 @@ pub struct Args {
     /// What ranks cost that are slow at random: the time that a rank computes varies by so many times its mean.
     #[arg(long, value_name = "CV", requires = "predict_nodes")]
     jitter: Option<f64>,
-    /// Write what every rank of --predict-nodes does, message by message, for SimGrid to replay.
-    #[arg(long, value_name = "DIR", requires = "predict_nodes")]
+    /// Write what every rank of --predict-nodes does, message by message, as JSON: benchmarks/predict/simgrid.py makes
+    /// traces of it that SimGrid replays.
+    #[arg(long, value_name = "FILE", requires = "predict_nodes")]
     export_trace: Option<PathBuf>,
     /// Write what --predict-nodes found, for `dltrain report --predicted` to draw beside runs.
     #[arg(long, value_name = "FILE.json", requires = "predict_nodes")]
@@ -41,7 +42,7 @@ impl Args {
         self.network.as_deref()
     }
 
-    /// Where traces go.
+    /// Where goes what ranks do.
     pub fn traces(&self) -> Option<&Path> {
         self.export_trace.as_deref()
     }

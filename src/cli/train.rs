@@ -269,7 +269,7 @@ impl Args {
             ("--timeline", self.timeline.as_deref(), Use::Write),
             ("--plan-steps", self.plan_steps.as_deref(), Use::Write),
             ("--network", self.prediction.network(), Use::Read),
-            ("--export-trace", self.prediction.traces(), Use::Directory),
+            ("--export-trace", self.prediction.traces(), Use::Write),
             ("--save-prediction", self.prediction.saved(), Use::Write),
             ("--checkpoint", self.session.directory(), Use::Directory),
             ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),

@@ -13,7 +13,6 @@
 
 mod contention;
 mod file;
-mod platform;
 mod rounds;
 mod routes;
 
@@ -21,7 +20,7 @@ pub use contention::{Contention, Loads, Routes};
 pub use rounds::{COMMON, Load, Rounds};
 
 /// A network of nodes.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Interconnect {
     /// What people call it.
     pub name: String,
@@ -38,7 +37,8 @@ pub struct Interconnect {
 }
 
 /// How nodes are joined.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Topology {
     /// One switch with as many ports as are wanted: no message is in the way of another but at a node.
     Flat,

@@ -1,7 +1,8 @@
 //! What is predicted of other nodes, and the traces of it.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::support::cases::first;
 use crate::support::job::{finish, job, refused, run};
@@ -263,6 +264,15 @@ fn what_cannot_be_predicted_is_refused_by_flag() {
     assert!(beyond.contains("--predict-nodes 9: test has 8 nodes"), "{beyond}");
 }
 
+/// The traces that the script makes of what ranks do.
+fn traces(file: &Path) -> PathBuf {
+    let directory = file.with_extension("traces");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks/predict/simgrid.py");
+    let made = Command::new("python3").arg(script).arg(file).arg(&directory).output().expect("python3 starts");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    directory
+}
+
 /// What a process of a trace does.
 struct Process {
     rank: usize,
@@ -329,12 +339,13 @@ fn a_trace_has_the_messages_of_the_schedules() {
             vec![4.0 * 32.0 * 196.0 * 4.0; 2],
         ),
     ] {
-        let directory = folder.path().join(format!("{nodes}{}", flags.concat()));
-        let (count, path) = (nodes.to_string(), directory.to_str().unwrap());
+        let file = folder.path().join(format!("{nodes}{}", flags.concat()));
+        let (count, path) = (nodes.to_string(), file.to_str().unwrap());
         let base = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", &count];
         let base = [&base[..], &["--device", "reference"]].concat();
         let printed = run(1, &[&base[..], &flags, &["--export-trace", path]].concat());
-        assert!(printed.contains(&format!("traces of {nodes} ranks are in {path}")), "{printed}");
+        assert!(printed.contains(&format!("what {nodes} ranks do is in {path}")), "{printed}");
+        let directory = traces(&file);
         let processes = processes(&directory);
         let mut sent = vec![0.0; nodes];
         let mut between: HashMap<[usize; 3], [Vec<f64>; 2]> = HashMap::new();
@@ -369,11 +380,12 @@ fn a_trace_has_the_messages_of_the_schedules() {
 #[test]
 fn ranks_of_a_node_are_processes_of_one_host() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().to_str().unwrap();
+    let file = folder.path().join("trace.json");
     let flags = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", "2"];
-    run(2, &[&flags[..], &["--allreduce", "hierarchical", "--export-trace", path]].concat());
-    let hosts = std::fs::read_to_string(folder.path().join("hosts.txt")).unwrap();
-    let processes = processes(folder.path());
+    run(2, &[&flags[..], &["--allreduce", "hierarchical", "--export-trace", file.to_str().unwrap()]].concat());
+    let directory = traces(&file);
+    let hosts = std::fs::read_to_string(directory.join("hosts.txt")).unwrap();
+    let processes = processes(&directory);
     assert_eq!(hosts.lines().count(), processes.len());
     for (process, host) in processes.iter().zip(hosts.lines()) {
         assert_eq!(host, format!("n{}", process.rank / 2));

@@ -15,6 +15,7 @@ mod prediction;
 mod relaxed;
 mod session;
 mod tensor;
+mod together;
 mod train;
 mod values;
 

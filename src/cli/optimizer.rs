@@ -76,7 +76,7 @@ impl Args {
     ///
     /// # Errors
     /// `Usage`, naming the flag.
-    pub fn validate(self) -> Result<(Optimizer, Rate)> {
+    pub fn validate(&self) -> Result<(Optimizer, Rate)> {
         let mut rule = self.optimizer;
         let beta = |index: usize| self.betas.as_ref().map(|betas| betas[index]);
         let share = 0.0..=0.999_999;

@@ -42,12 +42,22 @@ impl Args {
         self.mesh
     }
 
+    /// Into how many stages the network is cut.
+    pub fn stages(&self) -> usize {
+        self.pipeline.or(self.mesh.map(|mesh| mesh.pipeline)).unwrap_or(1)
+    }
+
+    /// In which order they compute.
+    pub fn schedule(&self) -> Option<PipelineSchedule> {
+        self.schedule
+    }
+
     /// What is cut, and the images and the number of micro-batches of a rank that is to take so many images.
     ///
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(&self, batch: usize, accumulation: usize) -> Result<(Option<Pipeline>, [usize; 2])> {
-        let stages = self.pipeline.or(self.mesh.map(|mesh| mesh.pipeline)).unwrap_or(1);
+        let stages = self.stages();
         within("pipeline", stages, MOST_STAGES)?;
         if stages == 1 {
             let others = [

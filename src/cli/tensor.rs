@@ -19,12 +19,17 @@ pub struct Args {
 }
 
 impl Args {
-    /// Over how many ranks layers are split, if over more than one.
+    /// Over how many ranks layers are split.
+    pub fn ranks(&self, mesh: Option<MeshShape>) -> usize {
+        self.tensor.or(mesh.map(|mesh| mesh.tensor)).unwrap_or(1)
+    }
+
+    /// The same, if they are more than one.
     ///
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn validate(&self, mesh: Option<MeshShape>) -> Result<Option<Tensor>> {
-        let ranks = self.tensor.or(mesh.map(|mesh| mesh.tensor)).unwrap_or(1);
+        let ranks = self.ranks(mesh);
         within("tensor", ranks, MOST)?;
         Ok((ranks > 1).then_some(Tensor { ranks, groups: mesh.map(|mesh| mesh.data) }))
     }

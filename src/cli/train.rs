@@ -4,14 +4,15 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, PipelineSchedule, Precision, Predict, Rate,
-    Rule, Strategy, SyncBatchNorm, Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Parallel, Precision, Predict, Rate, Rule,
+    Strategy, SyncBatchNorm, Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
 use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
+use super::together::{self, Flag};
 use super::values::{
     Network, at_least_one, in_range, number, size, steps, sync_batch_norm, within, zero_stage,
 };
@@ -282,206 +283,77 @@ impl Args {
         ])
     }
 
-    /// Who updates what, where that goes with the other flags.
+    /// Who updates what.
     fn strategy(&self) -> Result<Strategy> {
-        let zero = match self.zero {
-            2 => Strategy::Zero(2),
-            3 => Strategy::Zero(3),
-            _ => Strategy::Zero(1),
-        };
-        let strategy = match (self.zero, self.relaxed.strategy(self.sync)?) {
-            (0, sync) => sync,
-            (_, sync) if [Strategy::Allreduce, zero].contains(&sync) => zero,
-            (stage, sync) => {
-                return Err(Error::usage(format!(
-                    "--zero {stage} and {sync}: both say who updates what; leave one out"
-                )));
-            }
-        };
-        let refuse = |flag: String, why: &str| {
-            Err(Error::usage(format!("{flag} and {strategy}: {why}; leave one out")))
-        };
-        match strategy {
-            _ if strategy == Strategy::Allreduce => Ok(strategy),
-            _ if strategy.is_relaxed() && self.optimizer.has_average() => refuse(
-                "--ema".into(),
-                "what is evaluated is the mean over ranks, each of which has parameters of its own",
-            ),
-            _ if strategy.is_relaxed() && self.precision == Precision::F16 => {
-                refuse("--precision f16".into(), "each rank would skip other steps; bf16 needs no loss scale")
-            }
-            _ if strategy.is_asynchronous() && self.sync_bn.is_some() => refuse(
-                "--sync-bn".into(),
-                "ranks that share statistics would wait for each other in every step",
-            ),
-            _ if strategy.is_asynchronous() && self.precision == Precision::F16 => refuse(
-                "--precision f16".into(),
-                "the loss scale follows what all ranks find in one step; bf16 needs none",
-            ),
-            _ if strategy.is_asynchronous() && self.wire != Wire::F32 => refuse(
-                format!("--wire {}", self.wire),
-                "a server takes gradients where they are added, as f32",
-            ),
-            _ if strategy == Strategy::Zero(3) && !self.freeze.is_empty() => refuse(
-                "--freeze".into(),
-                "nobody updates what is frozen, so that nobody owns it; --zero 2 keeps it whole",
-            ),
-            _ if strategy.sends_parameters() && self.compress.is_some() => {
-                refuse("--compress".into(), "parameters travel, of which nothing can be left for later")
-            }
-            _ if self.compress.is_some() && !strategy.is_relaxed() => refuse(
-                "--compress".into(),
-                "what is compressed is decoded by every rank for all gradients, and here a rank gets those that it \
-                 updates",
-            ),
-            _ if strategy.sends_parameters() && self.wire != Wire::F32 => refuse(
-                format!("--wire {}", self.wire),
-                "parameters travel, which would forget small updates; gradients do not",
-            ),
-            _ if self.tensorboard_histograms.is_some() => {
-                refuse("--tensorboard-histograms".into(), "no rank has the sums of all gradients")
-            }
-            _ if self.allreduce.is_between_gpus() || self.allreduce == AllreduceKind::MPI => refuse(
-                format!("--allreduce {}", self.allreduce.name()),
-                "gradients go to those who update through the host's memory by dltrain's own messages",
-            ),
-            _ if strategy.is_central() && self.allreduce != AllreduceKind::Auto => refuse(
-                format!("--allreduce {}", self.allreduce.name()),
-                "gradients are added up by those who update, in the order of ranks as by shm",
-            ),
-            _ => Ok(strategy),
+        let zero = Strategy::Zero(self.zero);
+        match (self.zero, self.relaxed.strategy(self.sync)?) {
+            (0, sync) => Ok(sync),
+            (_, sync) if [Strategy::Allreduce, zero].contains(&sync) => Ok(zero),
+            (stage, sync) => Err(Error::usage(format!(
+                "--zero {stage} and {sync}: both say who updates what; leave one out"
+            ))),
         }
     }
 
-    /// What adds up gradients. With shards that is a binary tree over ranks.
-    fn allreduce(&self, strategy: Strategy) -> Result<AllreduceKind> {
-        let Some(shards) = self.shards else { return Ok(self.allreduce) };
-        if !shards.is_power_of_two() || shards > most::SHARDS {
-            return Err(Error::usage(format!(
-                "--shards {shards}: must be a power of two, at most {}",
-                most::SHARDS
-            )));
+    /// The words of a flag, if it is given with a value that something does not go with.
+    fn said(&self, flag: Flag, strategy: Strategy) -> Option<String> {
+        let name = self.allreduce.name();
+        let by_others = self.allreduce.is_between_gpus() || self.allreduce == AllreduceKind::MPI;
+        let by_tree = [AllreduceKind::Auto, AllreduceKind::RECURSIVE_DOUBLING].contains(&self.allreduce);
+        let plain = strategy == Strategy::Allreduce;
+        let given = |given: bool, words: &str| given.then(|| words.to_string());
+        let schedule = self.pipeline.schedule();
+        match flag {
+            Flag::Ema => given(self.optimizer.has_average(), "--ema"),
+            Flag::F16 => given(self.precision == Precision::F16, "--precision f16"),
+            Flag::SyncBn => given(self.sync_bn.is_some(), "--sync-bn"),
+            Flag::Wire => (self.wire != Wire::F32).then(|| format!("--wire {}", self.wire)),
+            Flag::Freeze => given(!self.freeze.is_empty(), "--freeze"),
+            Flag::Compress => given(self.compress.is_some(), "--compress"),
+            Flag::Scheme => self.compress.map(|scheme| format!("--compress {scheme}")),
+            Flag::Histograms => given(self.tensorboard_histograms.is_some(), "--tensorboard-histograms"),
+            Flag::Sums => (self.allreduce != AllreduceKind::Auto).then(|| format!("--allreduce {name}")),
+            Flag::OthersSums => by_others.then(|| format!("--allreduce {name}")),
+            Flag::GpuSums => self.allreduce.is_between_gpus().then(|| format!("--allreduce {name}")),
+            Flag::NoTree => (!by_tree).then(|| format!("--allreduce {name}")),
+            Flag::GlobalBatch => given(self.global_batch.is_some(), "--global-batch"),
+            Flag::Commit => given(self.session.commits(), "--commit"),
+            Flag::MaxBatch => given(self.max_batch.is_some(), "--max-batch"),
+            Flag::Recompute => given(self.recompute, "--recompute"),
+            Flag::Shards => given(self.shards.is_some(), "--shards"),
+            Flag::Tree => self.shards.map(|shards| format!("--shards {shards}")),
+            Flag::Pipeline => given(self.pipeline.stages() > 1, "--pipeline"),
+            Flag::SplitWeights => schedule
+                .filter(|schedule| schedule.splits_weights())
+                .map(|order| format!("--schedule {order}")),
+            Flag::Tensor => given(self.tensor.ranks(self.pipeline.mesh()) > 1, "--tensor"),
+            Flag::Spatial => given(self.spatial > 1, "--spatial"),
+            Flag::Strategy => (!plain).then(|| strategy.to_string()),
+            Flag::BeyondZero1 => (!plain && strategy != Strategy::Zero(1)).then(|| strategy.to_string()),
+            Flag::Zero3 => (strategy == Strategy::Zero(3)).then(|| strategy.to_string()),
+            Flag::Relaxed => strategy.is_relaxed().then(|| strategy.to_string()),
+            Flag::Shared => (!plain && !strategy.is_relaxed()).then(|| strategy.to_string()),
+            Flag::Gossip => strategy.sends_parameters().then(|| strategy.to_string()),
+            Flag::Asynchronous => strategy.is_asynchronous().then(|| strategy.to_string()),
+            Flag::Central => strategy.is_central().then(|| strategy.to_string()),
         }
-        let refuse = |flag: String, why: &str| {
-            Err(Error::usage(format!("{flag} and --shards {shards}: {why}; leave one out")))
+    }
+
+    /// What the planner is to be told of networks in stages, split layers and images by rows: why they do not go with
+    /// what else is given.
+    fn parallel(&self, strategy: Strategy, rule: &Rule, rate: &Rate) -> Option<Parallel> {
+        let beside = |way: Flag, words: &str| {
+            together::check(
+                |flag| {
+                    if flag == way { Some(words.to_string()) } else { self.said(flag, strategy) }
+                },
+            )
         };
-        match self.allreduce {
-            _ if strategy != Strategy::Allreduce => refuse(
-                strategy.to_string(),
-                "gradients would be added in another order than along the shards' tree",
-            ),
-            _ if self.sync_bn.is_some() => {
-                refuse("--sync-bn".into(), "a shard is normalised by itself, whatever rank computes it")
-            }
-            _ if self.compress.is_some() => refuse("--compress".into(), "what a rank leaves out is its own"),
-            _ if self.wire != Wire::F32 => refuse(
-                format!("--wire {}", self.wire),
-                "sums within a rank would be rounded less than those between",
-            ),
-            AllreduceKind::Auto | AllreduceKind::RECURSIVE_DOUBLING => Ok(AllreduceKind::RECURSIVE_DOUBLING),
-            other => refuse(
-                format!("--allreduce {}", other.name()),
-                "shards are added up along a binary tree, which is recursive-doubling",
-            ),
-        }
-    }
-
-    /// That what else is asked for goes with a network in stages.
-    fn beside_stages(&self, strategy: Strategy) -> Result<()> {
-        let wanted = [
-            (
-                ![Strategy::Allreduce, Strategy::Zero(1)].contains(&strategy),
-                strategy.to_string(),
-                "a stage is summed over its ranks, and at most updated in shares (--zero 1)",
-            ),
-            (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
-            (self.global_batch.is_some(), "--global-batch".into(), "a batch is divided into --micro-batches"),
-            (
-                self.compress.is_some(),
-                "--compress".into(),
-                "what is left for later is kept by buckets, and stages have others",
-            ),
-            (
-                self.tensorboard_histograms.is_some(),
-                "--tensorboard-histograms".into(),
-                "no rank has all weights",
-            ),
-            (
-                self.session.commits(),
-                "--commit".into(),
-                "a node has the state of its own stages alone; use --checkpoint",
-            ),
-            (self.max_batch.is_some(), "--max-batch".into(), "stages have unlike memory; see --dry-run"),
-        ];
-        refused_beside("--pipeline", &wanted)
-    }
-
-    /// That activations which are computed again are read in one pass.
-    fn beside_weights_by_themselves(&self, schedule: PipelineSchedule) -> Result<()> {
-        let why = "weights' gradients have a pass of their own, until which what is computed again would be kept; \
-                   1f1b and gpipe go";
-        let wanted = [(self.recompute && schedule.splits_weights(), "--recompute".into(), why)];
-        refused_beside(&format!("--schedule {schedule}"), &wanted)
-    }
-
-    /// That what else is asked for goes with images that are cut.
-    fn beside_rows(&self, strategy: Strategy, [stages, tensor]: [bool; 2]) -> Result<()> {
-        let together =
-            "ranks of a group have the same images and parameters, and wait for each other in each layer";
-        let wanted = [
-            (stages, "--pipeline".into(), "a rank has rows of all layers, or all rows of some"),
-            (
-                strategy != Strategy::Allreduce && strategy != Strategy::Zero(1),
-                strategy.to_string(),
-                together,
-            ),
-            (
-                self.shards.is_some(),
-                "--shards".into(),
-                "a shard is computed by one rank; give --accumulation",
-            ),
-            (
-                self.global_batch.is_some(),
-                "--global-batch".into(),
-                "it is the ranks / T × --batch × --accumulation",
-            ),
-            (self.max_batch.is_some(), "--max-batch".into(), "it counts whole images; see --dry-run"),
-            (tensor, "--tensor".into(), "a split layer's ranks have images of their own"),
-        ];
-        refused_beside("--spatial", &wanted)
-    }
-
-    /// That what else is asked for goes with split layers.
-    fn beside_split_layers(&self, strategy: Strategy) -> Result<()> {
-        let stages = self.pipeline.mesh().is_some_and(|mesh| mesh.pipeline > 1);
-        let wanted = [
-            (stages, "--pipeline".into(), "a stage's ranks have its layers whole"),
-            (strategy != Strategy::Allreduce, strategy.to_string(), "ranks have unlike parameters"),
-            (self.shards.is_some(), "--shards".into(), "a shard is computed by one rank"),
-            (self.sync_bn.is_some(), "--sync-bn".into(), "exchanges are those of split layers"),
-            (
-                self.compress.is_some(),
-                "--compress".into(),
-                "what is left for later would be of unlike parameters; --wire bf16 goes",
-            ),
-            (
-                self.tensorboard_histograms.is_some(),
-                "--tensorboard-histograms".into(),
-                "no rank has all weights",
-            ),
-            (self.session.commits(), "--commit".into(), "a node has its own parts alone; use --checkpoint"),
-            (
-                self.max_batch.is_some(),
-                "--max-batch".into(),
-                "which layers are worth splitting changes with the batch; see --dry-run",
-            ),
-            (
-                self.allreduce.is_between_gpus() || self.allreduce == AllreduceKind::MPI,
-                format!("--allreduce {}", self.allreduce.name()),
-                "sums are of unlike ranks, by dltrain's own messages; auto and ring go",
-            ),
-        ];
-        refused_beside("--tensor", &wanted)
+        self.parallel.validate(
+            beside(Flag::Pipeline, "--pipeline").and(same_rate(rate, "--pipeline")),
+            beside(Flag::Tensor, "--tensor").and(beside_norms(rule)),
+            beside(Flag::Spatial, "--spatial").and(same_rate(rate, "--spatial")),
+        )
     }
 
     /// That what is asked of weights goes with the files that there are.
@@ -533,16 +405,15 @@ impl Args {
         Ok(self.predict.then(|| Predict { top, output: self.output.clone() }))
     }
 
-    fn checked(self) -> Result<Config> {
-        self.weights()?;
+    /// That numbers are in their ranges.
+    fn ranges(&self) -> Result<()> {
         within("batch", self.batch, most::BATCH)?;
         within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
         within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
         in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
         within("accumulation", self.accumulation, most::BATCH)?;
         within("global-batch", self.global_batch.unwrap_or(1), most::IMAGES)?;
-        let sync_bn = self.sync_bn.unwrap_or(SyncBatchNorm::Off);
-        if let SyncBatchNorm::Groups(ranks) = sync_bn {
+        if let Some(SyncBatchNorm::Groups(ranks)) = self.sync_bn {
             at_least_one("sync-bn", ranks)?;
         }
         at_least_one("epochs", self.epochs.unwrap_or(1))?;
@@ -552,71 +423,52 @@ impl Args {
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
         at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
-        let predict = self.asked()?;
-        let strategy = self.strategy()?;
-        let allreduce = self.allreduce(strategy)?;
-        let (pipeline, [batch, accumulation]) = self.pipeline.validate(self.batch, self.accumulation)?;
-        if let Some(pipeline) = &pipeline {
-            self.beside_stages(strategy)?;
-            self.beside_weights_by_themselves(pipeline.schedule)?;
-        }
-        let tensor = self.tensor.validate(self.pipeline.mesh())?;
-        if tensor.is_some() {
-            self.beside_split_layers(strategy)?;
-        }
         within("spatial", self.spatial, LARGEST_IMAGE)?;
-        if self.spatial > 1 {
-            self.beside_rows(strategy, [pipeline.is_some(), tensor.is_some()])?;
+        match self.shards.filter(|shards| !shards.is_power_of_two() || *shards > most::SHARDS) {
+            Some(shards) => Err(Error::usage(format!(
+                "--shards {shards}: must be a power of two, at most {}",
+                most::SHARDS
+            ))),
+            None => Ok(()),
         }
-        if let SyncBatchNorm::Groups(ranks) = sync_bn
-            && !ranks.is_multiple_of(self.spatial)
-        {
-            return Err(Error::usage(format!(
-                "--sync-bn {ranks} and --spatial {0}: statistics are those of whole images; give a multiple of {0}",
-                self.spatial
-            )));
-        }
-        let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
-        let needs_times = self.prediction.is_given() || is_to_be_cut;
-        let plain = Strategy::Allreduce;
-        let [stages, split_layers, rows] =
-            [self.beside_stages(plain), self.beside_split_layers(plain), self.beside_rows(plain, [false; 2])];
-        let (optimizer, rate) = self.optimizer.validate()?;
-        let whole_norms = beside_norms(&optimizer.rule);
-        if tensor.is_some() {
-            whole_norms.clone()?;
-        }
-        let parallel = self.parallel.validate(
-            stages.and(same_rate(&rate, "--pipeline")),
-            split_layers.and(whole_norms),
-            rows.and(same_rate(&rate, "--spatial")),
-        );
-        let session = self.session.validate()?;
-        if let (Some(scheme), true) = (self.compress, self.wire != Wire::F32) {
-            return Err(Error::usage(format!(
-                "--compress {scheme} and --wire {}: what is compressed has a form of its own on the wire; leave one out",
-                self.wire
-            )));
-        }
-        if let (Some(scheme), true) = (self.compress, self.allreduce.is_between_gpus()) {
-            return Err(Error::usage(format!(
-                "--compress {scheme} and --allreduce {}: what is compressed travels from host to host, and these gradients from GPU to GPU; leave one out",
-                self.allreduce.name()
-            )));
-        }
-        let loss_scale = self.loss_scale.validate(self.precision)?;
-        if let (Some(scheme), Precision::F16) = (self.compress, self.precision) {
-            return Err(Error::usage(format!(
-                "--compress {scheme} and --precision f16: a gradient that overflowed would stay in what is sent later; leave one out"
-            )));
-        }
-        let (data, input) = self.data.validate()?;
-        let synthetic = data.is_none();
-        if synthetic && self.epochs.is_some() {
+    }
+
+    /// What flags lack, or have for nothing.
+    fn needs(&self) -> Result<()> {
+        if self.data.path().is_none() && self.epochs.is_some() {
             return Err(Error::usage(
                 "--epochs needs --data: a run on synthetic images is as long as --steps",
             ));
         }
+        match self.sync_bn {
+            Some(SyncBatchNorm::Groups(ranks)) if !ranks.is_multiple_of(self.spatial) => {
+                Err(Error::usage(format!(
+                    "--sync-bn {ranks} and --spatial {0}: statistics are those of whole images; give a multiple of {0}",
+                    self.spatial
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn checked(self) -> Result<Config> {
+        self.weights()?;
+        self.ranges()?;
+        let predict = self.asked()?;
+        let strategy = self.strategy()?;
+        let (pipeline, [batch, accumulation]) = self.pipeline.validate(self.batch, self.accumulation)?;
+        let tensor = self.tensor.validate(self.pipeline.mesh())?;
+        together::check(|flag| self.said(flag, strategy))?;
+        self.needs()?;
+        let (optimizer, rate) = self.optimizer.validate()?;
+        if tensor.is_some() {
+            beside_norms(&optimizer.rule)?;
+        }
+        let parallel = self.parallel(strategy, &optimizer.rule, &rate);
+        let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
+        let needs_times = self.prediction.is_given() || is_to_be_cut;
+        let (data, input) = self.data.validate()?;
+        let synthetic = data.is_none();
         let config = Config {
             run_file: self.run_file,
             model: self.model,
@@ -635,7 +487,7 @@ impl Args {
             pipeline,
             spatial: self.spatial,
             tensor,
-            sync_bn,
+            sync_bn: self.sync_bn.unwrap_or(SyncBatchNorm::Off),
             epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
             steps: self.steps.or(synthetic.then_some(100)),
             warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
@@ -646,12 +498,12 @@ impl Args {
             seed: self.seed,
             device: self.device,
             precision: self.precision,
-            loss_scale,
+            loss_scale: self.loss_scale.validate(self.precision)?,
             threads: self.threads,
             strategy,
             outer: self.relaxed.validate(strategy)?,
             async_order: self.asynchronous.validate(strategy)?,
-            allreduce,
+            allreduce: if self.shards.is_some() { AllreduceKind::RECURSIVE_DOUBLING } else { self.allreduce },
             cuda_aware: self.cuda_aware,
             wire: self.wire,
             compress: self.compress,
@@ -666,7 +518,7 @@ impl Args {
             results: self.results,
             tensorboard: self.tensorboard,
             histograms: self.tensorboard_histograms,
-            session,
+            session: self.session.validate()?,
             save_weights: self.save_weights,
             dry_run: self.dry_run,
             roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
@@ -697,15 +549,12 @@ fn beside_norms(rule: &Rule) -> Result<()> {
 /// That the learning rate does not depend on how many ranks have images of their own, of which a planner would choose
 /// other numbers.
 fn same_rate(rate: &Rate, beside: &str) -> Result<()> {
-    let why = "fewer ranks have images of their own, and the rate would be another";
-    refused_beside(beside, &[(rate.scale_by_ranks, "--lr-scale-by-ranks".into(), why)])
-}
-
-/// That none of these, each with whether it is given and why it is not to be, stands beside a flag.
-fn refused_beside(beside: &str, wanted: &[(bool, String, &str)]) -> Result<()> {
-    match wanted.iter().find(|(given, ..)| *given) {
-        Some((_, flag, why)) => Err(Error::usage(format!("{flag} and {beside}: {why}; leave one out"))),
-        None => Ok(()),
+    match rate.scale_by_ranks {
+        true => Err(Error::usage(format!(
+            "--lr-scale-by-ranks and {beside}: fewer ranks have images of their own, and the rate would be another; \
+             leave one out"
+        ))),
+        false => Ok(()),
     }
 }
 

@@ -268,7 +268,8 @@ fn what_cannot_be_predicted_is_refused_by_flag() {
 fn traces(file: &Path) -> PathBuf {
     let directory = file.with_extension("traces");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benchmarks/predict/simgrid.py");
-    let made = Command::new("python3").arg(script).arg(file).arg(&directory).output().expect("python3 starts");
+    let made =
+        Command::new("python3").arg(script).arg(file).arg(&directory).output().expect("python3 starts");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     directory
 }
@@ -382,7 +383,10 @@ fn ranks_of_a_node_are_processes_of_one_host() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
     let flags = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", "2"];
-    run(2, &[&flags[..], &["--allreduce", "hierarchical", "--export-trace", file.to_str().unwrap()]].concat());
+    run(
+        2,
+        &[&flags[..], &["--allreduce", "hierarchical", "--export-trace", file.to_str().unwrap()]].concat(),
+    );
     let directory = traces(&file);
     let hosts = std::fs::read_to_string(directory.join("hosts.txt")).unwrap();
     let processes = processes(&directory);

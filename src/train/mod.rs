@@ -16,6 +16,7 @@ mod assemble;
 mod asynchronous;
 mod checkpoint;
 mod commit;
+mod describe;
 mod device;
 mod device_prefetch;
 mod doubts;

@@ -1,14 +1,13 @@
 //! Everything before the first step. Each part that can fail is agreed on by all ranks before the next begins, so
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
 use super::assemble::Assembly;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::commit::Commits;
-use super::device;
 use super::evaluate::Evaluator;
 use super::greatest;
 use super::groups::Groups;
@@ -18,7 +17,7 @@ use super::memory::Memories;
 use super::network::Network;
 use super::pace::Pace;
 use super::planner;
-use super::plans::{Plans, computing, measured, opening};
+use super::plans::{Plans, measured};
 use super::prediction::{self, Predictor};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
@@ -26,18 +25,18 @@ use super::step::Trainer;
 use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
+use super::{describe, device};
 use crate::comm::{self, Phase, World};
-use crate::config::{Config, JpegDecoder, Pipeline, Prediction, Strategy, Wire, environment};
-use crate::data::Sets;
+use crate::config::{Config, Prediction, Strategy, Wire, environment};
+use crate::data::{Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Role, TensorId};
 use crate::interconnect::Interconnect;
 use crate::model::Model;
 use crate::optim::{self, Schedule};
-use crate::plan::{Action, Plan, Rehearsal, Script};
-use crate::record::{self, Checkpoints, Description, Recorder, Scheduled};
-use crate::reducer::{Averaging, seats};
+use crate::plan::Plan;
+use crate::record::{self, Checkpoints, Description, Recorder};
+use crate::reducer::Averaging;
 
 /// A run that is ready to go.
 pub struct Job {
@@ -82,11 +81,9 @@ pub fn prepare(
     watch: Watch,
     (started, known): (Instant, Option<usize>),
 ) -> Result<Option<(Job, Recorder)>> {
-    let world = &groups.job;
-    let asked = config;
+    let (world, asked) = (&groups.job, config);
     let config = &planned_here(world, config);
-    let tell = |what: &str| log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
-    tell("flags agreed on");
+    tell(started, "flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;
     let interconnect = world.agree(interconnect(world, config))?;
     let network = Network::agree(world, config, model, workers)?;
@@ -95,233 +92,348 @@ pub fn prepare(
     }
     let threads = world.threads(config.threads)?;
     if let Some(limit) = config.max_batch {
-        let (device, config) = device::open(world, config, threads)?;
-        let config = &config;
-        let averaging = Averaging::new(world, config, &*device, threads)?;
-        // Its images count, as they do in a run.
-        let sets = open_sets(world, config, &network, None)?;
-        let config = &decided(config, sets.as_ref(), threads);
-        let all_pixels = sets.as_ref().and_then(Sets::pixels);
-        let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
-        let answer = world.agree(max_batch::answer(groups, &network, config, &*device, &averaging, limit))?;
-        record::say(world, &answer);
-        return world.agree(record::printed()).map(|()| None);
+        return largest_batch(groups, config, network, threads, limit).map(|()| None);
     }
     if config.evaluate {
         return testing::run(world, config, network, &watch).map(|()| None);
     }
-    if let Some(directory) = config.session.checkpoint.as_deref().filter(|_| !config.dry_run) {
-        // Before any of them is looked at: another run may be writing them.
-        owning(world, config, || record::own_checkpoints(world.into(), directory))?;
+    let kept = RunFiles::own(world, config, &network)?;
+    let opened = OpenedRun::open(groups, config, network, (threads, workers), &kept, started)?;
+    let planned = opened.plan(&kept, known)?;
+    if planned.opened.config.dry_run {
+        return planned.print(asked, interconnect).map(|()| None);
     }
-    let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
-    let (path, checkpoints) =
-        owning(world, config, || outputs(world, config, network.model.name(), resumed.as_ref()))?;
-    comm::enter(Phase::Data, 0);
-    owning(world, config, || weights_path(world, config, &network, resumed.as_ref()))?;
-    // A run that goes on has its weights.
-    let start = if resumed.is_some() { None } else { Start::agree(world, config, &network)? };
-    let weights = match &resumed {
-        Some(resumed) => Some(world.agree(resumed.said())?),
-        None => start.as_ref().map(Start::said),
-    };
-    let sets = open_sets(world, config, &network, weights)?;
-    let config = &decided(config, sets.as_ref(), threads);
-    let images = images(config, sets.as_ref());
-    let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
-    let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
-    let preprocessing = sets.as_ref().map(|sets| sets.training.expected().clone());
-    let about = record::About { class_names, preprocessing };
-    let all_pixels = sets.as_ref().and_then(Sets::pixels);
-    let (source, test) = open_data(groups, config, &network, sets)?;
-    tell("data sets open");
-    comm::enter(Phase::Plan, 0);
+    let ready = planned.ready(&kept)?;
+    planned.build(kept, ready, watch)?.start().map(Some)
+}
+
+fn tell(started: Instant, what: &str) {
+    log::debug!("{what}: {:.3} s after the start", started.elapsed().as_secs_f64());
+}
+
+/// Answers `--max-batch`. Collective.
+fn largest_batch(
+    groups: &Groups,
+    config: &Config,
+    network: Network,
+    threads: usize,
+    limit: usize,
+) -> Result<()> {
+    let world = &groups.job;
     let (device, config) = device::open(world, config, threads)?;
-    let config = &config;
+    let averaging = Averaging::new(world, &config, &*device, threads)?;
+    // Its images count, as they do in a run.
+    let sets = open_sets(world, &config, &network, None)?;
+    let config = &decided(&config, sets.as_ref(), threads);
+    let all_pixels = sets.as_ref().and_then(Sets::pixels);
     let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
-    let rule = config.optimizer.rule;
-    let averaging = averaging(groups, config, &*device, threads)?;
-    let plan = |averaging: &Averaging| {
-        world.agree(Plans::new(groups.layout(), config, &network, &*device, averaging, test.is_some()))
-    };
-    let mut plans = plan(&averaging)?;
-    if keep_apart_alike(world, &*device)? {
-        plans = plan(&averaging)?;
+    let answer = world.agree(max_batch::answer(groups, &network, config, &*device, &averaging, limit))?;
+    record::say(world, &answer);
+    world.agree(record::printed())
+}
+
+/// Where results and checkpoints go, and what the run begins or goes on with.
+struct RunFiles {
+    resumed: Option<Resumed>,
+    /// A run that goes on has its weights.
+    start: Option<Start>,
+    path: Option<PathBuf>,
+    checkpoints: Checkpoints,
+}
+
+impl RunFiles {
+    fn own(world: &World, config: &Config, network: &Network) -> Result<RunFiles> {
+        if let Some(directory) = config.session.checkpoint.as_deref().filter(|_| !config.dry_run) {
+            // Before any of them is looked at: another run may be writing them.
+            owning(world, config, || record::own_checkpoints(world.into(), directory))?;
+        }
+        let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
+        let (path, checkpoints) =
+            owning(world, config, || outputs(world, config, network.model.name(), resumed.as_ref()))?;
+        comm::enter(Phase::Data, 0);
+        owning(world, config, || weights_path(world, config, network, resumed.as_ref()))?;
+        let start = if resumed.is_some() { None } else { Start::agree(world, config, network)? };
+        Ok(RunFiles { resumed, start, path, checkpoints })
     }
-    let cuts_anew = groups.stage.is_some() && config.measure.is_some();
-    // Each stage runs its own steps, and the network is cut anew by what they took.
-    let averaging = match cuts_anew {
-        true => measured(groups, config, &*device, &plans, averaging, usize::MAX)?,
-        false => averaging,
-    };
-    plans = if cuts_anew { plan(&averaging)? } else { plans };
-    plans.compare(groups, config, &*device)?;
-    tell(&format!(
-        "{} steps planned in {} buckets",
-        plans.training.steps.len(),
-        plans.training.buckets.len()
-    ));
-    // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
-    let resumed_bytes = resumed.as_ref().map_or(0, Resumed::bytes);
-    let read = start.as_ref().map_or(0, Start::largest);
-    let program = plans.program(read) + source.kept();
-    let program = program.saturating_sub(resumed_bytes);
-    plans.extent.program = greatest(world, program)?;
-    if let Some(known) = known {
-        plans.extent.program = planner::one_figure(world, known, plans.extent.program, plans.total());
+}
+
+/// A run whose data sets and device are open.
+struct OpenedRun<'a> {
+    groups: &'a Groups,
+    started: Instant,
+    /// With what was decided for flags that were not given.
+    config: Config,
+    network: Network,
+    device: Box<dyn Device>,
+    threads: usize,
+    /// Ranks that compute.
+    workers: usize,
+    source: Source,
+    test: Option<TestLoader>,
+    /// Which images there are, in words.
+    images: String,
+    about: record::About,
+}
+
+impl<'a> OpenedRun<'a> {
+    fn open(
+        groups: &'a Groups,
+        config: &Config,
+        network: Network,
+        (threads, workers): (usize, usize),
+        kept: &RunFiles,
+        started: Instant,
+    ) -> Result<OpenedRun<'a>> {
+        let world = &groups.job;
+        let weights = match &kept.resumed {
+            Some(resumed) => Some(world.agree(resumed.said())?),
+            None => kept.start.as_ref().map(Start::said),
+        };
+        let sets = open_sets(world, config, &network, weights)?;
+        let config = &decided(config, sets.as_ref(), threads);
+        let images = describe::images(config, sets.as_ref());
+        let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
+        let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
+        let preprocessing = sets.as_ref().map(|sets| sets.training.expected().clone());
+        let about = record::About { class_names, preprocessing };
+        let all_pixels = sets.as_ref().and_then(Sets::pixels);
+        let (source, test) = open_data(groups, config, &network, sets)?;
+        tell(started, "data sets open");
+        comm::enter(Phase::Plan, 0);
+        let (device, config) = device::open(world, config, threads)?;
+        let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
+        Ok(OpenedRun {
+            groups,
+            started,
+            config,
+            network,
+            device,
+            threads,
+            workers,
+            source,
+            test,
+            images,
+            about,
+        })
     }
-    if config.dry_run {
-        world.agree(plans.write_steps(world, config))?;
-        record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
+
+    /// Plans the step, and that all ranks do alike.
+    fn plan(self, kept: &RunFiles, known: Option<usize>) -> Result<PlannedRun<'a>> {
+        let OpenedRun { groups, config, network, device, .. } = &self;
+        let (world, device) = (&groups.job, &**device);
+        let averaging = averaging(groups, config, device, self.threads)?;
+        let plan = |averaging: &Averaging| {
+            world.agree(Plans::new(groups.layout(), config, network, device, averaging, self.test.is_some()))
+        };
+        let mut plans = plan(&averaging)?;
+        if keep_apart_alike(world, device)? {
+            plans = plan(&averaging)?;
+        }
+        let cuts_anew = groups.stage.is_some() && config.measure.is_some();
+        // Each stage runs its own steps, and the network is cut anew by what they took.
+        let averaging = match cuts_anew {
+            true => measured(groups, config, device, &plans, averaging, usize::MAX)?,
+            false => averaging,
+        };
+        plans = if cuts_anew { plan(&averaging)? } else { plans };
+        plans.compare(groups, config, device)?;
+        let (steps, buckets) = (plans.training.steps.len(), plans.training.buckets.len());
+        tell(self.started, &format!("{steps} steps planned in {buckets} buckets"));
+        // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
+        let resumed_bytes = kept.resumed.as_ref().map_or(0, Resumed::bytes);
+        let read = kept.start.as_ref().map_or(0, Start::largest);
+        let program = plans.program(read) + self.source.kept();
+        plans.extent.program = greatest(world, program.saturating_sub(resumed_bytes))?;
+        if let Some(known) = known {
+            plans.extent.program = planner::one_figure(world, known, plans.extent.program, plans.total());
+        }
+        Ok(PlannedRun { opened: self, plans, averaging })
+    }
+}
+
+/// A run whose step is planned.
+struct PlannedRun<'a> {
+    opened: OpenedRun<'a>,
+    plans: Plans,
+    averaging: Averaging,
+}
+
+/// What is known of a run before it has memory.
+struct ReadyRun {
+    length: Length,
+    /// Seconds of a step, as rehearsed.
+    expected: f64,
+    description: Description,
+    identity: Vec<(String, String)>,
+}
+
+impl<'a> PlannedRun<'a> {
+    /// What `--dry-run` prints.
+    fn print(self, asked: &Config, interconnect: Option<Interconnect>) -> Result<()> {
+        let PlannedRun { opened, plans, averaging } = self;
+        let OpenedRun { groups, config, network, device, test, .. } = opened;
+        let world = &groups.job;
+        world.agree(plans.write_steps(world, &config))?;
+        record::say(world, &world.agree(plans.describe(groups.layout(), &config, &*device, &averaging))?);
         if let Some(prediction) = &config.prediction {
             let evaluate = test.is_some();
             let subject = (&network, &*device, evaluate);
             let limit = asked.parallel.as_ref().and_then(|parallel| parallel.memory_limit);
-            let averaging = planner::measured_within(groups, config, subject, &plans, averaging, limit)?;
+            let averaging = planner::measured_within(groups, &config, subject, &plans, averaging, limit)?;
             let Config { strategy, pipeline, tensor, spatial, .. } = asked.clone();
             let config = &Config { strategy, pipeline, tensor, spatial, ..config.clone() };
-            let answer = predicted(
-                world,
-                config,
-                (prediction, interconnect),
-                (&network, &*device, &averaging, evaluate),
-                plans,
-            );
+            let given = (&network, &*device, &averaging, evaluate);
+            let answer = predicted(world, config, (prediction, interconnect), given, plans);
             record::say(world, &world.agree(answer)?);
         }
-        return world.agree(record::printed()).map(|()| None);
+        world.agree(record::printed())
     }
-    // All ranks have the same plan, and one goes through the step for all of them.
-    let rehearsed = match world.rank() {
-        0 => plans
-            .rehearse(groups.layout(), config, &averaging)
-            .map(|(scripts, rehearsal)| scheduled(&scripts[0], &rehearsal)),
-        _ => Ok(Vec::new()),
-    };
-    let script = world.agree(rehearsed)?;
-    let expected = script.last().map_or(f64::NAN, |end| end.times[1]);
-    let relaxed = config.relaxed(workers).is_some();
-    tell("step rehearsed");
-    let identity = plans.identity(config, &network.model, source.parts().0.fingerprint(), &rule);
-    if let Some(resumed) = &resumed {
-        world.agree(resumed.check(world, config, &identity))?;
+
+    /// Goes through the step, and compares the run with what it goes on from.
+    fn ready(&self, kept: &RunFiles) -> Result<ReadyRun> {
+        let PlannedRun { opened, plans, averaging } = self;
+        let OpenedRun { groups, config, network, device, source, .. } = opened;
+        let (world, device) = (&groups.job, &**device);
+        // All ranks have the same plan, and one goes through the step for all of them.
+        let rehearsed = match world.rank() {
+            0 => plans
+                .rehearse(groups.layout(), config, averaging)
+                .map(|(scripts, rehearsal)| describe::scheduled(&scripts[0], &rehearsal)),
+            _ => Ok(Vec::new()),
+        };
+        let script = world.agree(rehearsed)?;
+        let expected = script.last().map_or(f64::NAN, |end| end.times[1]);
+        tell(opened.started, "step rehearsed");
+        let rule = &config.optimizer.rule;
+        let identity = plans.identity(config, &network.model, source.parts().0.fingerprint(), rule);
+        if let Some(resumed) = &kept.resumed {
+            world.agree(resumed.check(world, config, &identity))?;
+        }
+        world.agree(max_batch::check(groups, network, config, device, averaging, plans))?;
+        let at = kept.resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing).at;
+        let left = source.steps_after(at.images);
+        let length = Length::new(config, source.steps(), left, source.global_batch(), at);
+        let mut description =
+            describe::describe(groups, config, plans, device, opened.threads, length, opened.started);
+        description.script = script;
+        description.attributes.push(("images".into(), opened.images.clone()));
+        description.attributes.push(("network".into(), network.model.identity()));
+        let texts = opened.about.texts().into_iter().map(|(name, text)| (name.into(), text));
+        description.attributes.extend(texts);
+        description.attributes.push(("run".into(), checkpoint::run_name(kept.resumed.as_ref())));
+        Ok(ReadyRun { length, expected, description, identity })
     }
-    world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;
-    let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
-    let length = Length::new(
-        config,
-        source.steps(),
-        source.steps_after(standing.at.images),
-        source.global_batch(),
-        standing.at,
-    );
-    let mut description = describe(groups, config, &plans, &*device, threads, length, started);
-    description.script = script;
-    description.attributes.push(("images".into(), images));
-    description.attributes.push(("network".into(), network.model.identity()));
-    description.attributes.extend(about.texts().into_iter().map(|(name, text)| (name.into(), text)));
-    description.attributes.push(("run".into(), checkpoint::run_name(resumed.as_ref())));
-    let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
-    let commits = Commits::open(world, config, resumed.is_some(), texts.clone())?;
-    let saver = Saver::new(config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
-    comm::enter(Phase::Memory, 0);
-    let data = &groups.data;
-    let peers = match workers < data.size() {
-        true => data.split(usize::from(data.rank() >= workers), data.rank())?,
-        false => data.clone(),
-    };
-    let assembly = Assembly {
-        groups,
-        world: data,
-        peers: &peers,
-        config,
-        averaging: &averaging,
-        plans: &plans,
-        device: &*device,
-        rule: &rule,
-    };
-    let memories = assembly.memories(start.as_ref(), threads)?;
-    let trainer = assembly.trainer(&memories)?;
-    let evaluator = match (&plans.evaluation, test) {
-        (Some(plan), Some(loader)) => Some(assembly.evaluator(plan, &memories, loader)?),
-        _ => None,
-    };
-    let split = plans.split_layers();
-    let mut job = Job {
-        groups: groups.clone(),
-        peers: peers.clone(),
-        schedule: schedule(world, config, &source, length, standing.at.done),
-        epochs: length.epochs,
-        total_steps: length.steps,
-        // Stages have unlike memory, and what is measured is that of the rank that has most.
-        planned_memory: greatest(world, plans.total())?,
-        states: optim::state_names(&rule),
-        remedy: match config.wire {
-            Wire::F16 => "Try --wire bf16 (with f16 a gradient beyond 65504 is infinite), or a smaller --lr",
-            Wire::F32 | Wire::Bf16 => "Try a smaller --lr, or --lr-warmup",
-        },
-        plan: plans.training,
-        device,
-        source,
-        evaluator,
-        trainer,
-        standing,
-        saver,
-        commits,
-        memories,
-        about,
+
+    /// Takes memory, and makes everything that steps run.
+    fn build(self, kept: RunFiles, ready: ReadyRun, watch: Watch) -> Result<BuiltRun<'a>> {
+        let PlannedRun { opened, plans, averaging } = self;
+        let OpenedRun { groups, started, config, device, threads, workers, source, test, about, .. } = opened;
+        let RunFiles { resumed, start, path, checkpoints } = kept;
+        let ReadyRun { length, expected, description, identity } = ready;
+        let (world, data) = (&groups.job, &groups.data);
+        let standing = resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing);
+        let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
+        let commits = Commits::open(world, &config, resumed.is_some(), texts.clone())?;
+        let saver = Saver::new(&config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
+        comm::enter(Phase::Memory, 0);
+        let peers = match workers < data.size() {
+            true => data.split(usize::from(data.rank() >= workers), data.rank())?,
+            false => data.clone(),
+        };
+        let rule = config.optimizer.rule;
+        let assembly = Assembly {
+            groups,
+            world: data,
+            peers: &peers,
+            config: &config,
+            averaging: &averaging,
+            plans: &plans,
+            device: &*device,
+            rule: &rule,
+        };
+        let memories = assembly.memories(start.as_ref(), threads)?;
+        let trainer = assembly.trainer(&memories)?;
+        let evaluator = match (&plans.evaluation, test) {
+            (Some(plan), Some(loader)) => Some(assembly.evaluator(plan, &memories, loader)?),
+            _ => None,
+        };
+        let split = plans.split_layers();
         // Steps in which ranks meet, which are rehearsed, are not those of a round.
-        pace: Pace::new(if relaxed { f64::NAN } else { expected }, averaging.is_measured()),
-    };
-    tell("memory and kernels ready");
-    let reached = resumed.as_ref().map(Resumed::reached);
-    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
-    if let Some(resumed) = resumed {
-        world.agree(state.restore(groups, &job.peers, &*job.device, &resumed.contents))?;
-        if let Some(scaling) = &mut job.trainer.scaling {
-            scaling.scaler = scaling.scaler.resumed(|name| resumed.contents.number(name).ok());
-        }
-    } else if config.session.resume.is_some() {
-        // Before the record is there: a job killed from now on is resumed by the same command.
-        job.saver.take(groups, &job.peers, &*job.device, &state, &job.standing, BTreeMap::new)?;
-        world.agree(job.saver.finish())?;
+        let expected = if config.relaxed(workers).is_some() { f64::NAN } else { expected };
+        let job = Job {
+            groups: groups.clone(),
+            peers,
+            schedule: schedule(world, &config, &source, length, standing.at.done),
+            epochs: length.epochs,
+            total_steps: length.steps,
+            // Stages have unlike memory, and what is measured is that of the rank that has most.
+            planned_memory: greatest(world, plans.total())?,
+            states: optim::state_names(&rule),
+            remedy: remedy(config.wire),
+            plan: plans.training,
+            device,
+            source,
+            evaluator,
+            trainer,
+            standing,
+            saver,
+            commits,
+            memories,
+            about,
+            pace: Pace::new(expected, averaging.is_measured()),
+        };
+        tell(started, "memory and kernels ready");
+        Ok(BuiltRun { config, averaging, workers, split, resumed, path, description, job, of: groups })
     }
-    let owners = config.strategy.describe(job.memories.owners, data.size(), data.nodes());
-    let (stages, tensor, parts) = (config.stages(), groups.mesh.tensor, config.spatial);
-    let owners = match &config.pipeline {
-        None if tensor > 1 => {
-            format!("{split} split over {tensor} ranks each, who update their parts; of the rest {owners}")
+}
+
+/// What to do where numbers are no longer finite.
+fn remedy(wire: Wire) -> &'static str {
+    match wire {
+        Wire::F16 => "Try --wire bf16 (with f16 a gradient beyond 65504 is infinite), or a smaller --lr",
+        Wire::F32 | Wire::Bf16 => "Try a smaller --lr, or --lr-warmup",
+    }
+}
+
+/// A run that has its memory and kernels.
+struct BuiltRun<'a> {
+    of: &'a Groups,
+    config: Config,
+    averaging: Averaging,
+    workers: usize,
+    /// Which layers are split, in words.
+    split: String,
+    resumed: Option<Resumed>,
+    path: Option<PathBuf>,
+    description: Description,
+    job: Job,
+}
+
+impl BuiltRun<'_> {
+    /// Gives memory its first contents, or those of the checkpoint, and begins the record.
+    fn start(self) -> Result<(Job, Recorder)> {
+        let BuiltRun { of: groups, config, averaging, workers, split, resumed, path, description, mut job } =
+            self;
+        let world = &groups.job;
+        let reached = resumed.as_ref().map(Resumed::reached);
+        let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
+        if let Some(resumed) = resumed {
+            world.agree(state.restore(groups, &job.peers, &*job.device, &resumed.contents))?;
+            if let Some(scaling) = &mut job.trainer.scaling {
+                scaling.scaler = scaling.scaler.resumed(|name| resumed.contents.number(name).ok());
+            }
+        } else if config.session.resume.is_some() {
+            // Before the record is there: a job killed from now on is resumed by the same command.
+            job.saver.take(groups, &job.peers, &*job.device, &state, &job.standing, BTreeMap::new)?;
+            world.agree(job.saver.finish())?;
         }
-        None if parts > 1 => format!("images cut by rows over {parts} ranks each; {owners}"),
-        None => owners,
-        Some(Pipeline { schedule, .. }) => {
-            let of_stage = if data.size() > 1 { format!("; in each {owners}") } else { String::new() };
-            format!("{stages} stages, {} micro-batches by {schedule}{of_stage}", config.accumulation)
-        }
-    };
-    description.attributes.push(("owners".into(), owners));
-    let data_ranks = if tensor > 1 { groups.mesh.data } else { workers / parts };
-    let rows = if parts > 1 { format!(", spatial {parts}") } else { String::new() };
-    let mesh = format!("data {data_ranks}, pipeline {stages}, tensor {tensor}{rows}");
-    description.attributes.push(("mesh".into(), mesh));
-    description.owned = owned_bytes(groups, &job.plan, &job.memories)?;
-    description.attributes.push(("allreduce_used".into(), job.trainer.fusion.algorithms()));
-    description.attributes.push(("allreduce_costs".into(), averaging.source()));
-    let choices = averaging.choices(&job.plan, job.memories.gradients.region.is_shared());
-    description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
-    // Where ranks have parameters of their own nothing is compressed but when they meet.
-    let steps = config.relaxed(workers).map_or(1, |relaxed| relaxed.every as u64);
-    description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
-        scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
-        on_device: account.state.iter().any(|kept| !kept.on_host),
-        sent: account.sent / steps,
-        uncompressed: account.uncompressed / steps,
-    });
-    let recorder = match &reached {
-        None => Recorder::create(world.into(), path.as_deref(), &description),
-        Some(reached) => Recorder::resume(world.into(), path.as_deref(), &description, reached),
-    };
-    Ok(Some((job, world.agree(recorder)?)))
+        let description = describe::built(description, &job, &config, &averaging, (workers, split))?;
+        let recorder = match &reached {
+            None => Recorder::create(world.into(), path.as_deref(), &description),
+            Some(reached) => Recorder::resume(world.into(), path.as_deref(), &description, reached),
+        };
+        Ok((job, world.agree(recorder)?))
+    }
 }
 
 /// Where something is predicted of other ranks, who may be elsewhere: what these do.
@@ -434,34 +546,6 @@ fn weights_path(world: &World, config: &Config, network: &Network, resumed: Opti
     record::once(world, || checked().map_err(|e| e.context("--save-weights")))
 }
 
-/// What a rank does when, for the record.
-fn scheduled(script: &Script, rehearsal: &Rehearsal) -> Vec<Scheduled> {
-    let known = |times| if rehearsal.seconds.is_finite() { times } else { [f64::NAN; 2] };
-    let of = |(action, &times): (usize, &[f64; 2])| Scheduled {
-        action: script.describe(action),
-        bucket: script.bucket(action),
-        computes: matches!(script.actions[action], Action::Run { .. }),
-        times: known(times),
-    };
-    let end = Scheduled {
-        action: "end of the step".into(),
-        bucket: None,
-        computes: false,
-        times: known([rehearsal.seconds; 2]),
-    };
-    rehearsal.schedule.iter().enumerate().map(of).chain([end]).collect()
-}
-
-/// Bytes of parameters that each rank updates. Collective.
-fn owned_bytes(groups: &Groups, plan: &Plan, memories: &Memories) -> Result<Vec<u64>> {
-    let data = &groups.data;
-    let own = plan.owned(memories.owners, &memories.rule, seats(data)[data.rank()], data.rank());
-    let mut all = vec![0.0; groups.job.size()];
-    all[groups.job.rank()] = own.iter().map(ExactSizeIterator::len).sum::<usize>() as f64;
-    groups.job.sum_f64(&mut all)?;
-    Ok(all.into_iter().map(|bytes| bytes as u64).collect())
-}
-
 /// How gradients are averaged, among the ranks with the same parameters. Collective.
 fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
     if groups.split.is_some() {
@@ -493,150 +577,4 @@ fn schedule(world: &World, config: &Config, source: &Source, length: Length, don
         );
     }
     schedule
-}
-
-/// Which images there are, in words.
-fn images(config: &Config, sets: Option<&Sets>) -> String {
-    let (Some(path), Some(sets)) = (&config.data, sets) else { return "synthetic: one batch a rank".into() };
-    let test = match &sets.test {
-        Some(test) => format!("{} to test", test.len()),
-        None => "none to test".into(),
-    };
-    let augment = sets.training.augment().to_string();
-    let augmented = if augment == "none" { String::new() } else { format!(", augmented: {augment}") };
-    format!("{}: {} images to train, {test}{augmented}", path.display(), sets.training.len())
-}
-
-/// The flags of this run, with the threads that it found: their number decides some of the bits.
-fn run_file(config: &Config, threads: usize) -> String {
-    let found = if config.threads.is_none() { format!("threads = {threads}\n") } else { String::new() };
-    config.run_file.clone() + &found
-}
-
-/// What was typed. A name of a file may be no UTF-8.
-fn command() -> String {
-    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    words.collect::<Vec<_>>().join(" ")
-}
-
-/// How many values of the staleness of updates the record tells apart. With as many ranks that are equally fast it is
-/// their number less one.
-fn staleness_bins(world: &World, config: &Config) -> usize {
-    if config.strategy.is_asynchronous() { 16 * config.strategy.computing(world.size()) } else { 0 }
-}
-
-/// The inputs and the forward pass of a network.
-fn layers(graph: &Graph) -> Vec<record::Layer> {
-    let mut layers = Vec::new();
-    let mut given_by = HashMap::new();
-    for (id, tensor) in graph.with_role(Role::Input) {
-        given_by.insert(id, layers.len());
-        let shapes = vec![tensor.spec.shape.0.clone()];
-        let (name, op) = (tensor.name.clone(), "input".into());
-        layers.push(record::Layer { name, op, inputs: Vec::new(), shapes, parameters: 0 });
-    }
-    for node in &graph.nodes[..graph.forward_nodes] {
-        let learned = node.inputs.iter().filter(|&&id| graph.tensor(id).role == Role::Parameter);
-        let shape = |id: &TensorId| graph.tensor(*id).spec.shape.0.clone();
-        let layer = record::Layer {
-            name: node.name.clone(),
-            op: node.op.name().into(),
-            inputs: node.inputs.iter().filter_map(|id| given_by.get(id).copied()).collect(),
-            // The others are for the backward pass.
-            shapes: node.outputs.first().map(shape).into_iter().collect(),
-            parameters: learned.map(|&id| graph.tensor(id).spec.shape.elements()).sum(),
-        };
-        given_by.extend(node.outputs.iter().map(|&id| (id, layers.len())));
-        layers.push(layer);
-    }
-    layers
-}
-
-/// What is shared beside the images of a step, as flags say it.
-fn parallel(config: &Config) -> String {
-    let ways = [
-        config.pipeline.as_ref().map(|pipeline| format!("--pipeline {}", pipeline.stages)),
-        config.tensor.map(|tensor| format!("--tensor {}", tensor.ranks)),
-        (config.spatial > 1).then(|| format!("--spatial {}", config.spatial)),
-    ];
-    let ways: Vec<String> = ways.into_iter().flatten().collect();
-    if ways.is_empty() { "data".into() } else { ways.join(" ") }
-}
-
-/// What the record says of the run before its first step.
-fn describe(
-    groups: &Groups,
-    config: &Config,
-    plans: &Plans,
-    device: &dyn Device,
-    threads: usize,
-    Length { epochs, steps, .. }: Length,
-    started: Instant,
-) -> Description {
-    let world = &groups.job;
-    let computing_ranks = config.data_ranks(world.size());
-    let mut attributes = vec![
-        ("config".to_string(), config.json()),
-        ("command".to_string(), command()),
-        ("run_file".to_string(), run_file(config, threads)),
-        ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
-        ("device".to_string(), computing(config, device)),
-        (
-            "evaluated_weights".to_string(),
-            match config.optimizer.ema {
-                _ if config.strategy.is_relaxed() => "mean over ranks".into(),
-                Some(decay) => format!("exponential moving average, decay {decay}"),
-                None => "current".into(),
-            },
-        ),
-        (
-            "hosts".to_string(),
-            (0..world.size()).map(|rank| world.host_of(rank)).collect::<Vec<_>>().join(","),
-        ),
-        ("threads".to_string(), threads.to_string()),
-        ("repeatable".to_string(), if config.is_repeatable() { "yes" } else { "no" }.into()),
-        ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
-    ];
-    if let Some(kept) = plans.kept {
-        let saved = kept.saturating_sub(plans.training.sizes.activations);
-        attributes.push(("recomputation_saves_bytes".into(), saved.to_string()));
-    }
-    // What a planner chose, or flags say.
-    attributes.push(("parallel".into(), parallel(config)));
-    // What was decided for flags that were not given.
-    let graph = &plans.training.graph;
-    attributes.push(("classes".into(), graph.classes().to_string()));
-    attributes.push(("image".into(), graph.image().to_string()));
-    attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));
-    attributes.retain({
-        let mut seen = std::collections::HashSet::new();
-        move |(name, _)| seen.insert(name.clone())
-    });
-    Description {
-        model: config.model.clone(),
-        parameters: plans.training.graph.parameter_count() as u64,
-        device: match config.input.jpeg_decoder {
-            JpegDecoder::Auto => opening(config, device),
-            decoder => format!("{}; JPEG by {decoder}", opening(config, device)),
-        },
-        threads,
-        batch: config.batch,
-        accumulation: config.accumulation,
-        global_batch: config.images_a_step(computing_ranks) / config.spatial,
-        epochs: if config.data.is_some() { epochs as u64 } else { 0 },
-        steps: steps as u64,
-        warmup: config.warmup as u64,
-        computing: computing_ranks * config.stages(),
-        owned: Vec::new(),
-        buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
-        choices: Vec::new(),
-        script: Vec::new(),
-        memory: plans.kinds(),
-        compression: None,
-        staleness: staleness_bins(world, config),
-        attributes,
-        events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
-        layers: if config.tensorboard.is_some() { layers(graph) } else { Vec::new() },
-        started,
-    }
 }

@@ -1,7 +1,6 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
 mod asynchronous;
-mod data;
 mod evaluation;
 mod file;
 mod loss_scale;
@@ -11,9 +10,7 @@ mod parallel;
 mod parsed;
 mod pipeline;
 mod places;
-mod prediction;
 mod relaxed;
-mod session;
 mod tensor;
 mod together;
 mod train;

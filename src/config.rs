@@ -9,9 +9,13 @@ pub mod environment;
 mod input;
 mod mesh;
 mod optimizer;
+mod outputs;
 mod parallel;
 mod pipeline;
+mod prediction;
+mod session;
 mod tensor;
+pub mod values;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -28,9 +32,13 @@ pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use compression::Compression;
 pub use mesh::MeshShape;
 pub use optimizer::{Optimizer, Rule};
+pub use outputs::Outputs;
 pub use parallel::Parallel;
 pub use pipeline::{Pipeline, PipelineSchedule};
+pub use prediction::Prediction;
+pub use session::{Interval, Resume, Session};
 pub use tensor::Tensor;
+use values::without_flags;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -235,45 +243,6 @@ pub struct Rate {
     pub power: f32,
 }
 
-/// How often a checkpoint is written.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Interval {
-    /// Every so many steps.
-    Steps(usize),
-    /// Every so many seconds.
-    Seconds(f64),
-    /// Every so many epochs.
-    Epochs(usize),
-}
-
-/// Where a run goes on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Resume {
-    /// At the newest whole checkpoint of the directory, or at the beginning where there is none.
-    Auto,
-    /// At this checkpoint.
-    File(PathBuf),
-}
-
-/// How a run is stopped and goes on.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Session {
-    /// Directory of the checkpoints; `None`: none are written.
-    pub checkpoint: Option<PathBuf>,
-    /// How often one is written.
-    pub every: Interval,
-    /// How many of the newest are kept.
-    pub keep: usize,
-    /// Steps between two copies of the state in memory of the nodes.
-    pub commit: Option<usize>,
-    /// Where the run goes on; `None`: it starts at the beginning.
-    pub resume: Option<Resume>,
-    /// Seconds from the program's start after which it should have stopped.
-    pub time_limit: Option<f64>,
-}
-
 /// What is to be said of each image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Predict {
@@ -283,19 +252,19 @@ pub struct Predict {
     pub output: Option<PathBuf>,
 }
 
-/// What is asked of a job on other nodes.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Prediction {
-    /// Numbers of nodes.
-    pub nodes: Vec<usize>,
-    /// The file of their network; `None`: flat, as was measured.
-    pub network: Option<PathBuf>,
-    /// The coefficient of variation of the time that a rank computes.
-    pub jitter: Option<f64>,
-    /// The file that is to have what every rank does, message by message.
-    pub trace: Option<PathBuf>,
-    /// The file that is to have all numbers.
-    pub saved: Option<PathBuf>,
+impl Rate {
+    /// The rate of an optimizer where no flag is given.
+    pub fn of(rule: Rule) -> Rate {
+        Rate {
+            base: rule.usual_rate(),
+            scale_by_ranks: false,
+            schedule: ScheduleKind::Constant,
+            warmup_epochs: 0.0,
+            step_epochs: 30,
+            gamma: 0.1,
+            power: 2.0,
+        }
+    }
 }
 
 /// One run, as decided before it starts.
@@ -388,20 +357,11 @@ pub struct Config {
     pub stall_warn: f64,
     /// Seconds without progress after which the job ends; 0 is never.
     pub stall_abort: f64,
-    /// File for the timeline, and which steps of the run (first and last) are to be in it; `None`: the last ones.
-    pub timeline: Option<PathBuf>,
-    /// First and last step in the timeline; `None`: the last ones of the run.
-    pub timeline_steps: Option<(u64, u64)>,
-    /// File or directory for the results; `None`: the directory `results`.
-    pub results: Option<PathBuf>,
-    /// Directory of TensorBoard's events, and steps between two histograms.
-    pub tensorboard: Option<PathBuf>,
-    /// Steps between two histograms of TensorBoard; `None`: there are none.
-    pub histograms: Option<u64>,
+    /// What it leaves, and where.
+    #[serde(flatten)]
+    pub outputs: Outputs,
     /// Checkpoints, resume and time limit.
     pub session: Session,
-    /// Where the trained weights go.
-    pub save_weights: Option<PathBuf>,
     /// Whether to print the plan and stop.
     pub dry_run: bool,
     /// For what it prints: the machine's FLOP/s and bytes/s.
@@ -432,16 +392,6 @@ impl Config {
     /// A training on a data set as it is where no flag is given.
     pub fn on(data: impl Into<PathBuf>) -> Config {
         let rule = Rule::default();
-        let rate = Rate {
-            base: rule.usual_rate(),
-            scale_by_ranks: false,
-            schedule: ScheduleKind::Constant,
-            warmup_epochs: 0.0,
-            step_epochs: 30,
-            gamma: 0.1,
-            power: 2.0,
-        };
-        let every = Interval::Seconds(600.0);
         Config {
             run_file: String::new(),
             model: "mnist_small".into(),
@@ -454,7 +404,7 @@ impl Config {
             dropout: true,
             freeze: Vec::new(),
             data: Some(data.into()),
-            input: Input::default(),
+            input: without_flags(),
             batch: 64,
             accumulation: 1,
             global_batch: None,
@@ -467,7 +417,7 @@ impl Config {
             steps: None,
             warmup: 0,
             optimizer: Optimizer { rule, clip_norm: None, ema: None },
-            rate,
+            rate: Rate::of(rule),
             seed: 1,
             device: DeviceKind::Auto,
             precision: Precision::Auto,
@@ -486,20 +436,8 @@ impl Config {
             overlap: true,
             stall_warn: 30.0,
             stall_abort: 0.0,
-            timeline: None,
-            timeline_steps: None,
-            results: None,
-            tensorboard: None,
-            histograms: None,
-            session: Session {
-                checkpoint: None,
-                every,
-                keep: 3,
-                commit: None,
-                resume: None,
-                time_limit: None,
-            },
-            save_weights: None,
+            outputs: without_flags(),
+            session: without_flags(),
             dry_run: false,
             roofline: None,
             script: false,

@@ -4,7 +4,7 @@
 use dltrain::config::{Optimizer, Rate, Rule, ScheduleKind};
 use dltrain::error::{Error, Result};
 
-use super::values::{at_least_one, in_range, number};
+use dltrain::config::values::{at_least_one, in_range, number};
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]

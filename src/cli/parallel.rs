@@ -3,7 +3,7 @@
 use dltrain::config::{Parallel, most};
 use dltrain::error::Error;
 
-use super::values::{size, within};
+use dltrain::config::values::{size, within};
 
 /// Who chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -3,7 +3,7 @@
 use dltrain::config::{MeshShape, Pipeline, PipelineSchedule, most};
 use dltrain::error::{Error, Result};
 
-use super::values::{mesh, within};
+use dltrain::config::values::{mesh, within};
 
 /// More stages than that have no network with as many layers.
 const MOST_STAGES: usize = 4096;

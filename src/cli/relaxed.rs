@@ -3,7 +3,7 @@
 use dltrain::config::{OuterFlags, Strategy};
 use dltrain::error::{Error, Result};
 
-use super::values::{at_least_one, in_range, number};
+use dltrain::config::values::{at_least_one, in_range, number};
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]

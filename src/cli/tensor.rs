@@ -3,7 +3,7 @@
 use dltrain::config::{MeshShape, Tensor};
 use dltrain::error::Result;
 
-use super::values::within;
+use dltrain::config::values::within;
 
 /// Ranks among which a layer is split: as wide as any is.
 const MOST: usize = 4096;

@@ -3,9 +3,10 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use dltrain::config::values::{at_least_one, in_range, number, size, sync_batch_norm, within, zero_stage};
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Parallel, Precision, Predict, Rate, Rule,
-    Strategy, SyncBatchNorm, Wire, most, rates,
+    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Input, Optimizer, Outputs, Parallel, Pipeline,
+    Precision, Predict, Prediction, Rate, Rule, Session, Strategy, SyncBatchNorm, Tensor, Wire, most, rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -13,13 +14,8 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::together::{self, Flag};
-use super::values::{
-    Network, at_least_one, in_range, number, size, steps, sync_batch_norm, within, zero_stage,
-};
-use super::{
-    asynchronous, data, evaluation, file, loss_scale, optimizer, parallel, pipeline, prediction, relaxed,
-    session, tensor,
-};
+use super::values::Network;
+use super::{asynchronous, evaluation, file, loss_scale, optimizer, parallel, pipeline, relaxed, tensor};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -74,8 +70,11 @@ pub struct Args {
     /// Do not learn these: backbone (all but the last layer), or names of layers as --dry-run has them.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Model and data")]
     freeze: Vec<String>,
+    /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
+    #[arg(long, value_name = "PATH", help_heading = "Model and data")]
+    data: Option<PathBuf>,
     #[command(flatten)]
-    data: data::Args,
+    input: Input,
     /// Images a rank takes per step.
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Model and data")]
     batch: usize,
@@ -118,7 +117,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "dry_run", help_heading = "Length of the run")]
     plan_steps: Option<PathBuf>,
     #[command(flatten)]
-    prediction: prediction::Args,
+    prediction: Prediction,
     /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
     #[arg(long, help_heading = "Length of the run")]
     evaluate: bool,
@@ -206,33 +205,16 @@ pub struct Args {
     #[arg(long, default_value_t = 0.0, value_name = "SECONDS", help_heading = "Machine")]
     stall_abort: f64,
 
-    /// File (.h5) or directory for the results [default: results/<model>-<date>-<time>.h5].
-    #[arg(long, value_name = "PATH", help_heading = "Results")]
-    results: Option<PathBuf>,
-    /// File for a timeline of all ranks' steps, buckets and messages, to be opened in ui.perfetto.dev.
-    #[arg(long, value_name = "FILE", help_heading = "Results")]
-    timeline: Option<PathBuf>,
-    /// Steps of the run that are in it, counted from 0 [default: the last 50, or as many as 65536 events a rank hold].
-    #[arg(long, value_name = "FIRST-LAST", value_parser = steps, requires = "timeline", help_heading = "Results")]
-    timeline_steps: Option<(u64, u64)>,
-    /// Directory for TensorBoard: loss, accuracy, learning rate, images/s, and shares of a step's time.
-    #[arg(long, value_name = "DIR", help_heading = "Results")]
-    tensorboard: Option<PathBuf>,
-    /// Histograms of all weights and gradients there, every N steps.
-    #[arg(long, value_name = "N", requires = "tensorboard", help_heading = "Results")]
-    tensorboard_histograms: Option<u64>,
-    /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
-    #[arg(long, value_name = "FILE", help_heading = "Results")]
-    save_weights: Option<PathBuf>,
-
     #[command(flatten)]
-    session: session::Args,
+    outputs: Outputs,
+    #[command(flatten)]
+    session: Session,
 }
 
 impl Args {
     /// Takes the images from here, whatever the flag says.
     pub fn take_images(&mut self, path: PathBuf) {
-        self.data.take(path);
+        self.data = Some(path);
     }
 
     /// How much is to be said.
@@ -261,24 +243,24 @@ impl Args {
 
     /// That no two flags mean one file.
     fn distinct_places(&self) -> Result<()> {
-        let results = self.results.as_deref();
+        let results = self.outputs.results.as_deref();
         let file = results.filter(|path| record::is_results_file(path));
         places::check(&[
             ("--results", file, Use::Write),
             ("--results", results.filter(|_| file.is_none()), Use::Directory),
-            ("--save-weights", self.save_weights.as_deref(), Use::Write),
-            ("--timeline", self.timeline.as_deref(), Use::Write),
+            ("--save-weights", self.outputs.save_weights.as_deref(), Use::Write),
+            ("--timeline", self.outputs.timeline.as_deref(), Use::Write),
             ("--plan-steps", self.plan_steps.as_deref(), Use::Write),
-            ("--network", self.prediction.network(), Use::Read),
-            ("--export-trace", self.prediction.traces(), Use::Write),
-            ("--save-prediction", self.prediction.saved(), Use::Write),
-            ("--checkpoint", self.session.directory(), Use::Directory),
-            ("--tensorboard", self.tensorboard.as_deref(), Use::Directory),
+            ("--network", self.prediction.network.as_deref(), Use::Read),
+            ("--export-trace", self.prediction.trace.as_deref(), Use::Write),
+            ("--save-prediction", self.prediction.saved.as_deref(), Use::Write),
+            ("--checkpoint", self.session.checkpoint.as_deref(), Use::Directory),
+            ("--tensorboard", self.outputs.tensorboard.as_deref(), Use::Directory),
             ("--init-from", self.init_from.as_deref(), Use::Read),
             ("--model", Some(Path::new(&self.model)).filter(|_| model::is_file(&self.model)), Use::Read),
             ("--resume", self.session.resumed_file(), Use::Read),
             ("--tuning", self.tuning.as_deref(), Use::Read),
-            ("--data", self.data.path(), Use::Read),
+            ("--data", self.data.as_deref(), Use::Read),
             ("--output", self.output.as_deref(), Use::Write),
         ])
     }
@@ -311,13 +293,13 @@ impl Args {
             Flag::Freeze => given(!self.freeze.is_empty(), "--freeze"),
             Flag::Compress => given(self.compress.is_some(), "--compress"),
             Flag::Scheme => self.compress.map(|scheme| format!("--compress {scheme}")),
-            Flag::Histograms => given(self.tensorboard_histograms.is_some(), "--tensorboard-histograms"),
+            Flag::Histograms => given(self.outputs.histograms.is_some(), "--tensorboard-histograms"),
             Flag::Sums => (self.allreduce != AllreduceKind::Auto).then(|| format!("--allreduce {name}")),
             Flag::OthersSums => by_others.then(|| format!("--allreduce {name}")),
             Flag::GpuSums => self.allreduce.is_between_gpus().then(|| format!("--allreduce {name}")),
             Flag::NoTree => (!by_tree).then(|| format!("--allreduce {name}")),
             Flag::GlobalBatch => given(self.global_batch.is_some(), "--global-batch"),
-            Flag::Commit => given(self.session.commits(), "--commit"),
+            Flag::Commit => given(self.session.commit.is_some(), "--commit"),
             Flag::MaxBatch => given(self.max_batch.is_some(), "--max-batch"),
             Flag::Recompute => given(self.recompute, "--recompute"),
             Flag::Shards => given(self.shards.is_some(), "--shards"),
@@ -359,7 +341,8 @@ impl Args {
     /// That what is asked of weights goes with the files that there are.
     fn weights(&self) -> Result<()> {
         let has_file = model::is_file(&self.model);
-        if let Some(path) = self.save_weights.as_ref().filter(|path| model::is_file(&path.to_string_lossy()))
+        if let Some(path) =
+            self.outputs.save_weights.as_ref().filter(|path| model::is_file(&path.to_string_lossy()))
         {
             return Err(Error::usage(format!(
                 "--save-weights {}: it writes weights alone, and an ONNX file holds a network; give it a name that ends \
@@ -369,8 +352,8 @@ impl Args {
         }
         let wanted = [
             (self.init_from.is_none() && !has_file, "weights (--init-from FILE, or --model FILE.onnx)"),
-            (self.evaluate && self.data.path().is_none(), "test images (--data PATH)"),
-            (self.predict && self.data.path().is_none(), "images (DATA, or --data PATH)"),
+            (self.evaluate && self.data.is_none(), "test images (--data PATH)"),
+            (self.predict && self.data.is_none(), "images (DATA, or --data PATH)"),
         ];
         let missing: Vec<&str> = wanted.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| *what).collect();
         let flag = match (self.evaluate, self.predict) {
@@ -422,7 +405,7 @@ impl Args {
         in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
         in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
         in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
-        at_least_one("tensorboard-histograms", self.tensorboard_histograms.unwrap_or(1) as usize)?;
+        at_least_one("tensorboard-histograms", self.outputs.histograms.unwrap_or(1) as usize)?;
         within("spatial", self.spatial, LARGEST_IMAGE)?;
         match self.shards.filter(|shards| !shards.is_power_of_two() || *shards > most::SHARDS) {
             Some(shards) => Err(Error::usage(format!(
@@ -435,7 +418,7 @@ impl Args {
 
     /// What flags lack, or have for nothing.
     fn needs(&self) -> Result<()> {
-        if self.data.path().is_none() && self.epochs.is_some() {
+        if self.data.is_none() && self.epochs.is_some() {
             return Err(Error::usage(
                 "--epochs needs --data: a run on synthetic images is as long as --steps",
             ));
@@ -449,6 +432,67 @@ impl Args {
             }
             _ => Ok(()),
         }
+    }
+
+    fn config(self, decided: Decided) -> Result<Config> {
+        let ([batch, accumulation], synthetic) = (decided.images, self.data.is_none());
+        Ok(Config {
+            run_file: self.run_file,
+            model: self.model,
+            classes: self.classes,
+            image_size: self.image_size,
+            label_smoothing: self.label_smoothing,
+            init_from: self.init_from,
+            reset_head: self.reset_head,
+            fresh_weights: self.fresh_weights,
+            dropout: !self.no_dropout,
+            freeze: self.freeze,
+            batch,
+            accumulation,
+            global_batch: self.global_batch,
+            shards: self.shards,
+            pipeline: decided.pipeline,
+            spatial: self.spatial,
+            tensor: decided.tensor,
+            sync_bn: self.sync_bn.unwrap_or(SyncBatchNorm::Off),
+            epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
+            steps: self.steps.or(synthetic.then_some(100)),
+            warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
+            data: self.data,
+            input: self.input,
+            optimizer: decided.optimizer,
+            rate: decided.rate,
+            seed: self.seed,
+            device: self.device,
+            precision: self.precision,
+            loss_scale: self.loss_scale.validate(self.precision)?,
+            threads: self.threads,
+            strategy: decided.strategy,
+            outer: self.relaxed.validate(decided.strategy)?,
+            async_order: self.asynchronous.validate(decided.strategy)?,
+            allreduce: if self.shards.is_some() { AllreduceKind::RECURSIVE_DOUBLING } else { self.allreduce },
+            cuda_aware: self.cuda_aware,
+            wire: self.wire,
+            compress: self.compress,
+            recompute: self.recompute,
+            tuning: self.tuning,
+            fusion_threshold: self.fusion_threshold_mb.map(|megabytes| (megabytes * 1e6) as usize),
+            overlap: !self.no_overlap,
+            stall_warn: self.stall_warn,
+            stall_abort: self.stall_abort,
+            outputs: self.outputs,
+            session: self.session,
+            dry_run: self.dry_run,
+            roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
+            script: self.script,
+            plan_steps: self.plan_steps,
+            evaluate: self.evaluate || self.predict,
+            predict: decided.predict,
+            measure: decided.measure,
+            parallel: decided.parallel,
+            prediction: self.prediction.checked()?,
+            max_batch: self.max_batch,
+        })
     }
 
     fn checked(self) -> Result<Config> {
@@ -466,73 +510,37 @@ impl Args {
         }
         let parallel = self.parallel(strategy, &optimizer.rule, &rate);
         let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
-        let needs_times = self.prediction.is_given() || is_to_be_cut;
-        let (data, input) = self.data.validate()?;
-        let synthetic = data.is_none();
-        let config = Config {
-            run_file: self.run_file,
-            model: self.model,
-            classes: self.classes,
-            image_size: self.image_size,
-            label_smoothing: self.label_smoothing,
-            init_from: self.init_from,
-            reset_head: self.reset_head,
-            fresh_weights: self.fresh_weights,
-            dropout: !self.no_dropout,
-            freeze: self.freeze,
-            batch,
-            accumulation,
-            global_batch: self.global_batch,
-            shards: self.shards,
+        let needs_times = !self.prediction.nodes.is_empty() || is_to_be_cut;
+        self.input.check(self.data.is_some())?;
+        self.session.check()?;
+        let decided = Decided {
+            strategy,
+            images: [batch, accumulation],
             pipeline,
-            spatial: self.spatial,
             tensor,
-            sync_bn: self.sync_bn.unwrap_or(SyncBatchNorm::Off),
-            epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
-            steps: self.steps.or(synthetic.then_some(100)),
-            warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
-            data,
-            input,
             optimizer,
             rate,
-            seed: self.seed,
-            device: self.device,
-            precision: self.precision,
-            loss_scale: self.loss_scale.validate(self.precision)?,
-            threads: self.threads,
-            strategy,
-            outer: self.relaxed.validate(strategy)?,
-            async_order: self.asynchronous.validate(strategy)?,
-            allreduce: if self.shards.is_some() { AllreduceKind::RECURSIVE_DOUBLING } else { self.allreduce },
-            cuda_aware: self.cuda_aware,
-            wire: self.wire,
-            compress: self.compress,
-            recompute: self.recompute,
-            tuning: self.tuning,
-            fusion_threshold: self.fusion_threshold_mb.map(|megabytes| (megabytes * 1e6) as usize),
-            overlap: !self.no_overlap,
-            stall_warn: self.stall_warn,
-            stall_abort: self.stall_abort,
-            timeline: self.timeline,
-            timeline_steps: self.timeline_steps,
-            results: self.results,
-            tensorboard: self.tensorboard,
-            histograms: self.tensorboard_histograms,
-            session: self.session.validate()?,
-            save_weights: self.save_weights,
-            dry_run: self.dry_run,
-            roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
-            script: self.script,
-            plan_steps: self.plan_steps,
-            evaluate: self.evaluate || self.predict,
             predict,
             measure: self.parallel.measured(needs_times)?,
             parallel,
-            prediction: self.prediction.validate()?,
-            max_batch: self.max_batch,
         };
+        let config = self.config(decided)?;
         Ok(if config.evaluate { config.to_test() } else { config })
     }
+}
+
+/// What follows from several flags.
+struct Decided {
+    strategy: Strategy,
+    /// At a time, and how often before an update.
+    images: [usize; 2],
+    pipeline: Option<Pipeline>,
+    tensor: Option<Tensor>,
+    optimizer: Optimizer,
+    rate: Rate,
+    predict: Option<Predict>,
+    measure: Option<usize>,
+    parallel: Option<Parallel>,
 }
 
 /// That an update goes with split layers.

@@ -6,6 +6,10 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Serialize, Serializer};
 
+use super::most;
+use super::values::{at_most, within, without_flags};
+use crate::error::Error;
+
 /// How a data set lies on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -176,26 +180,56 @@ impl Serialize for Augment {
 }
 
 /// How images are read and prepared.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, clap::Args)]
+#[group(skip)]
+#[command(next_help_heading = "Model and data")]
 pub struct Input {
-    /// `None`: found out from the files.
+    /// How they lie there [default: found out from the files].
+    #[arg(long = "data-format", value_enum)]
     pub format: Option<DataFormat>,
-    /// `None`: "imagenet" for photographs of any size, nothing for images of one small size.
+    /// What is done to training images: imagenet, cifar, none, or a list of crop, pad-crop, flip, randaugment, jitter,
+    /// lighting, cutout, mixup=ALPHA, cutmix=ALPHA [default: imagenet for images of any size, none for those of one
+    /// small size].
+    #[arg(long, value_name = "LIST")]
     pub augment: Option<Augment>,
-    /// How often the training set follows itself in an epoch.
+    /// Times each training image comes in an epoch.
+    #[arg(long = "repeat-data", default_value_t = 1, value_name = "N")]
     pub repeat: usize,
-    /// Threads that read ahead; `None`: by the format and the cores.
+    /// Threads a rank that read images ahead; 0: none [default: 0 for sets in memory, else a quarter of --threads].
+    #[arg(long, value_name = "N")]
     pub loader_threads: Option<usize>,
-    /// Whether an image that cannot be read ends the run instead of being skipped.
+    /// Stop at an image that cannot be read, instead of skipping it.
+    #[arg(long)]
     pub strict: bool,
-    /// What decodes JPEG files.
+    /// What decodes JPEG files: libjpeg-turbo (turbo), a decoder in Rust (rust), or turbo where all ranks have it
+    /// (auto).
+    #[arg(long, value_enum, default_value = "auto", value_name = "NAME")]
     pub jpeg_decoder: JpegDecoder,
 }
 
 impl Default for Input {
     fn default() -> Input {
-        let jpeg_decoder = JpegDecoder::Auto;
-        Input { format: None, augment: None, repeat: 1, loader_threads: None, strict: false, jpeg_decoder }
+        without_flags()
+    }
+}
+
+impl Input {
+    /// # Errors
+    /// `Usage`, naming the flag.
+    pub fn check(&self, has_data: bool) -> crate::error::Result<()> {
+        within("repeat-data", self.repeat, most::REPEATS)?;
+        at_most("loader-threads", self.loader_threads.unwrap_or(0), most::LOADER_THREADS)?;
+        let given = [
+            (self.format.is_some(), "data-format"),
+            (self.augment.is_some(), "augment"),
+            (self.repeat > 1, "repeat-data"),
+            (self.strict, "strict"),
+            (self.jpeg_decoder != JpegDecoder::Auto, "jpeg-decoder"),
+        ];
+        match given.iter().find(|(given, _)| *given && !has_data) {
+            Some((_, flag)) => Err(Error::usage(format!("--{flag} needs --data"))),
+            None => Ok(()),
+        }
     }
 }
 

@@ -199,6 +199,33 @@ impl Carriers {
     }
 }
 
+/// How a transfer that is none of a line is carried out; `counts` has how many exchanges, trades and edges there were
+/// before.
+fn way_beside(transfer: &Transfer, counts: &mut [usize; 3]) -> Option<Way> {
+    let mut next = |kind: usize| {
+        counts[kind] += 1;
+        counts[kind] - 1
+    };
+    match (&transfer.kind, &transfer.area) {
+        (Kind::Gather, Area::Norms) => Some(Way::Norms),
+        (Kind::Gather | Kind::AllToAll, _) => Some(Way::Exchange(next(0))),
+        (Kind::Trade { .. }, _) => Some(Way::Trade(next(1))),
+        (Kind::Send { .. } | Kind::Receive { .. }, _) => Some(Way::Edge(next(2))),
+        _ => None,
+    }
+}
+
+/// Which of its bytes a rank gives in a transfer, and which it gets.
+fn directions(script: &Script, transfer: &Transfer) -> (Range<usize>, Range<usize>) {
+    let Transfer { kind, cuts, axis, .. } = transfer;
+    let (own, all) = (cuts.part(script.place(*axis)).clone(), cuts.range().clone());
+    match kind {
+        Kind::FromOwners | Kind::Pull => (own, all),
+        Kind::SumToOwners | Kind::Push => (all, own),
+        _ => (all.clone(), all),
+    }
+}
+
 impl Fusion {
     /// Prepares every transfer of a script. Without `overlap` nothing is moved along before it is waited for.
     /// Collective.
@@ -213,49 +240,25 @@ impl Fusion {
         let mixes = lines.len();
         lines.extend(carriers.mixes);
         let gradients = script.sums.saturating_sub(TAIL);
-        let mut ways = Vec::new();
-        let (mut exchanges, mut edges, mut trades) = (0, 0, 0);
+        let (mut ways, mut beside) = (Vec::new(), [0; 3]);
         for transfer in script.transfers.iter() {
-            let Transfer { kind, area, cuts, axis, .. } = transfer;
-            let nothing = || Error::internal(format!("nothing carries {transfer}"));
-            let line = match (kind, area) {
-                (Kind::Sum, _) if cuts.range().start >= gradients => with_tail,
-                (Kind::Sum | Kind::SumToOwners | Kind::Push, _) => 0,
-                (Kind::FromOwners | Kind::Pull, Area::Of(Region::Parameters)) => {
-                    parameters.ok_or_else(nothing)?
-                }
-                (Kind::FromOwners, _) => gathers.ok_or_else(nothing)?,
-                (Kind::Mix { distance }, _) => mixes + distance.trailing_zeros() as usize,
-                (Kind::Gather, Area::Norms) => {
-                    ways.push(Way::Norms);
-                    continue;
-                }
-                (Kind::Gather | Kind::AllToAll, _) => {
-                    ways.push(Way::Exchange(exchanges));
-                    exchanges += 1;
-                    continue;
-                }
-                (Kind::Trade { .. }, _) => {
-                    ways.push(Way::Trade(trades));
-                    trades += 1;
-                    continue;
-                }
-                (Kind::Send { .. } | Kind::Receive { .. }, _) => {
-                    ways.push(Way::Edge(edges));
-                    edges += 1;
-                    continue;
-                }
-                _ => return Err(nothing()),
+            if let Some(way) = way_beside(transfer, &mut beside) {
+                ways.push(way);
+                continue;
+            }
+            let line = match (&transfer.kind, &transfer.area) {
+                (Kind::Sum, _) if transfer.cuts.range().start >= gradients => Some(with_tail),
+                (Kind::Sum | Kind::SumToOwners | Kind::Push, _) => Some(0),
+                (Kind::FromOwners | Kind::Pull, Area::Of(Region::Parameters)) => parameters,
+                (Kind::FromOwners, _) => gathers,
+                (Kind::Mix { distance }, _) => Some(mixes + distance.trailing_zeros() as usize),
+                _ => None,
             };
-            let (own, all) = (cuts.part(script.place(*axis)).clone(), cuts.range());
-            let (gives, gets) = match kind {
-                Kind::FromOwners | Kind::Pull => (own, all.clone()),
-                Kind::SumToOwners | Kind::Push => (all.clone(), own),
-                _ => (all.clone(), all.clone()),
-            };
-            let slot = lines[line].collective().prepare_cut(&elements(cuts))?;
+            let line = line.ok_or_else(|| Error::internal(format!("nothing carries {transfer}")))?;
             ways.push(Way::Line(line, lines[line].transfers()));
-            lines[line].push(slot, all, gives, gets);
+            let slot = lines[line].collective().prepare_cut(&elements(&transfer.cuts))?;
+            let (gives, gets) = directions(script, transfer);
+            lines[line].push(slot, transfer.cuts.range(), gives, gets);
         }
         Ok(Fusion {
             ways,

@@ -150,23 +150,27 @@ impl ParameterMemory {
         let beside = if apart { 0 } else { copies };
         let common = if wanted { NodeShared::allocate(world, (1 + beside) * bytes)? } else { None };
         let owners = expected_owners(world, strategy, common.is_some());
-        if let Some(common) = common {
-            let all = common_memory(&common);
-            let copy = |copy| all.slice(copy * bytes, bytes);
-            let (travelling, copies) = match apart {
-                true => (Some(Travelling { region: common.region(), on_device: copy(0) }), None),
-                false => (None, Some((1..=beside).map(copy).collect())),
-            };
-            let sharing = Sharing::of_node(world);
-            return Ok(ParameterMemory {
-                owners,
-                sharing,
-                parameters: copy(0),
-                copies,
-                travelling,
-                received: None,
-            });
-        }
+        let Some(common) = common else {
+            return ParameterMemory::alone(world, device, config, (owners, copies), bytes);
+        };
+        let all = common_memory(&common);
+        let copy = |copy| all.slice(copy * bytes, bytes);
+        let (travelling, copies) = match apart {
+            true => (Some(Travelling { region: common.region(), on_device: copy(0) }), None),
+            false => (None, Some((1..=beside).map(copy).collect())),
+        };
+        let sharing = Sharing::of_node(world);
+        Ok(ParameterMemory { owners, sharing, parameters: copy(0), copies, travelling, received: None })
+    }
+
+    /// Of a rank that has nothing in common with others. Collective.
+    fn alone(
+        world: &World,
+        device: &dyn Device,
+        config: &Config,
+        (owners, copies): (Owners, usize),
+        bytes: usize,
+    ) -> Result<ParameterMemory> {
         let comes = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
         let travelling = (owners.are_apart() || comes).then(|| {
             let region = Rc::new(Region::private(if comes { 2 * bytes } else { bytes })?);

@@ -158,8 +158,8 @@ pub fn describe(
         compression: None,
         staleness: staleness_bins(world, config),
         attributes,
-        events: config.tensorboard.clone().map(|directory| (directory, config.histograms)),
-        layers: if config.tensorboard.is_some() { layers(graph) } else { Vec::new() },
+        events: config.outputs.tensorboard.clone().map(|directory| (directory, config.outputs.histograms)),
+        layers: if config.outputs.tensorboard.is_some() { layers(graph) } else { Vec::new() },
         started,
     }
 }

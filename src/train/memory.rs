@@ -72,21 +72,8 @@ impl Memories {
         let (plan, sizes, evaluates) = (&plans.training, &plans.sizes, plans.evaluation.is_some());
         let summed = plan.summed_bytes(config.accumulation);
         let gradients = Gradients::new(world, device, plan, summed, config, averaging)?;
-        // With accumulation a micro-step's own gradients are apart from their sum.
         let gathers = plan.gathers();
-        let windows = match config.accumulation {
-            _ if !gathers => None,
-            1 => {
-                let (region, on_device) = (gradients.region.clone(), gradients.averaged.clone());
-                Some(Travelling { region, on_device })
-            }
-            _ => Some(windows_apart(world, device, sizes.gradients)?),
-        };
-        let written = match &windows {
-            Some(windows) => windows.on_device.clone(),
-            None if config.accumulation == 1 => gradients.averaged.clone(),
-            None => device.allocate(sizes.gradients)?,
-        };
+        let (windows, written) = windows(world, device, plans, config, &gradients)?;
         let copies = rule.states() + usize::from(config.optimizer.ema.is_some());
         let seat = seats(world)[world.rank()];
         let owned = |owners| plan.owned(owners, rule, seat, world.rank());
@@ -437,6 +424,32 @@ fn first_values_from(init: Init, key: [u32; 2], first: usize, values: &mut [f32]
     let mut more = vec![0f32; before + values.len()];
     first_values(init, key, first - before, &mut more, threads);
     values.copy_from_slice(&more[before..]);
+}
+
+/// Where parameters are gathered, and where steps write gradients. With accumulation a micro-step's own gradients are
+/// apart from their sum.
+fn windows(
+    world: &World,
+    device: &dyn Device,
+    plans: &Plans,
+    config: &Config,
+    gradients: &Gradients,
+) -> Result<(Option<Travelling>, Memory)> {
+    let bytes = plans.sizes.gradients;
+    let windows = match config.accumulation {
+        _ if !plans.training.gathers() => None,
+        1 => {
+            let (region, on_device) = (gradients.region.clone(), gradients.averaged.clone());
+            Some(Travelling { region, on_device })
+        }
+        _ => Some(windows_apart(world, device, bytes)?),
+    };
+    let written = match &windows {
+        Some(windows) => windows.on_device.clone(),
+        None if config.accumulation == 1 => gradients.averaged.clone(),
+        None => device.allocate(bytes)?,
+    };
+    Ok((windows, written))
 }
 
 #[cfg(test)]

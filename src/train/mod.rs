@@ -173,7 +173,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
 /// The file of `--save-weights`. Collective.
 fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     job.trainer.settle(&*job.device)?;
-    if config.save_weights.is_none() {
+    if config.outputs.save_weights.is_none() {
         return Ok(());
     }
     let apart = take_evaluated(world, job)?;
@@ -263,23 +263,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         job.trainer.flags = job.saver.flags();
         let saving = job.saver.is_writing();
         let result = job.trainer.step(&*job.device, &mut job.source, [step, last], done, &job.schedule)?;
-        recorder.step(&StepRecord {
-            step: done as u64,
-            epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
-            images: result.images as u64,
-            loss: result.loss,
-            accuracy: result.hits / result.images.max(1) as f64,
-            learning_rate: f64::from(result.learning_rate),
-            seconds: result.seconds,
-            compute: result.compute,
-            communication: result.communication,
-            input: result.input,
-            encoding: result.encoding,
-            copying: std::mem::take(&mut job.saver.copying),
-            saving,
-            usage: result.usage,
-            buckets: job.trainer.bucket_times(),
-        });
+        record_step(job, recorder, &result, [done, epoch], saving);
         histograms(job, recorder, done + 1)?;
         if result.diverged {
             // Parameters may be on their way.
@@ -287,17 +271,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             let step = result.diverged_in.unwrap_or(done);
             return world.agree(Err(diverged(world, step, &result, job.remedy)));
         }
-        // The same on every rank.
-        if let Some(scaling) = job.trainer.scaling.as_ref().filter(|scaling| scaling.stuck) {
-            return world.agree(Err(Error::new(
-                ErrorKind::Diverged,
-                format!(
-                    "gradients are not finite at step {done}, and the loss scale is at its minimum of {}. Try a smaller \
-                     --lr, or --precision bf16",
-                    scaling.scaler.scale()
-                ),
-            )));
-        }
+        scale_is_left(world, job, done)?;
         job.standing.totals.add(&result);
         job.pace.step(&result);
         job.standing.at.done += 1;
@@ -316,6 +290,47 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         }
     }
     all_finite(world, job)
+}
+
+fn record_step(
+    job: &mut Job,
+    recorder: &mut Recorder,
+    result: &StepResult,
+    [done, epoch]: [usize; 2],
+    saving: bool,
+) {
+    recorder.step(&StepRecord {
+        step: done as u64,
+        epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
+        images: result.images as u64,
+        loss: result.loss,
+        accuracy: result.hits / result.images.max(1) as f64,
+        learning_rate: f64::from(result.learning_rate),
+        seconds: result.seconds,
+        compute: result.compute,
+        communication: result.communication,
+        input: result.input,
+        encoding: result.encoding,
+        copying: std::mem::take(&mut job.saver.copying),
+        saving,
+        usage: result.usage,
+        buckets: job.trainer.bucket_times(),
+    });
+}
+
+/// That gradients which are not finite still make the loss scale smaller. The same on every rank.
+fn scale_is_left(world: &World, job: &Job, done: usize) -> Result<()> {
+    match job.trainer.scaling.as_ref().filter(|scaling| scaling.stuck) {
+        None => Ok(()),
+        Some(scaling) => world.agree(Err(Error::new(
+            ErrorKind::Diverged,
+            format!(
+                "gradients are not finite at step {done}, and the loss scale is at its minimum of {}. Try a smaller \
+                 --lr, or --precision bf16",
+                scaling.scaler.scale()
+            ),
+        ))),
+    }
 }
 
 /// The weights and averaged gradients, where they are asked for. Between two steps nobody writes to either.

@@ -133,7 +133,8 @@ impl Candidate {
 
 /// The last of ZeRO's stages that goes with the other flags.
 fn last_stage(config: &Config, ranks: usize) -> u8 {
-    let needs_all = config.shards.is_some() || config.compress.is_some() || config.histograms.is_some();
+    let needs_all =
+        config.shards.is_some() || config.compress.is_some() || config.outputs.histograms.is_some();
     let elsewhere = config.allreduce.is_between_gpus() || config.allreduce == AllreduceKind::MPI;
     match ranks {
         1 => 0,

@@ -517,7 +517,7 @@ fn outputs(
     model: &str,
     resumed: Option<&Resumed>,
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
-    let (place, given) = (world.into(), config.results.as_deref());
+    let (place, given) = (world.into(), config.outputs.results.as_deref());
     let path = match resumed {
         _ if config.dry_run => None,
         None => record::results_path(place, given, model)?,
@@ -526,7 +526,7 @@ fn outputs(
             record::resumed_path(place, given, model, earlier)?
         }
     };
-    if let (Some(events), true) = (&config.tensorboard, path.is_some()) {
+    if let (Some(events), true) = (&config.outputs.tensorboard, path.is_some()) {
         record::check_events(events, resumed.is_some())?;
     }
     let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run);
@@ -537,7 +537,7 @@ fn outputs(
 /// Whether the weights can be written where they are to go, under the names that an ONNX file gives them. Those that
 /// this run has left there before are replaced.
 fn weights_path(world: &World, config: &Config, network: &Network, resumed: Option<&Resumed>) -> Result<()> {
-    let Some(path) = config.save_weights.as_ref().filter(|_| !config.dry_run) else { return Ok(()) };
+    let Some(path) = config.outputs.save_weights.as_ref().filter(|_| !config.dry_run) else { return Ok(()) };
     let run = resumed.map(|resumed| resumed.contents.text("run"));
     let of = config.session.checkpoint.as_deref().zip(run);
     let names = network.model.file().into_iter().flat_map(|file| file.weights());

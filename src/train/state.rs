@@ -276,9 +276,14 @@ impl State<'_> {
                 Lies::Whole(_) => {}
             }
         }
-        if self.memories.owners.serves(world.rank()) {
-            return Ok(());
+        match self.memories.owners.serves(world.rank()) {
+            true => Ok(()),
+            false => self.restore_own(peers, device, from),
         }
+    }
+
+    /// What each rank has of its own: what it had, where as many ranks go on, or the mean of all.
+    fn restore_own(&self, peers: &World, device: &dyn Device, from: &Contents) -> Result<()> {
         for own in &self.own {
             let mut values = vec![0f32; own.shape.iter().product()];
             let kept = from.arrays.iter().find(|kept| kept.path == own.path);

@@ -404,11 +404,7 @@ impl Trainer {
         match action {
             Action::Read { micro } => self.read(*micro, at),
             Action::Run { steps, micro } => self.run(steps, *micro, at),
-            Action::Losses { .. } => {
-                trace::record(trace::EventKind::Forward, at.begun, 0, 0, 0);
-                at.begun = trace::now();
-                self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.fetch(device))
-            }
+            Action::Losses { .. } => self.fetch_metrics(at),
             Action::Prefetch { micro } => self.prefetch(*micro, at),
             Action::Metrics { micro } => {
                 trace::record(trace::EventKind::Backward, at.begun, 0, 0, 0);
@@ -417,10 +413,7 @@ impl Trainer {
             Action::Accumulate { micro, pass } => {
                 self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, *pass, &at.scalars))
             }
-            Action::Statistics { micro } => {
-                let last = micro + 1 == self.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);
-                self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.take(device, last))
-            }
+            Action::Statistics { micro } => self.take_statistics(*micro, device),
             Action::Tail => self.write_tail(at),
             Action::Spread(id) => copied(device, self.spreads.get(id)),
             Action::Pad(bucket) => self.gaps[*bucket].iter().try_for_each(|gap| device.zero(gap)),
@@ -461,6 +454,17 @@ impl Trainer {
                 self.fusion.wait_for(device, what, missing)
             }
         }
+    }
+
+    fn fetch_metrics(&mut self, at: &mut Moment) -> Result<()> {
+        trace::record(trace::EventKind::Forward, at.begun, 0, 0, 0);
+        at.begun = trace::now();
+        self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.fetch(at.device))
+    }
+
+    fn take_statistics(&mut self, micro: usize, device: &dyn Device) -> Result<()> {
+        let last = micro + 1 == self.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);
+        self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.take(device, last))
     }
 
     /// Steps of the run whose update was skipped.

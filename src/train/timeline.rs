@@ -31,15 +31,16 @@ impl Timeline {
     /// # Errors
     /// `Output`, the same on every rank.
     pub fn start(world: &World, config: &Config) -> Result<Timeline> {
-        let Some(path) = config.timeline.as_deref().filter(|_| !config.dry_run && config.max_batch.is_none())
+        let Some(path) =
+            config.outputs.timeline.as_deref().filter(|_| !config.dry_run && config.max_batch.is_none())
         else {
             return Ok(Timeline(None));
         };
         let file = world.agree(TimelineFile::create(world.into(), path, config.session.resume.is_some()))?;
         let offsets = world.clock_offsets()?;
-        let (first, last) = config.timeline_steps.unwrap_or((0, u64::MAX));
+        let (first, last) = config.outputs.timeline_steps.unwrap_or((0, u64::MAX));
         trace::start((EVENTS / world.size()).min(EVENTS_A_RANK), first, last);
-        let steps = if config.timeline_steps.is_some() { u64::MAX } else { STEPS };
+        let steps = if config.outputs.timeline_steps.is_some() { u64::MAX } else { STEPS };
         Ok(Timeline(Some(Recording { file, offsets, steps })))
     }
 

@@ -13,8 +13,8 @@ use super::parts;
 use super::stages;
 use crate::comm::World;
 use crate::config::Config;
-use crate::device::Device;
 use crate::device::memory::bytes_of_mut;
+use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::Plan;
@@ -267,38 +267,13 @@ pub fn save(
     (plan, about, run): (&Plan, &About, &str),
     memories: &Memories,
 ) -> Result<()> {
-    let Some(path) = &config.save_weights else { return Ok(()) };
+    let Some(path) = &config.outputs.save_weights else { return Ok(()) };
     agree_on_statistics(peers, device, &memories.regions.statistics)?;
     let parameters = memories.evaluated().parameters;
     let of = config.session.checkpoint.as_deref().map(|directory| (directory, run));
     let apart = memories.holds_own();
     let split = groups.split.is_some();
-    let values = |name: &str| match plan.parameters.iter().find(|parameter| parameter.name == name) {
-        Some(parameter) if apart => {
-            let is_first = groups.data.is_first();
-            let mut values = vec![0f32; if is_first { parameter.spec.shape.elements() } else { 0 }];
-            let (own, room) = (&memories.regions.parameters, is_first.then_some(&mut values[..]));
-            owned::gather(&groups.data, plan, memories, device, parameter, own, room)?;
-            Ok(values)
-        }
-        Some(parameter) => match parameter.shard {
-            None => memories.read(device, parameter, &parameters),
-            Some(shard) => {
-                let Some(group) = &memories.beside else { return Ok(Vec::new()) };
-                let is_first = groups.job.is_first();
-                let mut values = vec![0f32; if is_first { parameter.whole().elements() } else { 0 }];
-                let room = is_first.then_some(&mut values[..]);
-                parts::gather(group, memories, device, (parameter, shard), &parameters, room)?;
-                Ok(values)
-            }
-        },
-        None => {
-            let statistic = plan.statistic(name)?;
-            let mut values = vec![0f32; statistic.spec.shape.elements()];
-            device.download(&statistic.of(&memories.regions.statistics), bytes_of_mut(&mut values))?;
-            Ok(values)
-        }
-    };
+    let values = |name: &str| value(groups, device, plan, memories, (name, &parameters));
     let learned = plan.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.whole().0));
     let counted = plan.statistics.iter().map(|of| (of.name.clone(), of.spec.shape.0.clone()));
     let mut shapes: Vec<_> = learned.chain(counted).collect();
@@ -322,6 +297,43 @@ pub fn save(
     }
     record::say(world, &format!("weights: {}", path.display()));
     Ok(())
+}
+
+/// The numbers of a parameter or statistic, among the trained `parameters`: on the first rank where several have parts
+/// of it. Collective there.
+fn value(
+    groups: &Groups,
+    device: &dyn Device,
+    plan: &Plan,
+    memories: &Memories,
+    (name, parameters): (&str, &Memory),
+) -> Result<Vec<f32>> {
+    match plan.parameters.iter().find(|parameter| parameter.name == name) {
+        Some(parameter) if memories.holds_own() => {
+            let is_first = groups.data.is_first();
+            let mut values = vec![0f32; if is_first { parameter.spec.shape.elements() } else { 0 }];
+            let (own, room) = (&memories.regions.parameters, is_first.then_some(&mut values[..]));
+            owned::gather(&groups.data, plan, memories, device, parameter, own, room)?;
+            Ok(values)
+        }
+        Some(parameter) => match parameter.shard {
+            None => memories.read(device, parameter, parameters),
+            Some(shard) => {
+                let Some(group) = &memories.beside else { return Ok(Vec::new()) };
+                let is_first = groups.job.is_first();
+                let mut values = vec![0f32; if is_first { parameter.whole().elements() } else { 0 }];
+                let room = is_first.then_some(&mut values[..]);
+                parts::gather(group, memories, device, (parameter, shard), parameters, room)?;
+                Ok(values)
+            }
+        },
+        None => {
+            let statistic = plan.statistic(name)?;
+            let mut values = vec![0f32; statistic.spec.shape.elements()];
+            device.download(&statistic.of(&memories.regions.statistics), bytes_of_mut(&mut values))?;
+            Ok(values)
+        }
+    }
 }
 
 #[cfg(test)]

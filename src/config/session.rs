@@ -1,50 +1,64 @@
-//! The flags of stopping and going on.
+//! How a run is stopped and goes on.
 
 use std::path::{Path, PathBuf};
 
-use dltrain::config::{Interval, Resume, Session};
-use dltrain::error::{Error, Result};
+use serde::Serialize;
 
 use super::values::at_least_one;
+use crate::error::{Error, Result};
 
-#[derive(Debug, clap::Args)]
+/// How often a checkpoint is written.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interval {
+    /// Every so many steps.
+    Steps(usize),
+    /// Every so many seconds.
+    Seconds(f64),
+    /// Every so many epochs.
+    Epochs(usize),
+}
+
+/// Where a run goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resume {
+    /// At the newest whole checkpoint of the directory, or at the beginning where there is none.
+    Auto,
+    /// At this checkpoint.
+    File(PathBuf),
+}
+
+/// How a run is stopped and goes on.
+#[derive(Debug, Clone, PartialEq, Serialize, clap::Args)]
 #[group(skip)]
 #[command(next_help_heading = "Stop and resume")]
-pub struct Args {
+pub struct Session {
     /// Directory for checkpoints: all that is needed to go on, written in the background. SIGTERM, SIGUSR1, SIGINT and
     /// SIGHUP write one and stop.
     #[arg(long, value_name = "DIR")]
-    checkpoint: Option<PathBuf>,
+    pub checkpoint: Option<PathBuf>,
     /// How often: 500steps, 10min, 2h or 1epochs.
-    #[arg(long, default_value = "10min", value_name = "N<UNIT>", value_parser = interval)]
-    checkpoint_every: Interval,
+    #[arg(long = "checkpoint-every", default_value = "10min", value_name = "N<UNIT>", value_parser = interval)]
+    pub every: Interval,
     /// How many of the newest checkpoints are kept; the one with the best test accuracy is kept besides.
-    #[arg(long, default_value_t = 3, value_name = "K")]
-    checkpoint_keep: usize,
+    #[arg(long = "checkpoint-keep", default_value_t = 3, value_name = "K")]
+    pub keep: usize,
     /// Every N steps the state is copied to memory of the node (/dev/shm), and of a second node where there is one.
     /// After a crash --resume auto goes on from the newest copy, if it is newer than the last checkpoint.
     #[arg(long, value_name = "N")]
-    commit: Option<usize>,
+    pub commit: Option<usize>,
     /// Go on at a checkpoint: a file, or auto for the newest whole one in the directory of --checkpoint (from the
     /// beginning where there is none).
     #[arg(long, value_name = "auto|FILE", value_parser = resume)]
-    resume: Option<Resume>,
+    pub resume: Option<Resume>,
     /// Stop in time, with a checkpoint: minutes, or [DAYS-]HH:MM:SS, from the program's start [default with
     /// --checkpoint: the end of the Slurm job].
     #[arg(long, value_name = "TIME", value_parser = time)]
-    time_limit: Option<f64>,
+    pub time_limit: Option<f64>,
 }
 
-impl Args {
-    /// Whether the state is to be kept in memory of the nodes.
-    pub fn commits(&self) -> bool {
-        self.commit.is_some()
-    }
-
-    pub fn directory(&self) -> Option<&Path> {
-        self.checkpoint.as_deref()
-    }
-
+impl Session {
     /// The checkpoint to go on at, where one was named.
     pub fn resumed_file(&self) -> Option<&Path> {
         match &self.resume {
@@ -55,8 +69,8 @@ impl Args {
 
     /// # Errors
     /// `Usage`, naming the flag.
-    pub fn validate(self) -> Result<Session> {
-        at_least_one("checkpoint-keep", self.checkpoint_keep)?;
+    pub fn check(&self) -> Result<()> {
+        at_least_one("checkpoint-keep", self.keep)?;
         at_least_one("commit", self.commit.unwrap_or(1))?;
         if self.resume == Some(Resume::Auto) && self.checkpoint.is_none() {
             return Err(Error::usage("--resume auto needs --checkpoint, the directory to look in"));
@@ -64,14 +78,7 @@ impl Args {
         if self.commit.is_some() && self.checkpoint.is_none() {
             return Err(Error::usage("--commit needs --checkpoint, whose newest is what commits follow"));
         }
-        Ok(Session {
-            checkpoint: self.checkpoint,
-            every: self.checkpoint_every,
-            keep: self.checkpoint_keep,
-            commit: self.commit,
-            resume: self.resume,
-            time_limit: self.time_limit,
-        })
+        Ok(())
     }
 }
 

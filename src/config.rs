@@ -1,5 +1,6 @@
 //! The validated run: what flags and files become. Plain data, written whole into every record. And `environment`: the
-//! switches that are read there alone.
+//! switches that are read there alone. A group of flags that is about one thing is one struct for clap, for the run and
+//! for the record.
 //!
 //! May use: `strategy`, `cuts`, `error`. Used by: everything.
 

@@ -51,7 +51,8 @@ pub struct Executor<L: Link> {
     wire: Wire,
     chunk: usize,
     group: Group,
-    link: L,
+    /// Several may send by one.
+    link: Rc<L>,
     region: Rc<Region>,
     slots: Vec<Progress<L::Request>>,
     /// Slots in flight, the oldest first. A slot whose messages have all come and left is done, but stays here while
@@ -123,7 +124,7 @@ impl<L: Link> Executor<L> {
         name: &'static str,
         algorithm: impl Fn(&Group, &Cuts) -> Vec<Round> + 'static,
         wire: Wire,
-        link: L,
+        link: Rc<L>,
         region: &Rc<Region>,
     ) -> Executor<L> {
         let (slots, flying, unmatched) = (Vec::new(), Vec::new(), vec![0; link.size()]);
@@ -263,7 +264,7 @@ impl<L: Link> Executor<L> {
                 break;
             }
             // What is to be matched left when it was copied.
-            if at.sends[place].is_some() && !ended(&self.link, &mut at.sends[place])? {
+            if at.sends[place].is_some() && !ended(&*self.link, &mut at.sends[place])? {
                 break;
             }
             let begun = at.sends_begun[place];
@@ -292,7 +293,7 @@ impl<L: Link> Executor<L> {
         if received == at.receiving {
             return Ok(false);
         }
-        if !at.arrived && ended(&self.link, &mut at.receives[received % WINDOW])? {
+        if !at.arrived && ended(&*self.link, &mut at.receives[received % WINDOW])? {
             at.arrived = true;
             let begun = at.receives_begun[received % WINDOW];
             self.traced(slot, EventKind::Receive, received, begun);
@@ -559,7 +560,7 @@ mod tests {
     ) -> (Executor<Unheard>, Vec<usize>) {
         let sent = Rc::new(RefCell::new(Vec::new()));
         let region = Rc::new(Region::private(ELEMENTS * size_of::<f32>()).unwrap());
-        let link = Unheard { rank, size, silent: false, sent: sent.clone() };
+        let link = Rc::new(Unheard { rank, size, silent: false, sent: sent.clone() });
         let mut all = Executor::new("unheard", algorithm, Wire::F32, link, &region).chunk(2);
         for slot in 0..slots {
             let range = slot * ELEMENTS / slots..(slot + 1) * ELEMENTS / slots;
@@ -603,7 +604,7 @@ mod tests {
     fn two_in_silence(algorithm: Algorithm, size: usize, messages: usize, bytes: u64) -> [Vec<usize>; 2] {
         let sent = Rc::new(RefCell::new(Vec::new()));
         let region = Rc::new(Region::private(ELEMENTS * size_of::<f32>()).unwrap());
-        let link = Unheard { rank: 0, size, silent: true, sent: sent.clone() };
+        let link = Rc::new(Unheard { rank: 0, size, silent: true, sent: sent.clone() });
         let mut all = Executor::new("silent", algorithm, Wire::F32, link, &region).chunk(2);
         let length = ELEMENTS / 2;
         for range in [0..length, length..ELEMENTS] {

@@ -40,5 +40,5 @@ pub fn phase(cuts: &Cuts, distance: usize) -> Phase {
 pub fn with_one_other(world: &World, distance: usize, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
     let shift = region.bytes() / 4 / 2;
     let algorithm = move |group: &Group, cuts: &Cuts| rounds(group, cuts, distance, shift);
-    Ok(Box::new(Executor::new("gossip", algorithm, Wire::F32, Channel::new(world)?, region)))
+    Ok(Box::new(Executor::new("gossip", algorithm, Wire::F32, Rc::new(Channel::new(world)?), region)))
 }

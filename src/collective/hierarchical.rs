@@ -190,7 +190,7 @@ impl Hierarchical {
         let alike: Vec<usize> =
             (0..world.nodes()).map(|node| world.ranks_of(node)[world.local_rank()]).collect();
         let group = Group { ranks: alike.clone(), place: world.node() };
-        let channel = Channel::new(world)?;
+        let channel = Rc::new(Channel::new(world)?);
         Ok(Hierarchical {
             kind,
             world: world.clone(),

@@ -42,48 +42,6 @@ pub trait Link {
     fn ended(&self, request: &mut Self::Request) -> Result<bool>;
 }
 
-/// One space of messages for several that send.
-impl<L: Link> Link for Rc<L> {
-    type Request = L::Request;
-
-    fn rank(&self) -> usize {
-        L::rank(self)
-    }
-
-    fn size(&self) -> usize {
-        L::size(self)
-    }
-
-    fn job_rank(&self, rank: usize) -> usize {
-        L::job_rank(self, rank)
-    }
-
-    fn send(
-        &self,
-        region: &Rc<Region>,
-        range: &Range<usize>,
-        to: usize,
-        tag: u16,
-        matched: bool,
-    ) -> Result<L::Request> {
-        L::send(self, region, range, to, tag, matched)
-    }
-
-    fn receive(
-        &self,
-        region: &Rc<Region>,
-        range: &Range<usize>,
-        from: usize,
-        tag: u16,
-    ) -> Result<L::Request> {
-        L::receive(self, region, range, from, tag)
-    }
-
-    fn ended(&self, request: &mut L::Request) -> Result<bool> {
-        L::ended(self, request)
-    }
-}
-
 impl Link for Channel {
     type Request = Request;
 

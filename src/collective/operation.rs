@@ -117,7 +117,7 @@ impl Operation {
         let route = if route == Route::Auto { usual().unwrap_or(ways[0].0) } else { route };
         if let Some(way) = ways.iter().find(|way| way.0 == route) {
             let &(_, name, algorithm) = way;
-            let collective = Executor::new(name, algorithm, wire, Channel::new(world)?, region);
+            let collective = Executor::new(name, algorithm, wire, Rc::new(Channel::new(world)?), region);
             return Ok(Box::new(collective.among(self.group(world.rank(), world.size()))));
         }
         let possible = self.is_near(route, world, region);

@@ -175,7 +175,7 @@ impl Selection {
             AllreduceKind::Vendor(_) => Box::new(MpiAllreduce::new(world, region)?),
             AllreduceKind::Messages(pattern) => {
                 let (name, algorithm) = (kind.name(), schedule_of(pattern));
-                Box::new(Executor::new(name, algorithm, self.wire, Channel::new(world)?, region))
+                Box::new(Executor::new(name, algorithm, self.wire, Rc::new(Channel::new(world)?), region))
             }
         })
     }

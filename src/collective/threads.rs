@@ -120,7 +120,7 @@ fn run_in_slots(
     let mail = Mail::default();
     let rank = |rank: usize| {
         let region = Rc::new(Region::private((length + 2 * GUARD) * 4).unwrap());
-        let link = Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) };
+        let link = Rc::new(Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) });
         let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
         let whole = GUARD..GUARD + length;
         let slots: Vec<_> = [whole.clone()]
@@ -380,7 +380,7 @@ fn cut(algorithms: &[Algorithm], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<V
                 region.read(own.start, &mut kept[own.clone()]);
                 region.write(0, &kept);
             }
-            let link = Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) };
+            let link = Rc::new(Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) });
             let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
             let slot = collective.prepare_cut(cuts).unwrap();
             collective.start(slot).unwrap();

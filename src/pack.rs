@@ -117,8 +117,8 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     Ok(())
 }
 
-/// What goes into which file, of which the first rank owns all, and what the source was taken for.
-fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
+/// Where the images go, if that can be.
+fn output(args: &Args, is_first: bool) -> Result<&PathBuf> {
     let Some(output) = &args.output else {
         return Err(Error::usage("dltrain pack SOURCE OUTPUT.h5: the output is missing"));
     };
@@ -139,6 +139,12 @@ fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
             format!("--size must lie between 8 and 4096, and --file-mb between 1 and {LARGEST_FILE}");
         return Err(Error::usage(limits));
     }
+    Ok(output)
+}
+
+/// What goes into which file, of which the first rank owns all, and what the source was taken for.
+fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
+    let output = output(args, is_first)?;
     let input = Input { format: args.data_format, jpeg_decoder: JpegDecoder::Rust, ..Input::default() };
     let wanted =
         Wanted { sample: [3, args.size, args.size], classes: 1_000_000, seed: args.seed, input: &input };

@@ -71,20 +71,7 @@ impl Plans {
             return Ok(Plans { sizes, training, stages, others, evaluation, extent, kept, split, trades });
         }
         let graph = network.training(config.batch)?;
-        if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
-            return Err(Error::usage(format!(
-                "--sync-bn: model {} has no batch normalisation; leave the flag out",
-                config.model
-            )));
-        }
-        let computing = config.strategy.computing(world.size());
-        let room = computing * config.batch * config.accumulation;
-        if graph.has_batch_norm() && config.images_a_step(computing) < room {
-            log::warn!(
-                "--global-batch: with this number of ranks some places of a batch are empty, and batch normalisation \
-                 counts them as black images"
-            );
-        }
+        check_normalisation(world, config, &graph)?;
         let (training, stages, others, kept) = match layout.stage {
             None => {
                 let (graph, kept) = match config.recompute {
@@ -625,6 +612,25 @@ fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Re
 pub fn per_byte(config: &Config, averaging: &Averaging) -> f64 {
     let given = config.roofline.filter(|_| averaging.machine().is_some());
     given.map_or_else(|| averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
+}
+
+/// That batch normalisation goes with what flags say of images.
+fn check_normalisation(world: &Topology, config: &Config, graph: &Graph) -> Result<()> {
+    if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
+        return Err(Error::usage(format!(
+            "--sync-bn: model {} has no batch normalisation; leave the flag out",
+            config.model
+        )));
+    }
+    let computing = config.strategy.computing(world.size());
+    let room = computing * config.batch * config.accumulation;
+    if graph.has_batch_norm() && config.images_a_step(computing) < room {
+        log::warn!(
+            "--global-batch: with this number of ranks some places of a batch are empty, and batch normalisation \
+             counts them as black images"
+        );
+    }
+    Ok(())
 }
 
 /// Bytes that are read or written for each byte of gradients that is added to its sum.

@@ -14,6 +14,7 @@
 use crate::support::cases::{each, first};
 use crate::support::gpu_job;
 use crate::support::job;
+use crate::support::scratch::Scratch;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,8 +28,6 @@ const SMALL: &str =
 const TURNS: &str = "--async-order round-robin";
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 
-struct Scratch(tempfile::TempDir);
-
 /// What a run left.
 struct Left {
     losses: Vec<f64>,
@@ -37,25 +36,10 @@ struct Left {
     said: String,
 }
 
-impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn train(&self, ranks: usize, words: &str) -> Left {
-        let number = fs::read_dir(self.0.path()).unwrap().count();
-        let [results, weights] = ["h5", "safetensors"].map(|kind| self.path(&format!("run{number}.{kind}")));
-        let words = words.replace("DIR", self.0.path().to_str().unwrap());
-        let mut flags: Vec<&str> = words.split_whitespace().collect();
-        flags.extend(["--results", results.to_str().unwrap(), "--save-weights", weights.to_str().unwrap()]);
-        let said = run(ranks, &flags);
-        let losses = series(&results, "steps/loss");
-        Left { losses, weights: fs::read(weights).unwrap(), results, said }
-    }
+fn train(scratch: &Scratch, ranks: usize, words: &str) -> Left {
+    let ([results, weights], said) = scratch.train_to_files(ranks, words);
+    let losses = series(&results, "steps/loss");
+    Left { losses, weights: fs::read(weights).unwrap(), results, said }
 }
 
 /// Updates by how late their gradients were.
@@ -78,10 +62,10 @@ fn one_rank_that_computes_comes_to_what_it_does_alone() {
         ["sgd --momentum 0.9", "adam --clip-norm 0.5 --accumulation 2 --ema 0.9", "lamb", "lars --lr 0.1"];
     for optimizer in first(2, optimizers) {
         let words = format!("{SMALL} --optimizer {optimizer}");
-        let alone = scratch.train(1, &words);
+        let alone = train(&scratch, 1, &words);
         assert!(alone.losses.iter().all(|loss| loss.is_finite()), "{words}: {:?}", alone.losses);
         for servers in [1, 2] {
-            let served = scratch.train(1 + servers, &format!("{words} --sync server-async:{servers}"));
+            let served = train(&scratch, 1 + servers, &format!("{words} --sync server-async:{servers}"));
             assert_eq!(served.losses, alone.losses, "{servers} servers, {optimizer}");
             assert!(served.weights == alone.weights, "{servers} servers, {optimizer}: other weights");
             assert_eq!(staleness(&served.results), [6]);
@@ -97,8 +81,8 @@ fn tests_and_averages_are_those_of_a_rank_alone() {
         .replace("--steps 6", "");
     let tests =
         |left: &Left| ["epochs/test_loss", "epochs/train_loss"].map(|name| series(&left.results, name));
-    let alone = scratch.train(1, &words);
-    let served = scratch.train(2, &format!("{words} --sync server-async"));
+    let alone = train(&scratch, 1, &words);
+    let served = train(&scratch, 2, &format!("{words} --sync server-async"));
     assert!(!alone.losses.is_empty() && !tests(&alone)[0].is_empty());
     assert_eq!(tests(&served), tests(&alone));
     assert_eq!(served.losses, alone.losses);
@@ -110,7 +94,7 @@ fn ranks_that_take_turns_repeat_their_bits_and_are_as_late_as_there_are_others()
     let scratch = Scratch::new();
     for (computing, servers) in first(2, [(2, 1), (3, 2), (2, 2), (3, 1)]) {
         let words = format!("{SMALL} --optimizer adam --sync server-async:{servers} {TURNS}");
-        let [one, two] = [(); 2].map(|()| scratch.train(computing + servers, &words));
+        let [one, two] = [(); 2].map(|()| train(&scratch, computing + servers, &words));
         assert_eq!(one.losses, two.losses, "{computing} ranks, {servers} servers");
         assert!(one.weights == two.weights, "{computing} ranks, {servers} servers: other weights");
         // In the first turn each has the parameters of the beginning.
@@ -128,13 +112,13 @@ fn a_drain_behind_every_step_is_data_parallelism() {
     let scratch = Scratch::new();
     let words = format!("{SMALL} --optimizer sgd --momentum 0");
     for (computing, rate) in first(2, [(2, 0.01), (3, 0.01)]) {
-        let plain = scratch.train(computing, &format!("{words} --lr {}", rate * computing as f64));
+        let plain = train(&scratch, computing, &format!("{words} --lr {}", rate * computing as f64));
         for order in ["arrival", "round-robin"] {
             let flags = format!(
                 "{words} --lr {rate} --sync server-async --async-order {order} --checkpoint DIR/{order}{computing} \
                  --checkpoint-every 1steps"
             );
-            let drained = scratch.train(computing + 1, &flags);
+            let drained = train(&scratch, computing + 1, &flags);
             // Sums of a few numbers in another order, six times: some units of f32's last place.
             for (a, b) in plain.losses.iter().zip(&drained.losses) {
                 assert!((a - b).abs() < 1e-6 * a, "{order}: {:?} and {:?}", plain.losses, drained.losses);
@@ -154,7 +138,7 @@ fn in_order_of_arrival_every_image_comes_once_and_the_digits_are_learned() {
             "--model mnist_small --data {DIGITS} --batch 16 --epochs 12 --threads 1 --optimizer adam --lr 0.001 \
              --seed {seed} --sync server-async:{servers}"
         );
-        let left = scratch.train(computing + servers, &words);
+        let left = train(&scratch, computing + servers, &words);
         let (images, epochs) = (series(&left.results, "steps/images"), series(&left.results, "steps/epoch"));
         for epoch in 1..13 {
             let of_epoch = || images.iter().zip(&epochs).filter(|(_, of)| **of == f64::from(epoch));
@@ -183,9 +167,9 @@ fn an_interrupted_run_goes_on_with_the_same_bits_and_with_any_other_strategy() {
     let scratch = Scratch::new();
     let words = format!("{SMALL} --optimizer adam --checkpoint-every 2steps --checkpoint-keep 9");
     let turns = format!("{words} --sync server-async:2 {TURNS}");
-    let whole = scratch.train(4, &format!("{turns} --checkpoint DIR/whole"));
+    let whole = train(&scratch, 4, &format!("{turns} --checkpoint DIR/whole"));
     let from = "--resume DIR/whole/step-00000004.h5";
-    let rest = scratch.train(4, &format!("{turns} --checkpoint DIR/rest {from}"));
+    let rest = train(&scratch, 4, &format!("{turns} --checkpoint DIR/rest {from}"));
     assert_eq!(rest.losses, whole.losses[4..]);
     assert!(rest.weights == whole.weights, "other weights");
     // Three drains of two ranks each, one of them in the second job alone.
@@ -193,10 +177,10 @@ fn an_interrupted_run_goes_on_with_the_same_bits_and_with_any_other_strategy() {
     for (number, (ranks, other)) in
         [(2, "--allreduce shm"), (3, "--sync server"), (2, "--local-steps 2")].iter().enumerate()
     {
-        let left = scratch.train(*ranks, &format!("{words} {other} --checkpoint DIR/c{number} {from}"));
+        let left = train(&scratch, *ranks, &format!("{words} {other} --checkpoint DIR/c{number} {from}"));
         assert!(left.losses.len() == 2 && left.losses.iter().all(|loss| loss.is_finite()), "{other}");
         let back = format!("{words} --sync server-async --resume DIR/c{number}/step-00000006.h5");
-        let back = scratch.train(3, &back.replace("--steps 6", "--steps 8"));
+        let back = train(&scratch, 3, &back.replace("--steps 6", "--steps 8"));
         assert!(back.losses.len() == 2 && back.losses.iter().all(|loss| loss.is_finite()), "{other}, back");
     }
 }
@@ -231,7 +215,7 @@ fn a_loss_that_is_not_finite_ends_the_job_and_names_its_step_and_rank() {
 fn they_send_the_bytes_that_are_said_of_them() {
     let scratch = Scratch::new();
     for (computing, servers) in [(2, 1), (3, 2)] {
-        let left = scratch.train(computing + servers, &format!("{SMALL} --sync server-async:{servers}"));
+        let left = train(&scratch, computing + servers, &format!("{SMALL} --sync server-async:{servers}"));
         let file = hdf5::File::open(&left.results).unwrap();
         let owned = file.dataset("config/owned_bytes").unwrap().read_raw::<u64>().unwrap();
         let most = owned.iter().max().unwrap() * computing as u64;

@@ -9,6 +9,7 @@
 
 use crate::support::digits;
 use crate::support::job;
+use crate::support::scratch::Scratch;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,22 +19,7 @@ use std::time::{Duration, Instant};
 use job::{DLTRAIN, run, series};
 
 /// A directory of a test (also of `hosts`), with DIR for it in words.
-pub struct Scratch(tempfile::TempDir);
-
 impl Scratch {
-    pub fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn words(&self, words: &str) -> Vec<String> {
-        let directory = self.0.path().to_str().unwrap();
-        words.split_whitespace().map(|word| word.replace("DIR", directory)).collect()
-    }
-
     /// A file, replaced at once.
     fn write(&self, name: &str, text: &str) {
         fs::write(self.path("new"), text).unwrap();
@@ -43,7 +29,7 @@ impl Scratch {
     /// A program in place of dltrain.
     fn program(&self, script: &str) -> String {
         use std::os::unix::fs::PermissionsExt;
-        let script = script.replace("DIR", self.0.path().to_str().unwrap());
+        let script = script.replace("DIR", self.directory().to_str().unwrap());
         self.write("dltrain", &format!("#!/bin/sh\n{script}\n"));
         fs::set_permissions(self.path("dltrain"), fs::Permissions::from_mode(0o755)).unwrap();
         self.path("dltrain").to_str().unwrap().to_string()

@@ -3,11 +3,11 @@
 //! The hosts are namespaces of this machine (tests/support/hosts.sh), which takes root. Open MPI only: Debian's MPICH
 //! 4.0.2 does not end in them.
 
-use super::elastic::Scratch;
 use crate::support::cases::{first, full};
 use crate::support::fake_cuda;
 use crate::support::job;
 use crate::support::residual::residual;
+use crate::support::scratch::Scratch;
 
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;

@@ -15,11 +15,9 @@ use crate::support::disturbed::disturbed;
 use crate::support::gpu_job;
 use crate::support::job::{self, job, run, series};
 use crate::support::residual::residual;
+use crate::support::scratch::Scratch;
 
 use std::fs;
-use std::path::PathBuf;
-
-struct Scratch(tempfile::TempDir);
 
 /// What a run left.
 #[derive(Debug, PartialEq)]
@@ -30,30 +28,12 @@ struct Left {
     weights: Vec<u8>,
 }
 
-impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn words(&self, words: &str) -> Vec<String> {
-        let words = words.replace("DIR", self.0.path().to_str().unwrap());
-        words.split_whitespace().map(String::from).collect()
-    }
-
-    fn train(&self, ranks: usize, words: &str) -> Left {
-        let number = fs::read_dir(self.0.path()).unwrap().count();
-        let [results, weights] = ["h5", "safetensors"].map(|kind| self.path(&format!("run{number}.{kind}")));
-        let words = format!("{words} --results {} --save-weights {}", results.display(), weights.display());
-        run(ranks, &self.words(&words).iter().map(String::as_str).collect::<Vec<_>>());
-        let [losses, hits, tests] =
-            ["steps/loss", "steps/accuracy", "epochs/test_loss"].map(|name| series(&results, name));
-        assert!(losses.iter().chain(&tests).all(|loss| loss.is_finite()), "{words}: {losses:?} {tests:?}");
-        Left { losses, hits, tests, weights: fs::read(weights).unwrap() }
-    }
+fn train(scratch: &Scratch, ranks: usize, words: &str) -> Left {
+    let ([results, weights], _) = scratch.train_to_files(ranks, words);
+    let [losses, hits, tests] =
+        ["steps/loss", "steps/accuracy", "epochs/test_loss"].map(|name| series(&results, name));
+    assert!(losses.iter().chain(&tests).all(|loss| loss.is_finite()), "{words}: {losses:?} {tests:?}");
+    Left { losses, hits, tests, weights: fs::read(weights).unwrap() }
 }
 
 /// Each network at least once as others meet it: dropout, batch normalisation with a way around, halves, clipping,
@@ -79,12 +59,12 @@ fn stages_have_the_bits_of_accumulation() {
     ];
     for (words, data, stages, parts, images, schedule) in first(6, cases) {
         let words = format!("{words} --warmup 0 --threads 1");
-        let plain = scratch.train(data, &format!("{words} --batch {images} --accumulation {parts}"));
+        let plain = train(&scratch, data, &format!("{words} --batch {images} --accumulation {parts}"));
         let flags = format!(
             "--batch {} --pipeline {stages} --micro-batches {parts} --schedule {schedule}",
             images * parts
         );
-        let cut = scratch.train(data * stages, &format!("{words} {flags}"));
+        let cut = train(&scratch, data * stages, &format!("{words} {flags}"));
         assert!(cut.losses == plain.losses, "{words} {flags}: {:?} and {:?}", cut.losses, plain.losses);
         assert!((cut.hits, cut.tests) == (plain.hits, plain.tests), "{words} {flags}");
         assert!(cut.weights == plain.weights, "{words} {flags}: other weights");
@@ -106,12 +86,12 @@ fn what_is_computed_again_changes_no_bit() {
     ];
     for (words, data, stages, parts, images, schedule) in first(3, cases) {
         let words = format!("{words} --warmup 0 --threads 1");
-        let plain = scratch.train(data, &format!("{words} --batch {images} --accumulation {parts}"));
+        let plain = train(&scratch, data, &format!("{words} --batch {images} --accumulation {parts}"));
         let flags = format!(
             "--batch {} --pipeline {stages} --micro-batches {parts} --schedule {schedule} --recompute",
             images * parts
         );
-        let cut = scratch.train(data * stages, &format!("{words} {flags}"));
+        let cut = train(&scratch, data * stages, &format!("{words} {flags}"));
         assert!(cut == plain, "{words} {flags}: {:?} and {:?}", cut.losses, plain.losses);
     }
 }
@@ -128,10 +108,10 @@ fn a_norm_is_that_of_all_stages() {
     for (data, stages, parts) in first(1, [(2, 2, 1), (1, 3, 2)]) {
         let plain = format!("--batch 4 --accumulation {parts}");
         let cut = format!("--batch {} --pipeline {stages} --micro-batches {parts}", 4 * parts);
-        let free = scratch.train(data, &format!("{free} {plain}"));
-        let plain = scratch.train(data, &format!("{words} {plain}"));
+        let free = train(&scratch, data, &format!("{free} {plain}"));
+        let plain = train(&scratch, data, &format!("{words} {plain}"));
         assert_ne!(plain.losses, free.losses);
-        let found = scratch.train(data * stages, &format!("{words} {cut}"));
+        let found = train(&scratch, data * stages, &format!("{words} {cut}"));
         for (found, plain) in found.losses.iter().zip(&plain.losses) {
             assert!((found - plain).abs() < 1e-6 * plain, "{cut}: {found} and {plain}");
         }
@@ -146,7 +126,7 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
         residual()
     );
     let plain = "--batch 2 --accumulation 4";
-    let whole = scratch.train(1, &format!("{words} {plain} --steps 4"));
+    let whole = train(&scratch, 1, &format!("{words} {plain} --steps 4"));
     let layouts = [
         (2, "--batch 8 --pipeline 2 --micro-batches 4"),
         (3, "--batch 8 --pipeline 3 --micro-batches 4 --schedule gpipe"),
@@ -255,7 +235,7 @@ mod full {
             let (scratch, model) = (Scratch::new(), model.name());
             let size = if model == "inception_v3" { 299 } else { 64 };
             let words = format!("--model {model} --image-size {size} --warmup 0 --threads 1 --steps 2");
-            let plain = scratch.train(1, &format!("{words} --batch 2 --accumulation 2"));
+            let plain = train(&scratch, 1, &format!("{words} --batch 2 --accumulation 2"));
             let cut = format!("{words} --batch 4 --pipeline 2 --micro-batches 2");
             let results = scratch.path("cut.h5");
             let weights = scratch.path("cut.safetensors");
@@ -389,7 +369,7 @@ mod full {
             let cuts =
                 Compiled::for_stages(graph.differentiate(), &cpu).unwrap().possible_cuts().unwrap().len();
             let words = format!("--model {} --warmup 0 --threads 1 --steps 2", path.display());
-            let plain = scratch.train(1, &format!("{words} --batch {} --accumulation 6", drawn.batch));
+            let plain = train(&scratch, 1, &format!("{words} --batch {} --accumulation 6", drawn.batch));
             for (ranks, chunks, schedule) in ways {
                 if ranks * chunks > cuts + 1 {
                     continue;
@@ -398,7 +378,7 @@ mod full {
                     "--batch {} --pipeline {ranks} --micro-batches 6 --schedule {schedule}",
                     6 * drawn.batch
                 );
-                let cut = scratch.train(ranks, &format!("{words} {flags}"));
+                let cut = train(&scratch, ranks, &format!("{words} {flags}"));
                 assert!(cut == plain, "{drawn:?} {flags}: {:?} and {:?}", cut.losses, plain.losses);
                 done += 1;
             }
@@ -429,7 +409,7 @@ fn stages_are_cut_by_what_was_measured() {
     assert_eq!(table(""), table(""));
     assert_ne!(table(""), table("--measure 2"));
     let steps = format!("{flags} --steps 2 --warmup 0 --seed 5");
-    let [reckoned, measured] = ["", "--measure 1"].map(|more| scratch.train(2, &format!("{steps} {more}")));
+    let [reckoned, measured] = ["", "--measure 1"].map(|more| train(&scratch, 2, &format!("{steps} {more}")));
     assert_eq!(reckoned, measured);
 }
 

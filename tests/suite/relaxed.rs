@@ -11,6 +11,7 @@
 use crate::support::cases::{each, first, full};
 use crate::support::gpu_job;
 use crate::support::job;
+use crate::support::scratch::Scratch;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,6 @@ const SGD: &str = "--optimizer sgd --momentum 0 --lr 0.01";
 /// More than any of these runs has.
 const NEVER: &str = "--local-steps 1000";
 
-struct Scratch(tempfile::TempDir);
-
 /// What a run left.
 struct Left {
     losses: Vec<f64>,
@@ -35,18 +34,10 @@ struct Left {
 }
 
 impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
     /// Trains so many steps with checkpoints in the directory `name`.
-    fn train(&self, name: &str, ranks: usize, steps: usize, words: &str) -> Left {
+    fn train_kept(&self, name: &str, ranks: usize, steps: usize, words: &str) -> Left {
         let [results, weights] = ["h5", "safetensors"].map(|kind| self.path(&format!("{name}.{kind}")));
-        let words = words.replace("DIR", self.0.path().to_str().unwrap());
+        let words = words.replace("DIR", self.directory().to_str().unwrap());
         let steps = format!("{SMALL} --steps {steps} --checkpoint-every 1steps --checkpoint-keep 99 {words}");
         let directory = self.path(name);
         let mut flags: Vec<&str> = steps.split_whitespace().collect();
@@ -94,8 +85,8 @@ fn near(found: &[f32], expected: &[f64], what: &str) {
 fn a_meeting_every_step_is_data_parallelism() {
     let scratch = Scratch::new();
     for ranks in first(1, [3, 2, 1]) {
-        let plain = scratch.train(&format!("plain{ranks}"), ranks, 4, &format!("{SGD} --allreduce shm"));
-        let local = scratch.train(&format!("local{ranks}"), ranks, 4, &format!("{SGD} --local-steps 1"));
+        let plain = scratch.train_kept(&format!("plain{ranks}"), ranks, 4, &format!("{SGD} --allreduce shm"));
+        let local = scratch.train_kept(&format!("local{ranks}"), ranks, 4, &format!("{SGD} --local-steps 1"));
         for (a, b) in plain.losses.iter().zip(&local.losses) {
             assert!((a - b).abs() < 1e-6 * a, "{ranks} ranks: {:?} and {:?}", plain.losses, local.losses);
         }
@@ -115,15 +106,15 @@ fn ranks_that_do_not_attract_train_alone() {
     let scratch = Scratch::new();
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
     let words = format!("--data {digits} --optimizer adam --lr 0.01 --clip-norm 0.5 --accumulation 2");
-    let apart = scratch.train("apart", 2, 4, &format!("{words} --sync easgd:2,0"));
-    let never = scratch.train("never", 2, 4, &format!("{words} {NEVER}"));
+    let apart = scratch.train_kept("apart", 2, 4, &format!("{words} --sync easgd:2,0"));
+    let never = scratch.train_kept("never", 2, 4, &format!("{words} {NEVER}"));
     assert_eq!(apart.losses, never.losses);
     for (path, values) in &never.kept {
         assert!(apart.kept[path] == *values, "{path} of ranks that meet and do nothing");
         let [first, second] = [0, 1].map(|half| &values[half * values.len() / 2..][..values.len() / 2]);
         assert!(!path.starts_with("parameters/") || first != second, "{path} of rank 1 is rank 0's");
     }
-    let alone = scratch.train("alone", 1, 1, &words);
+    let alone = scratch.train_kept("alone", 1, 1, &words);
     let first = numbers(&scratch.path("never").join("step-00000001.h5"));
     for (path, values) in alone.kept.iter().filter(|(path, _)| !path.starts_with("statistics/")) {
         assert!(first[path][..values.len()] == values[..], "{path} of rank 0 and of a rank alone");
@@ -173,11 +164,11 @@ fn three_ranks_meet_as_the_papers_say() {
         "--local-steps 2 --outer-momentum 0.5",
     ];
     let words = "--optimizer sgd --momentum 0.5 --lr 0.01";
-    let before = scratch.train("before", 3, 2, &format!("{words} {NEVER}"));
+    let before = scratch.train_kept("before", 3, 2, &format!("{words} {NEVER}"));
     for (number, rule) in first(3, rules).enumerate() {
-        let met = scratch.train(&format!("met{number}"), 3, 4, &format!("{words} {rule}"));
+        let met = scratch.train_kept(&format!("met{number}"), 3, 4, &format!("{words} {rule}"));
         let first = numbers(&scratch.path(&format!("met{number}")).join("step-00000002.h5"));
-        let between = scratch.train(
+        let between = scratch.train_kept(
             &format!("between{number}"),
             3,
             4,
@@ -215,7 +206,7 @@ fn three_ranks_meet_as_the_papers_say() {
 fn optimizers_start_anew_with_a_block() {
     let scratch = Scratch::new();
     let words = "--optimizer adam --lr 0.001 --outer-momentum 0";
-    scratch.train("blocks", 2, 5, &format!("{words} --sync bmuf:3"));
+    scratch.train_kept("blocks", 2, 5, &format!("{words} --sync bmuf:3"));
     let [before, after] =
         [3, 4].map(|step| numbers(&scratch.path("blocks").join(format!("step-0000000{step}.h5"))));
     for (path, before) in before.iter().filter(|(path, _)| path.starts_with("parameters/")) {
@@ -232,11 +223,11 @@ fn optimizers_start_anew_with_a_block() {
 fn three_ranks_gossip_as_the_papers_say() {
     let scratch = Scratch::new();
     let words = "--optimizer sgd --momentum 0 --lr 0.01";
-    let gossip = scratch.train("gossip", 3, 4, &format!("{words} --sync gossip"));
+    let gossip = scratch.train_kept("gossip", 3, 4, &format!("{words} --sync gossip"));
     let at = |step: usize| numbers(&scratch.path("gossip").join(format!("step-0000000{step}.h5")));
     for step in 1..4 {
         let resume = format!("{words} {NEVER} --resume DIR/gossip/step-0000000{step}.h5");
-        let alone = scratch.train(&format!("alone{step}"), 3, step + 1, &resume).kept;
+        let alone = scratch.train_kept(&format!("alone{step}"), 3, step + 1, &resume).kept;
         let [before, after] = [at(step), at(step + 1)];
         for (path, alone) in alone.iter().filter(|(path, _)| path.starts_with("parameters/")) {
             let length = alone.len() / 3;
@@ -263,10 +254,10 @@ fn three_ranks_gossip_as_the_papers_say() {
 fn a_gossip_of_two_is_their_mean() {
     let scratch = Scratch::new();
     for ranks in [2, 3] {
-        let before = scratch.train(&format!("before{ranks}"), ranks, 2, &format!("{SGD} {NEVER}")).kept;
+        let before = scratch.train_kept(&format!("before{ranks}"), ranks, 2, &format!("{SGD} {NEVER}")).kept;
         let rate = "--optimizer sgd --momentum 0 --lr 1e-30";
         let words = format!("{rate} --sync gossip --resume DIR/before{ranks}/step-00000002.h5");
-        let after = scratch.train(&format!("after{ranks}"), ranks, 3, &words).kept;
+        let after = scratch.train_kept(&format!("after{ranks}"), ranks, 3, &words).kept;
         for (path, before) in before.iter().filter(|(path, _)| path.starts_with("parameters/")) {
             let length = before.len() / ranks;
             let mean = |values: &[f32], index: usize| {
@@ -292,19 +283,19 @@ fn an_interrupted_run_goes_on() {
     let rules =
         ["--local-steps 3 --outer-momentum 0.5", "--sync gossip", "--sync easgd:3,0.5", "--sync bmuf:3"];
     for (number, rule) in first(2, rules).enumerate() {
-        let whole = scratch.train(&format!("whole{number}"), 2, 7, &format!("{words} {rule}"));
+        let whole = scratch.train_kept(&format!("whole{number}"), 2, 7, &format!("{words} {rule}"));
         // In the midst of a block, and where one begins.
         for step in first(1, [4, 2, 3]) {
             let resume = format!("{words} {rule} --resume DIR/whole{number}/step-0000000{step}.h5");
-            let rest = scratch.train(&format!("rest{number}{step}"), 2, 7, &resume);
+            let rest = scratch.train_kept(&format!("rest{number}{step}"), 2, 7, &resume);
             assert_eq!(rest.losses, whole.losses[step..], "{rule}, from step {step}");
             assert!(rest.weights == whole.weights, "{rule}, from step {step}: other weights");
         }
         let from = format!("--resume DIR/whole{number}/step-00000002.h5");
-        scratch.train(&format!("more{number}"), 3, 4, &format!("{words} {rule} {from}"));
-        scratch.train(&format!("plain{number}"), 2, 4, &format!("{words} {from}"));
+        scratch.train_kept(&format!("more{number}"), 3, 4, &format!("{words} {rule} {from}"));
+        scratch.train_kept(&format!("plain{number}"), 2, 4, &format!("{words} {from}"));
         let from = format!("--resume DIR/plain{number}/step-00000003.h5");
-        let back = scratch.train(&format!("back{number}"), 2, 4, &format!("{words} {NEVER} {from}"));
+        let back = scratch.train_kept(&format!("back{number}"), 2, 4, &format!("{words} {NEVER} {from}"));
         assert!(back.kept.contains_key("anchor/conv1.weight"), "{rule}: {:?}", back.kept.keys());
     }
 }
@@ -315,7 +306,7 @@ fn the_mean_is_tested_and_written() {
     let scratch = Scratch::new();
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
     let words = format!("{SGD} --local-steps 1000 --data {digits} --repeat-data 1 --epochs 1");
-    let left = scratch.train("mean", 2, 9, &words);
+    let left = scratch.train_kept("mean", 2, 9, &words);
     let weights = scratch.path("mean.safetensors");
     let apart = series(&left.results, "epochs/ranks_apart");
     assert!(apart.len() == 1 && apart[0] > 1e-6 && apart[0] < 1.0, "{apart:?}");
@@ -340,7 +331,7 @@ fn the_mean_is_tested_and_written() {
     let file = hdf5::File::open(&left.results).unwrap().group("config").unwrap();
     let said = file.attr("evaluated_weights").unwrap().read_scalar::<hdf5::types::VarLenUnicode>().unwrap();
     assert_eq!(said.as_str(), "mean over ranks");
-    let plain = scratch.train("plain", 2, 2, &format!("{SGD} --data {digits} --epochs 1"));
+    let plain = scratch.train_kept("plain", 2, 2, &format!("{SGD} --data {digits} --epochs 1"));
     assert!(series(&plain.results, "epochs/ranks_apart").iter().all(|apart| apart.is_nan()));
 }
 
@@ -349,7 +340,7 @@ fn the_mean_is_tested_and_written() {
 fn they_send_a_share_of_the_bytes() {
     let scratch = Scratch::new();
     let sent = |name: &str, words: &str| {
-        let left = scratch.train(name, 3, 8, &format!("{words} --allreduce ring"));
+        let left = scratch.train_kept(name, 3, 8, &format!("{words} --allreduce ring"));
         scalar(&left.results, "summary/sent_a_step")
     };
     let plain = sent("plain", "");
@@ -372,10 +363,10 @@ fn they_send_a_share_of_the_bytes() {
 fn what_travels_may_be_compressed() {
     let scratch = Scratch::new();
     let words = format!("{SGD} --local-steps 2 --outer-momentum 0.5 --allreduce shm");
-    let plain = scratch.train("plain", 2, 6, &words);
+    let plain = scratch.train_kept("plain", 2, 6, &words);
     for (number, scheme) in first(3, ["topk:1", "powersgd:1", "2bit:1e-5", "topk:0.1", "1bit"]).enumerate() {
         let words = format!("{words} --compress {scheme}");
-        let whole = scratch.train(&format!("whole{number}"), 2, 6, &words);
+        let whole = scratch.train_kept(&format!("whole{number}"), 2, 6, &words);
         for (path, values) in whole.kept.iter().filter(|(path, _)| path.starts_with("parameters/")) {
             let [one, two] = [0, 1].map(|half| &values[half * values.len() / 2..][..values.len() / 2]);
             assert!(one == two, "{scheme}: {path} of two ranks that have met");
@@ -389,7 +380,7 @@ fn what_travels_may_be_compressed() {
             ["sent", "sent_uncompressed"].map(|what| scalar(&whole.results, &format!("summary/{what}")));
         assert!(all > 0 && (sent < all / 4) == (scheme != "topk:1"), "{scheme}: {sent} of {all}");
         let resume = format!("{words} --resume DIR/whole{number}/step-00000003.h5");
-        let rest = scratch.train(&format!("rest{number}"), 2, 6, &resume);
+        let rest = scratch.train_kept(&format!("rest{number}"), 2, 6, &resume);
         assert_eq!(rest.losses, whole.losses[3..], "{scheme}");
         assert!(rest.weights == whole.weights, "{scheme}: other weights");
     }

@@ -12,6 +12,7 @@ use crate::support::cases::first;
 use crate::support::digits::few_tests;
 use crate::support::job;
 use crate::support::residual::residual;
+use crate::support::scratch::Scratch;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,23 +25,10 @@ use job::{DLTRAIN, Finished, finish, job, refused, run, series};
 /// Steps of 2 × 100 images: seven an epoch, so that runs of a dozen meet an epoch's end and its evaluation.
 const SMALL: &str = "--batch 100 --threads 1";
 
-/// A directory with the files of runs, and flags made of words.
-struct Scratch(tempfile::TempDir);
-
 impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// Words with DIR for this directory, on the digits.
+    /// On the digits.
     fn flags(&self, words: &str) -> Vec<String> {
-        let directory = self.0.path().to_str().unwrap();
-        let all = format!("--data {} {words}", few_tests());
-        all.split_whitespace().map(|word| word.replace("DIR", directory)).collect()
+        self.words(&format!("--data {} {words}", few_tests()))
     }
 
     fn job(&self, ranks: usize, words: &str) -> Command {
@@ -165,7 +153,7 @@ fn with_more_threads_and_in_bf16() {
 fn with_synthetic_images() {
     let scratch = Scratch::new();
     let flags = "--model mnist_net --batch 8 --accumulation 2 --threads 1 --checkpoint-every 6steps";
-    let directory = scratch.0.path().to_str().unwrap();
+    let directory = scratch.directory().to_str().unwrap();
     let train = |words: &str| {
         let words = format!("{flags} --warmup 2 {words}").replace("DIR", directory);
         run(2, &words.split_whitespace().collect::<Vec<_>>());

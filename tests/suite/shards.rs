@@ -10,29 +10,11 @@ use crate::support::digits::few_tests;
 use crate::support::gpu_job;
 use crate::support::job;
 use crate::support::residual::residual;
+use crate::support::scratch::Scratch;
 
-use job::{refused, run, series};
+use job::{refused, run};
 
-struct Scratch(tempfile::TempDir);
-
-impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    /// Trains; the losses, and the weights in the end.
-    fn train(&self, ranks: usize, words: &str) -> (Vec<f64>, Vec<u8>) {
-        let number = std::fs::read_dir(self.0.path()).unwrap().count();
-        let [results, weights] =
-            ["h5", "safetensors"].map(|kind| self.0.path().join(format!("run{number}.{kind}")));
-        let words = words.replace("DIR", self.0.path().to_str().unwrap());
-        let mut flags: Vec<&str> = words.split_whitespace().collect();
-        flags.extend(["--warmup", "0", "--threads", "1"]);
-        flags.extend(["--results", results.to_str().unwrap(), "--save-weights", weights.to_str().unwrap()]);
-        run(ranks, &flags);
-        (series(&results, "steps/loss"), std::fs::read(weights).unwrap())
-    }
-}
+const PLAIN: &str = "--warmup 0 --threads 1";
 
 #[test]
 fn any_power_of_two_of_ranks_has_the_same_bits() {
@@ -40,14 +22,14 @@ fn any_power_of_two_of_ranks_has_the_same_bits() {
     let digits = few_tests();
     let cases = [
         format!(
-            "{} --data {digits} --shards 8 --batch 2 --steps 3 --lr 0.01 --optimizer sgd --augment pad-crop,mixup",
+            "{} --data {digits} --shards 8 --batch 2 --steps 3 --lr 0.01 --optimizer sgd --augment pad-crop,mixup {PLAIN}",
             residual()
         ),
         format!(
             "--model mnist_net --data {digits} --shards 4 --global-batch 32 --steps 5 --optimizer adam \
-             --clip-norm 0.1 --ema 0.9 --fusion-threshold-mb 0.01"
+             --clip-norm 0.1 --ema 0.9 --fusion-threshold-mb 0.01 {PLAIN}"
         ),
-        "--model mnist_small --shards 8 --batch 4 --steps 4 --optimizer lamb".to_string(),
+        format!("--model mnist_small --shards 8 --batch 4 --steps 4 --optimizer lamb {PLAIN}"),
     ];
     for words in first(2, cases) {
         let alone = scratch.train(1, &words);
@@ -72,7 +54,7 @@ fn a_run_goes_on_with_other_ranks_to_the_bit() {
     let scratch = Scratch::new();
     let words = format!(
         "{} --data {} --shards 4 --batch 4 --steps 6 --lr 0.01 --optimizer sgd --momentum 0.9 \
-         --checkpoint-every 2steps --checkpoint-keep 9",
+         --checkpoint-every 2steps --checkpoint-keep 9 {PLAIN}",
         residual(),
         few_tests()
     );
@@ -103,7 +85,7 @@ fn gpus_have_the_same_bits() {
 #[test]
 fn memory_is_as_planned() {
     let scratch = Scratch::new();
-    let results = scratch.0.path().join("run.h5");
+    let results = scratch.path("run.h5");
     let words = format!(
         "--model alexnet --image-size 63 --batch 1 --shards 8 --steps 2 --warmup 0 --threads 1 --lr 1e-5 --results {}",
         results.display()

@@ -13,6 +13,7 @@ use crate::support::disturbed::{disturbed, disturbed_often};
 use crate::support::gpu_job;
 use crate::support::job;
 use crate::support::residual::residual;
+use crate::support::scratch::Scratch;
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,33 +27,16 @@ const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
 /// Sums in another order: of some hundred numbers, each off by 2⁻²⁴ of itself at most, through some layers and steps.
 const ROUNDING: f64 = 1e-5;
 
-struct Scratch(tempfile::TempDir);
-
 impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// Trains; results and weights in the end.
-    fn train(&self, ranks: usize, words: &str) -> [PathBuf; 2] {
-        let number = fs::read_dir(self.0.path()).unwrap().count();
-        let files = ["h5", "safetensors"].map(|kind| self.path(&format!("run{number}.{kind}")));
-        let words = format!("{words} --warmup 0 --threads 1").replace("DIR", self.0.path().to_str().unwrap());
-        let mut flags: Vec<&str> = words.split_whitespace().collect();
-        flags.extend(["--results", files[0].to_str().unwrap(), "--save-weights", files[1].to_str().unwrap()]);
-        run(ranks, &flags);
-        files
+    fn train_plainly(&self, ranks: usize, words: &str) -> [PathBuf; 2] {
+        self.train_to_files(ranks, &format!("{words} --warmup 0 --threads 1")).0
     }
 
     /// That ranks with parts of images come to what fewer ranks with whole images come to.
-    fn alike(&self, ranks: usize, parts: usize, words: &str, more: &str) {
+    fn alike_in_parts(&self, ranks: usize, parts: usize, words: &str, more: &str) {
         let [whole, cut] =
             [(ranks / parts, words.to_string()), (ranks, format!("{words} --spatial {parts} {more}"))]
-                .map(|(ranks, words)| self.train(ranks, &words));
+                .map(|(ranks, words)| self.train_plainly(ranks, &words));
         let what = format!("{ranks} ranks, {words} --spatial {parts} {more}");
         for name in ["steps/loss", "epochs/test_loss", "epochs/test_accuracy"] {
             if words.contains("--data") || name == "steps/loss" {
@@ -86,15 +70,15 @@ fn any_number_of_parts_comes_to_the_same() {
     let scratch = Scratch::new();
     let plain = "--model mnist_small --batch 4 --steps 3 --optimizer sgd --lr 0.05 --momentum 0.9";
     for parts in first(2, [3, 4, 2, 5, 7]) {
-        scratch.alike(parts, parts, plain, "");
+        scratch.alike_in_parts(parts, parts, plain, "");
     }
-    scratch.alike(3, 3, &plain.replace("--batch 4", "--batch 2 --device reference"), "");
+    scratch.alike_in_parts(3, 3, &plain.replace("--batch 4", "--batch 2 --device reference"), "");
     let rest = format!(
         "{plain} --data {} --repeat-data 1 --epochs 1 --accumulation 2 --clip-norm 0.5 --ema 0.9 \
          --augment crop,mixup=0.4,cutmix=1",
         few_tests()
     );
-    scratch.alike(4, 2, &rest, "--zero 1");
+    scratch.alike_in_parts(4, 2, &rest, "--zero 1");
 }
 
 /// Strided, grouped and padded convolutions, poolings in ceil mode, residual sums, concatenations, statistics of unlike
@@ -121,7 +105,7 @@ fn networks_come_to_the_same() {
         (2, "alexnet", 67, 2, "1e-3"),
     ];
     for (parts, model, size, batch, rate) in first(2, all) {
-        scratch.alike(parts, parts, &words(model, size, batch, rate), "");
+        scratch.alike_in_parts(parts, parts, &words(model, size, batch, rate), "");
     }
 }
 
@@ -134,7 +118,7 @@ fn shared_statistics_are_those_of_whole_images() {
         "{} --batch 8 --steps 2 --optimizer sgd --lr 1e-5 --sync-bn --data {DIGITS} --repeat-data 1",
         residual()
     );
-    scratch.alike(4, 2, &words, "");
+    scratch.alike_in_parts(4, 2, &words, "");
 }
 
 /// To the bit: activations that are computed again, and gradients that travel beside.
@@ -142,9 +126,9 @@ fn shared_statistics_are_those_of_whole_images() {
 fn what_only_moves_work_changes_no_bit() {
     let scratch = Scratch::new();
     let words = "--model resnet18 --image-size 36 --classes 10 --batch 4 --steps 2 --lr 0.01 --spatial 2";
-    let plain = scratch.train(2, words);
+    let plain = scratch.train_plainly(2, words);
     for flags in first(1, ["--recompute", "--no-overlap"]) {
-        let other = scratch.train(2, &format!("{words} {flags}"));
+        let other = scratch.train_plainly(2, &format!("{words} {flags}"));
         assert_eq!(series(&other[0], "steps/loss"), series(&plain[0], "steps/loss"), "{flags}");
         assert!(fs::read(&other[1]).unwrap() == fs::read(&plain[1]).unwrap(), "{flags}: other weights");
     }
@@ -160,14 +144,15 @@ fn halves_are_close() {
         assert!(cut.len() == whole.len() && cut.iter().zip(whole).all(near), "{cut:?} and {whole:?}");
     };
     if Cpu::new(1).is_ok_and(|cpu| cpu.has_bf16().is_ok()) {
-        let train = |ranks, more: &str| scratch.train(ranks, &format!("{words} --precision bf16 {more}"));
+        let train =
+            |ranks, more: &str| scratch.train_plainly(ranks, &format!("{words} --precision bf16 {more}"));
         let [cut, whole] =
             [train(2, "--spatial 2"), train(1, "")].map(|files| series(&files[0], "steps/loss"));
         close(&cut, &whole, 0.02);
         // One rank's kernel gives a gradient in another layout: buckets of single layers are cut alike all the same.
         let words =
             "--model cifar_net --batch 7 --steps 1 --precision bf16 --fusion-threshold-mb 0 --spatial 2";
-        scratch.train(2, words);
+        scratch.train_plainly(2, words);
     }
     let mut results = gpu_job::Results::new();
     let words = format!("{words} --device cuda --precision f16 --threads 1");
@@ -184,10 +169,10 @@ fn other_flags_go_with_it() {
         "--model mnist_small --data {DIGITS} --repeat-data 1 --steps 4 --batch 4 --lr 0.01 --wire bf16 --ema 0.9 \
          --clip-norm 1 --accumulation 2 --label-smoothing 0.1"
     );
-    let whole = scratch.train(2, &words);
+    let whole = scratch.train_plainly(2, &words);
     let files = "--timeline DIR/t.json --tensorboard DIR/events --tensorboard-histograms 2 --checkpoint DIR/kept \
                  --checkpoint-every 2steps --commit 2";
-    let cut = scratch.train(4, &format!("{words} --spatial 2 {files}"));
+    let cut = scratch.train_plainly(4, &format!("{words} --spatial 2 {files}"));
     let [found, expected] = [&cut, &whole].map(|files| series(&files[0], "steps/loss"));
     // Gradients are rounded to 8 bits on their way.
     near(&found, &expected, 0.02, &words);
@@ -238,7 +223,7 @@ mod full {
         let scratch = Scratch::new();
         let train = |ranks: usize, words: &str| {
             let words = format!("--model inception_v3 --steps 2 --optimizer sgd --lr 1e-8 {words}");
-            let [results, _] = scratch.train(ranks, &words);
+            let [results, _] = scratch.train_plainly(ranks, &words);
             within_plan(&results, &words).unwrap_or_else(|what| panic!("{words}: {what}"));
             (series(&results, "steps/loss"), scalar(&results, "summary/peak_memory"))
         };
@@ -270,14 +255,16 @@ fn gpus_come_to_the_same() {
 fn a_run_goes_on_with_other_parts() {
     let scratch = Scratch::new();
     let words = format!("--model mnist_small --batch 8 --lr 0.01 --data {DIGITS} --repeat-data 1");
-    let whole = scratch.train(1, &format!("{words} --steps 4"));
+    let whole = scratch.train_plainly(1, &format!("{words} --steps 4"));
     for (first, second) in [((1, ""), (2, "--spatial 2")), ((3, "--spatial 3"), (1, ""))] {
         let keep = format!("--checkpoint DIR/c{} --checkpoint-every 2steps", first.0);
-        scratch.train(first.0, &format!("{words} --steps 2 {keep} {}", first.1));
+        scratch.train_plainly(first.0, &format!("{words} --steps 2 {keep} {}", first.1));
         let found = fs::read_dir(scratch.path(&format!("c{}", first.0))).unwrap();
         let newest = found.map(|entry| entry.unwrap().path()).max().unwrap();
-        let on =
-            scratch.train(second.0, &format!("{words} --steps 4 --resume {} {}", newest.display(), second.1));
+        let on = scratch.train_plainly(
+            second.0,
+            &format!("{words} --steps 4 --resume {} {}", newest.display(), second.1),
+        );
         let [found, expected] = [&on[1], &whole[1]].map(|path| fs::read(path).unwrap());
         let [found, expected] = [&found, &expected].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
         for (name, tensor) in expected.tensors() {
@@ -292,7 +279,7 @@ fn a_run_goes_on_with_other_parts() {
 fn each_sends_the_rows_that_are_said_of_it() {
     let scratch = Scratch::new();
     let words = "--model mnist_small --batch 4 --steps 2 --spatial 2 --allreduce shm";
-    let [results, _] = scratch.train(2, words);
+    let [results, _] = scratch.train_plainly(2, words);
     let plan = run(2, &[&words.split_whitespace().collect::<Vec<_>>()[..], &["--dry-run"]].concat());
     let line = plan.lines().find(|line| line.starts_with("images by rows:")).expect("a line of rows");
     let bytes = line.rsplit_once('(').and_then(|(_, text)| text.split_once(' ')).expect("bytes").0;
@@ -306,7 +293,7 @@ fn a_rank_has_the_memory_that_its_plan_says() {
     let words = "--model squeezenet1_1 --image-size 288 --classes 10 --batch 16 --steps 1 --lr 1e-5";
     let mut peaks = Vec::new();
     for (ranks, flags) in [(1, ""), (2, "--spatial 2")] {
-        let [results, _] = scratch.train(ranks, &format!("{words} {flags}"));
+        let [results, _] = scratch.train_plainly(ranks, &format!("{words} {flags}"));
         within_plan(&results, words).unwrap_or_else(|what| panic!("{words} {flags}: {what}"));
         peaks.push(scalar(&results, "summary/peak_memory") as f64);
     }

@@ -15,9 +15,9 @@ use crate::support::digits::few_tests;
 use crate::support::gpu_job;
 use crate::support::job;
 use crate::support::residual::residual;
+use crate::support::scratch::Scratch;
 
 use std::fs;
-use std::path::PathBuf;
 
 use job::{refused, run, series};
 use serde_json::Value;
@@ -26,28 +26,7 @@ use serde_json::Value;
 const SMALL: &str =
     "--model mnist_small --batch 4 --steps 3 --warmup 0 --threads 1 --fusion-threshold-mb 0.01";
 
-struct Scratch(tempfile::TempDir);
-
 impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// Trains; the losses, and the weights in the end.
-    fn train(&self, ranks: usize, words: &str) -> (Vec<f64>, Vec<u8>) {
-        let number = fs::read_dir(self.0.path()).unwrap().count();
-        let [results, weights] = ["h5", "safetensors"].map(|kind| self.path(&format!("run{number}.{kind}")));
-        let words = words.replace("DIR", self.0.path().to_str().unwrap());
-        let mut flags: Vec<&str> = words.split_whitespace().collect();
-        flags.extend(["--results", results.to_str().unwrap(), "--save-weights", weights.to_str().unwrap()]);
-        run(ranks, &flags);
-        (series(&results, "steps/loss"), fs::read(weights).unwrap())
-    }
-
     /// That so many ranks that compute come to the same by every strategy.
     fn alike(&self, ranks: usize, words: &str) {
         let plain = self.train(ranks, &format!("{words} --allreduce shm"));
@@ -110,7 +89,7 @@ fn large_layers_come_to_the_same_in_slices() {
     let words = "--model mnist_large --batch 2 --steps 2 --warmup 0 --threads 1 --optimizer adam";
     // With the bytes of the longest bucket.
     let longest = |ranks: usize, flags: &str| {
-        let number = fs::read_dir(scratch.0.path()).unwrap().count();
+        let number = fs::read_dir(scratch.directory()).unwrap().count();
         let trained = scratch.train(ranks, &format!("{words} {flags}"));
         let file = hdf5::File::open(scratch.path(&format!("run{number}.h5"))).unwrap();
         let bytes = file.dataset("config/bucket_bytes").unwrap().read_raw::<u64>().unwrap();

@@ -14,6 +14,7 @@ use crate::support::digits::few_tests;
 use crate::support::disturbed::{disturbed, disturbed_often};
 use crate::support::gpu_job;
 use crate::support::job::{self, run, series};
+use crate::support::scratch::Scratch;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,6 @@ use dltrain::record::WeightsFile;
 
 /// Rounding of sums that are made in another order, over some steps.
 const ROUNDING: f64 = 1e-5;
-
-struct Scratch(tempfile::TempDir);
 
 /// What a run left.
 struct Left {
@@ -38,20 +37,10 @@ fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
-impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn train(&self, ranks: usize, flags: &str) -> Left {
-        let number = fs::read_dir(self.0.path()).unwrap().count();
-        let path = |kind: &str| self.0.path().join(format!("run{number}.{kind}"));
-        let [results, weights] = ["h5", "safetensors"].map(path);
-        let places = format!("--results {} --save-weights {}", results.display(), weights.display());
-        run(ranks, &words(&format!("{flags} {places}")));
-        let [losses, tests] = ["steps/loss", "epochs/test_loss"].map(|name| series(&results, name));
-        Left { losses, tests, weights, results }
-    }
+fn train(scratch: &Scratch, ranks: usize, flags: &str) -> Left {
+    let ([results, weights], _) = scratch.train_to_files(ranks, flags);
+    let [losses, tests] = ["steps/loss", "epochs/test_loss"].map(|name| series(&results, name));
+    Left { losses, tests, weights, results }
 }
 
 /// The largest difference of two series, as a share.
@@ -106,8 +95,8 @@ fn split_layers_come_to_what_data_parallelism_does() {
     ];
     for (network, flags, tensor, groups) in first(2, cases) {
         let flags = format!("{network} {flags} --warmup 0 --threads 1");
-        let plain = scratch.train(tensor * groups, &flags);
-        let split = scratch.train(tensor * groups, &format!("{flags} --tensor {tensor}"));
+        let plain = train(&scratch, tensor * groups, &flags);
+        let split = train(&scratch, tensor * groups, &format!("{flags} --tensor {tensor}"));
         let found = [apart(&split.losses, &plain.losses), apart(&split.tests, &plain.tests)];
         // Adam divides gradients by their own size: the rounding of one that is a hundredth of the others counts a hundred
         // times.
@@ -129,8 +118,8 @@ fn halves_are_close() {
     );
     // Parts of sums are rounded to 8 bits before they are added up.
     if isa().unwrap().has_bf16() {
-        let plain = scratch.train(2, &format!("{flags} --precision bf16"));
-        let split = scratch.train(2, &format!("{flags} --precision bf16 --tensor 2"));
+        let plain = train(&scratch, 2, &format!("{flags} --precision bf16"));
+        let split = train(&scratch, 2, &format!("{flags} --precision bf16 --tensor 2"));
         assert!(apart(&split.losses, &plain.losses) < 0.02, "{:?} {:?}", split.losses, plain.losses);
     } else {
         println!("SKIPPED: this CPU does not multiply bf16");
@@ -146,13 +135,13 @@ fn halves_are_close() {
 #[test]
 fn a_checkpoint_of_any_layout_resumes_in_any_other() {
     let scratch = Scratch::new();
-    let place = scratch.0.path().display().to_string();
+    let place = scratch.directory().display().to_string();
     let flags = format!(
         "--model mnist_net --data {} --warmup 0 --threads 1 --optimizer adam --lr 0.0005 --ema 0.9",
         few_tests()
     );
     let layouts = [(2, "--batch 8 --tensor 2"), (4, "--batch 4 --tensor 4"), (1, "--batch 16")];
-    let whole = scratch.train(1, &format!("{flags} {} --steps 6", layouts[2].1));
+    let whole = train(&scratch, 1, &format!("{flags} {} --steps 6", layouts[2].1));
     for (from, to) in first(2, [(0, 2), (2, 0), (0, 1), (1, 0)]) {
         let [kept, results, weights] =
             ["c", "r.h5", "w.safetensors"].map(|name| format!("{place}/{from}{to}{name}"));
@@ -173,7 +162,7 @@ fn a_checkpoint_of_any_layout_resumes_in_any_other() {
 fn alexnet_has_the_same_weights_with_memory_as_planned_and_bytes_of_the_table() {
     let scratch = Scratch::new();
     let flags = "--model alexnet --image-size 64 --classes 16 --batch 2 --optimizer sgd --steps 2 --warmup 0 --threads 1 --allreduce ring";
-    let [plain, split] = ["", "--tensor 2"].map(|more| scratch.train(2, &format!("{flags} {more}")));
+    let [plain, split] = ["", "--tensor 2"].map(|more| train(&scratch, 2, &format!("{flags} {more}")));
     for left in [&plain, &split] {
         job::within_plan(&left.results, flags).unwrap();
     }
@@ -185,7 +174,7 @@ fn alexnet_has_the_same_weights_with_memory_as_planned_and_bytes_of_the_table() 
     assert_eq!([&plain, &split].map(|left| said(left, "parallel")), ["data", "--tensor 2"]);
     // The same where gradients lie in memory that the ranks share.
     let shared = flags.replace(" --allreduce ring", "");
-    let left = scratch.train(2, &format!("{shared} --tensor 2"));
+    let left = train(&scratch, 2, &format!("{shared} --tensor 2"));
     job::within_plan(&left.results, &shared).unwrap();
     let bytes = |left: &Left, name: &str| job::scalar(&left.results, &format!("summary/{name}")) as f64;
     let [fc6, fc7, fc8] =
@@ -249,17 +238,17 @@ mod full {
 #[test]
 fn other_flags_go_with_it() {
     let scratch = Scratch::new();
-    let place = scratch.0.path().display().to_string();
+    let place = scratch.directory().display().to_string();
     let flags = format!(
         "--model mnist_net --data {} --steps 6 --batch 4 --optimizer adamw --lr 0.0005 --warmup 0 --threads 1 \
          --ema 0.9 --clip-norm 1 --accumulation 2 --label-smoothing 0.1 --augment mixup --wire bf16",
         few_tests()
     );
-    let plain = scratch.train(4, &flags);
+    let plain = train(&scratch, 4, &flags);
     let files = format!(
         "--timeline {place}/t.json --tensorboard {place}/events --checkpoint {place}/kept --checkpoint-every 2steps"
     );
-    let split = scratch.train(4, &format!("{flags} --tensor 2 {files}"));
+    let split = train(&scratch, 4, &format!("{flags} --tensor 2 {files}"));
     // Gradients are rounded to 8 bits; those of split layers over other ranks.
     let found = [apart(&split.losses, &plain.losses), apart(&split.tests, &plain.tests)];
     assert!(found.iter().all(|&apart| apart < 0.01), "{found:?}");

@@ -14,9 +14,10 @@ use crate::support::cases::{each, first};
 use crate::support::digits::few_tests;
 use crate::support::job;
 use crate::support::residual::residual;
+use crate::support::scratch::Scratch;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use dltrain::device::onednn::isa;
 use dltrain::error::ErrorKind;
@@ -26,27 +27,17 @@ use prost::Message;
 
 use job::{SECONDS, finish, job, refused, run, series};
 
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Place {
-        Place(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
+impl Scratch {
     /// Trains a small ResNet on the digits; returns the test losses.
-    fn train(&self, ranks: usize, name: &str, flags: &str) -> Vec<f64> {
-        let flags = self.flags(name, flags);
+    fn train_resnet(&self, ranks: usize, name: &str, flags: &str) -> Vec<f64> {
+        let flags = self.resnet_flags(name, flags);
         run(ranks, &flags.iter().map(String::as_str).collect::<Vec<_>>());
         series(&self.path(name), "epochs/test_loss")
     }
 
     /// All that a job says which must fail within seconds, with one message.
-    fn refused(&self, name: &str, flags: &str) -> String {
-        let flags = self.flags(name, flags);
+    fn refused_in_full(&self, name: &str, flags: &str) -> String {
+        let flags = self.resnet_flags(name, flags);
         let done = finish(job(&[(2, &flags.iter().map(String::as_str).collect::<Vec<_>>())]));
         assert!(!done.success && done.took < SECONDS, "{}", done.stdout);
         assert_eq!(done.stderr.matches("error: ").count(), 1, "{}", done.stderr);
@@ -82,7 +73,7 @@ impl Place {
         write_weights(&self.path(to), file.shapes(), file.about(), &values, None).unwrap();
     }
 
-    fn flags(&self, name: &str, flags: &str) -> Vec<String> {
+    fn resnet_flags(&self, name: &str, flags: &str) -> Vec<String> {
         self.named(&format!(
             "--model resnet18 --image-size 32 --classes 10 --batch 16 --data {} --results @{name} {flags}",
             few_tests()
@@ -91,7 +82,7 @@ impl Place {
 
     /// "@x" in flags is the file x of this place.
     fn named(&self, flags: &str) -> Vec<String> {
-        let flags = flags.replace('@', &format!("{}/", self.0.path().display()));
+        let flags = flags.replace('@', &format!("{}/", self.directory().display()));
         flags.split_whitespace().map(String::from).collect()
     }
 }
@@ -104,9 +95,9 @@ fn read(path: &Path) -> BTreeMap<String, Vec<u32>> {
 
 #[test]
 fn what_was_saved_is_what_was_tested() {
-    let place = Place::new();
+    let place = Scratch::new();
     let flags = "--steps 3 --lr 0.05 --ema 0.5 --save-weights @w.safetensors --checkpoint @kept";
-    let trained = place.train(2, "a.h5", flags);
+    let trained = place.train_resnet(2, "a.h5", flags);
     let said =
         place.test("--model resnet18 --image-size 32 --classes 10 --batch 16 --init-from @w.safetensors");
     assert!(said.contains(&format!("test loss {:.9}", trained[0])), "{said}, not {trained:?}");
@@ -116,8 +107,9 @@ fn what_was_saved_is_what_was_tested() {
     let checkpoint = place.path("kept").join("step-00000003.h5");
     run(1, &["export", checkpoint.to_str().unwrap(), place.path("k.safetensors").to_str().unwrap()]);
     assert_eq!(read(&place.path("k.safetensors")), read(&place.path("w.safetensors")));
-    let lenet =
-        |name: &str, flags: &str| place.train(2, name, &format!("--model lenet5 --image-size 28 {flags}"));
+    let lenet = |name: &str, flags: &str| {
+        place.train_resnet(2, name, &format!("--model lenet5 --image-size 28 {flags}"))
+    };
     let trained = lenet("c.h5", "--steps 20 --ema 0.9 --save-weights @l.safetensors");
     run(1, &["export", place.path("l.safetensors").to_str().unwrap(), place.path("l.h5").to_str().unwrap()]);
     for file in ["l.safetensors", "l.h5"] {
@@ -132,8 +124,8 @@ fn what_was_saved_is_what_was_tested() {
 /// A ReLU makes zeros of NaN: without a look at the weights nothing would be seen of them.
 #[test]
 fn weights_that_no_network_can_have_are_refused() {
-    let place = Place::new();
-    place.train(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
+    let place = Scratch::new();
+    place.train_resnet(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
     type Change<'a> = &'a dyn Fn(f32) -> f32;
     let lines: [(&str, Change, &str); 3] = [
         ("layer1.0.conv1.weight", &|_| f32::NAN, "is not finite as f32: value 1 is NaN"),
@@ -144,7 +136,7 @@ fn weights_that_no_network_can_have_are_refused() {
         let file = format!("{index}.safetensors");
         place.change("w.safetensors", &file, name, change);
         let named = format!("{file}: --init-from: tensor {name} {said}");
-        let refused = place.refused("b.h5", &format!("--steps 1 --init-from @{file}"));
+        let refused = place.refused_in_full("b.h5", &format!("--steps 1 --init-from @{file}"));
         assert!(refused.contains(&named), "{refused}");
         let flags = format!("--model resnet18 --image-size 32 --classes 10 --init-from @{file}");
         let (code, said) = place.test_alone(&flags);
@@ -165,8 +157,8 @@ fn weights_that_no_network_can_have_are_refused() {
 /// Neither the images nor the memory of a training; and nothing that it is told is left undone in silence.
 #[test]
 fn a_test_alone_takes_what_a_test_takes() {
-    let place = Place::new();
-    let trained = place.train(2, "a.h5", "--steps 2 --save-weights @w.safetensors")[0];
+    let place = Scratch::new();
+    let trained = place.train_resnet(2, "a.h5", "--steps 2 --save-weights @w.safetensors")[0];
     let resnet = "--model resnet18 --image-size 32 --classes 10 --init-from @w.safetensors";
     let loss_of = |said: &str| -> f64 {
         said.split("test loss ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().parse().unwrap()
@@ -176,7 +168,7 @@ fn a_test_alone_takes_what_a_test_takes() {
     assert!((loss_of(&said) - trained).abs() < 1e-5 * trained, "{said}, not {trained}");
     // And 800 for each of two ranks are more than there are.
     let flags = "--model lenet5 --image-size 28 --steps 2 --save-weights @l.safetensors";
-    let trained_lenet = place.train(2, "l.h5", flags)[0];
+    let trained_lenet = place.train_resnet(2, "l.h5", flags)[0];
     let said = place.test("--model lenet5 --batch 800 --init-from @l.safetensors");
     assert!((loss_of(&said) - trained_lenet).abs() < 1e-5 * trained_lenet, "{said}, not {trained_lenet}");
     let (code, planned) = place.test_alone(&format!("{resnet} --batch 16 --dry-run"));
@@ -203,8 +195,8 @@ fn a_test_alone_takes_what_a_test_takes() {
 
 #[test]
 fn frozen_layers_keep_every_bit_and_the_others_learn() {
-    let place = Place::new();
-    place.train(2, "a.h5", "--steps 1 --save-weights @w.safetensors");
+    let place = Scratch::new();
+    place.train_resnet(2, "a.h5", "--steps 1 --save-weights @w.safetensors");
     let start = read(&place.path("w.safetensors"));
     let is_statistic = |name: &str| name.contains("running_");
     type IsFrozen<'a> = &'a dyn Fn(&str) -> bool;
@@ -219,7 +211,7 @@ fn frozen_layers_keep_every_bit_and_the_others_learn() {
     let possible = |flags: &str| !flags.contains("bf16") || isa().unwrap().has_bf16();
     for (index, (frozen, flags)) in first(3, cases).filter(|(_, flags)| possible(flags)).enumerate() {
         let (results, file) = (format!("{index}.h5"), format!("{index}.safetensors"));
-        place.train(
+        place.train_resnet(
             2,
             &results,
             &format!("--steps 2 {flags} --init-from @w.safetensors --save-weights @{file}"),
@@ -234,8 +226,8 @@ fn frozen_layers_keep_every_bit_and_the_others_learn() {
 
 #[test]
 fn a_file_that_does_not_fit_is_refused_with_every_difference() {
-    let place = Place::new();
-    place.train(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
+    let place = Scratch::new();
+    place.train_resnet(1, "a.h5", "--steps 1 --save-weights @w.safetensors");
     let another_head =
         ["fc.weight: is [10, 512] in the file and [12, 512] in the model", "fc.bias", "--reset-head"];
     let cases = [
@@ -253,12 +245,12 @@ fn a_file_that_does_not_fit_is_refused_with_every_difference() {
     std::fs::write(place.path("w.pt"), b"PK\x03\x04").unwrap();
     // Side by side: a file of results is one run's.
     each(cases.into_iter().enumerate(), |(index, (flags, words))| {
-        let said = place.refused(&format!("b{index}.h5"), flags);
+        let said = place.refused_in_full(&format!("b{index}.h5"), flags);
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
         // Another head is no remedy for another network.
         assert_eq!(said.contains("--reset-head"), flags.contains("--classes 12"), "{said}");
     });
-    place.train(1, "c.h5", "--steps 1 --classes 12 --init-from @w.safetensors --reset-head");
+    place.train_resnet(1, "c.h5", "--steps 1 --classes 12 --init-from @w.safetensors --reset-head");
     assert!((0..7).all(|index| !place.path(&format!("b{index}.h5")).exists()), "nothing was started");
 }
 
@@ -279,11 +271,11 @@ fn scoped(to: &Path, rename: impl Fn(&str) -> String) {
 
 #[test]
 fn names_with_slashes_come_back_from_every_kind_of_file() {
-    let place = Place::new();
+    let place = Scratch::new();
     let scope = |name: &str| format!("/{}", name.trim_end_matches(".weight").replace('.', "/"));
     scoped(&place.path("net.onnx"), scope);
     let model = "--model @net.onnx --fresh-weights";
-    let trained = place.train(
+    let trained = place.train_resnet(
         2,
         "a.h5",
         &format!("{model} --steps 2 --lr 0.05 --save-weights @w.h5 --checkpoint @kept"),
@@ -307,32 +299,36 @@ fn names_with_slashes_come_back_from_every_kind_of_file() {
         export(from, to);
         assert!(read(&place.path(to)) == known, "{from} to {to}");
     }
-    let went_on =
-        place.train(2, "b.h5", &format!("{model} --steps 3 --lr 0.05 --resume @kept/step-00000002.h5"));
-    let straight = place.train(2, "c.h5", &format!("{model} --steps 3 --lr 0.05"));
+    let went_on = place.train_resnet(
+        2,
+        "b.h5",
+        &format!("{model} --steps 3 --lr 0.05 --resume @kept/step-00000002.h5"),
+    );
+    let straight = place.train_resnet(2, "c.h5", &format!("{model} --steps 3 --lr 0.05"));
     assert_eq!(went_on, straight);
 }
 
 #[test]
 fn a_name_that_a_file_cannot_have_is_refused_before_the_training() {
-    let place = Place::new();
+    let place = Scratch::new();
     scoped(
         &place.path("net.onnx"),
         |name| if name == "fc.bias" { "__metadata__".into() } else { name.into() },
     );
     let model = "--model @net.onnx --fresh-weights --steps 1";
-    let said = place.refused("a.h5", &format!("{model} --save-weights @w.safetensors"));
+    let said = place.refused_in_full("a.h5", &format!("{model} --save-weights @w.safetensors"));
     assert!(said.contains("--save-weights") && said.contains("__metadata__"), "{said}");
     assert!(!place.path("a.h5").exists(), "nothing was started");
-    place.train(1, "a.h5", &format!("{model} --save-weights @w.h5"));
+    place.train_resnet(1, "a.h5", &format!("{model} --save-weights @w.h5"));
     assert!(read(&place.path("w.h5")).contains_key("__metadata__"));
 }
 
 #[test]
 fn what_a_wrapper_puts_before_all_names_is_left_out_and_said() {
-    let place = Place::new();
+    let place = Scratch::new();
     let lenet = "--model lenet5 --image-size 28";
-    let trained = place.train(1, "a.h5", &format!("{lenet} --steps 1 --save-weights @w.safetensors"))[0];
+    let trained =
+        place.train_resnet(1, "a.h5", &format!("{lenet} --steps 1 --save-weights @w.safetensors"))[0];
     let file = WeightsFile::open(&place.path("w.safetensors")).unwrap();
     for (name, wrapper) in [("m.safetensors", "module."), ("o.h5", "_orig_mod.module.")] {
         let wrapped = |(name, shape): &(String, Vec<usize>)| (format!("{wrapper}{name}"), shape.clone());
@@ -347,15 +343,16 @@ fn what_a_wrapper_puts_before_all_names_is_left_out_and_said() {
 
 #[test]
 fn ranks_that_read_unlike_files_are_found() {
-    let place = Place::new();
+    let place = Scratch::new();
     for seed in [1, 2] {
-        place.train(
+        place.train_resnet(
             1,
             &format!("{seed}.h5"),
             &format!("--seed {seed} --steps 1 --save-weights @{seed}.safetensors"),
         );
     }
-    let flags = [1, 2].map(|seed| place.flags("b.h5", &format!("--steps 1 --init-from @{seed}.safetensors")));
+    let flags =
+        [1, 2].map(|seed| place.resnet_flags("b.h5", &format!("--steps 1 --init-from @{seed}.safetensors")));
     let flags = flags.each_ref().map(|flags| flags.iter().map(String::as_str).collect::<Vec<_>>());
     let said = refused(&[(1, &flags[0]), (1, &flags[1])]);
     assert!(said.contains("the weights of --init-from") && said.contains("CRC-32"), "{said}");

@@ -13,6 +13,7 @@ pub mod kernels;
 pub mod networks;
 pub mod pictures;
 pub mod residual;
+pub mod scratch;
 
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;

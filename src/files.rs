@@ -78,12 +78,12 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
 
 /// The name that a file has before it is whole: no other process has the same.
 pub fn temporary(path: &Path) -> PathBuf {
-    temporary_of(path, owner::id())
+    beside(path, "", &ending(owner::id()))
 }
 
-/// The same as a process of this name has it.
-fn temporary_of(path: &Path, id: &str) -> PathBuf {
-    beside(path, "", &format!(".{id}.tmp"))
+/// How such names end of a process of this name.
+fn ending(id: &str) -> String {
+    format!(".{id}.tmp")
 }
 
 /// The path of a file beside another, named after it; where no name is so long, after its checksum.

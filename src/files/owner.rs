@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::{beside, date, directory_of, read_text, temporary, temporary_of};
+use super::{beside, date, directory_of, ending, read_text, sweep, temporary};
 use crate::config::environment::ELASTIC_JOB;
 use crate::error::{self, Error, Result};
 use crate::host;
@@ -202,7 +202,8 @@ pub fn own(place: &Path, remedy: &str) -> Result<()> {
                     "{}: {before}, which owned it, has ended: this run takes its place",
                     place.display()
                 );
-                let _ = fs::remove_file(temporary_of(place, &before.id));
+                let directory = if place.is_dir() { place } else { directory_of(place) };
+                sweep(directory, |name| name.ends_with(&ending(&before.id)));
             }
             hold(note);
             Ok(())
@@ -538,8 +539,10 @@ mod tests {
             assert!(living_owner(&place).is_some() && !own_if_free(&place).unwrap());
             lives.store(false, Ordering::Relaxed);
         });
-        // It is dead now, and so is what it had half-written.
-        fs::write(temporary_of(&place, &other.id), "half").unwrap();
+        // It is dead now, and so is what it had half-written, and tried whether the directory can be written.
+        for name in ["a.h5", ".dltrain"] {
+            fs::write(directory.path().join(name.to_string() + &ending(&other.id)), "half").unwrap();
+        }
         assert!(living_owner(&place).is_none() && owner(&place).is_some());
         own(&place, "").unwrap();
         assert_eq!(owner(&place).unwrap().id, id());

@@ -11,29 +11,20 @@
 
 use crate::support::digits::few_tests;
 use crate::support::job;
+use crate::support::scratch::Scratch;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use dltrain::random::Stream;
 use job::{DLTRAIN, finish, series};
 
-/// A directory in which runs are started.
-struct Scratch(tempfile::TempDir);
-
 impl Scratch {
-    fn new() -> Scratch {
-        Scratch(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
     /// One rank without a launcher, in this directory.
-    fn alone(&self, words: &str) -> Command {
+    fn here(&self, words: &str) -> Command {
         self.within(&["exec"], words)
     }
 
@@ -41,7 +32,7 @@ impl Scratch {
     fn within(&self, shell: &[&str], words: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{} \"$@\"", shell.join(" ")), "sh", DLTRAIN]);
-        command.args(words.split_whitespace()).current_dir(self.0.path());
+        command.args(words.split_whitespace()).current_dir(self.directory());
         command
             .env("OMP_NUM_THREADS", "1")
             .stdin(Stdio::null())
@@ -50,14 +41,15 @@ impl Scratch {
         command
     }
 
-    fn run(&self, words: &str) -> String {
-        let done = finish(self.alone(words));
+    fn run_here(&self, words: &str) -> String {
+        let done = finish(self.here(words));
         assert!(done.success, "{words}\n{}\n{}", done.stdout, done.stderr);
         done.stdout + &done.stderr
     }
 
+    /// What is in a directory, if it is there.
     fn names(&self, directory: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.path(directory)).unwrap();
+        let entries = fs::read_dir(self.path(directory)).into_iter().flatten();
         let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
@@ -85,43 +77,79 @@ fn wait(what: &str, so: impl Fn() -> bool) {
 
 const QUICK: &str = "--model mnist_net --batch 4 --threads 1 --steps 3 --warmup 0";
 
+/// What a run of this seed comes to, run by itself.
+fn losses_alone(scratch: &Scratch, seed: usize) -> Vec<f64> {
+    let file = format!("alone-{seed}.h5");
+    if !scratch.path(&file).exists() {
+        scratch.run_here(&format!("{QUICK} --seed {seed} --results {file}"));
+    }
+    series(&scratch.path(&file), "steps/loss")
+}
+
+/// Every record that is there, with its bytes.
+fn records(scratch: &Scratch) -> Vec<(String, Vec<u8>)> {
+    let records = scratch.names("results").into_iter().filter(|name| name.ends_with(".h5"));
+    records.map(|name| (name.clone(), fs::read(scratch.path("results").join(name)).unwrap())).collect()
+}
+
+/// That a file is the whole record of one run: of its process on this host, and with what its seed comes to.
+fn is_record_of(path: &Path, process: u32, seed: usize, losses: &[f64]) {
+    let file = path.display();
+    let of = |name: &str| job::text(path, "config", name);
+    assert_eq!(of("seed"), seed.to_string(), "{file}");
+    assert!(of("run").ends_with(&format!("-{process}")), "{file}: of {}, not of {process}", of("run"));
+    assert_eq!(Some(of("hosts")), dltrain::host::name(), "{file}");
+    assert_eq!(series(path, "steps/step"), [0.0, 1.0, 2.0], "{file}");
+    assert_eq!(series(path, "steps/loss"), losses, "{file}");
+    let status = hdf5::File::open(path).unwrap().dataset("summary/status").unwrap();
+    let status = status.read_scalar::<hdf5::types::FixedUnicode<512>>().unwrap();
+    assert_eq!(status.as_str(), "finished", "{file}");
+}
+
 /// A round of runs that start together with the default --results, some of which are killed: of each that ends with 0
-/// the file that it names is its own and whole.
-fn records_are_each_runs_own(scratch: &Scratch, runs: usize, kill: Option<(usize, Duration)>) {
-    let seeds: Vec<usize> = (1..=runs).collect();
-    let start = |seed: &usize| scratch.alone(&format!("{QUICK} --seed {seed}")).spawn().unwrap();
-    let mut started: Vec<Child> = seeds.iter().map(start).collect();
+/// the file that it names is its own and whole, and what was there before has every byte. Returns how many were killed.
+fn records_are_each_runs_own(scratch: &Scratch, runs: usize, kill: Option<(usize, Duration)>) -> usize {
+    let expected: Vec<Vec<f64>> = (1..=runs).map(|seed| losses_alone(scratch, seed)).collect();
+    let before = records(scratch);
+    let others = || scratch.names("results").into_iter().filter(|name| !name.ends_with(".h5"));
+    let others_before = others().count();
+    let start = |seed: usize| scratch.here(&format!("{QUICK} --seed {seed}")).spawn().unwrap();
+    let mut started: Vec<Child> = (1..=runs).map(start).collect();
+    let processes: Vec<u32> = started.iter().map(Child::id).collect();
     if let Some((which, after)) = kill {
         std::thread::sleep(after);
         let _ = started[which % runs].kill();
     }
-    let killed = kill.map(|(which, _)| which % runs);
     let ended: Vec<Output> = started.into_iter().map(|run| run.wait_with_output().unwrap()).collect();
     let mut taken = Vec::new();
-    for (seed, output) in seeds.iter().zip(&ended) {
-        let said = text(output);
-        if Some(seed - 1) == killed && !output.status.success() {
+    let mut killed = 0;
+    for (index, output) in ended.iter().enumerate() {
+        let (said, seed) = (text(output), index + 1);
+        // It may have been through before.
+        if kill.is_some_and(|(which, _)| which % runs == index) && !output.status.success() {
+            assert_eq!(output.status.signal(), Some(9), "seed {seed}: {said}");
+            killed += 1;
             continue;
         }
         assert!(output.status.success(), "seed {seed}: {said}");
-        let file =
-            said.lines().find_map(|line| line.strip_prefix("results ")).expect("a file").trim().to_string();
-        let path = scratch.path(&file);
-        assert_eq!(series(&path, "steps/step").len(), 3, "{file}");
-        let config = hdf5::File::open(&path).unwrap().group("config").unwrap();
-        let of: hdf5::types::VarLenUnicode = config.attr("seed").unwrap().read_scalar().unwrap();
-        assert_eq!(of.as_str(), seed.to_string(), "{file}");
-        assert!(!taken.contains(&file), "{file} is two runs'");
-        taken.push(file);
+        let file = said.lines().find_map(|line| line.strip_prefix("results ")).expect("a file").trim();
+        is_record_of(&scratch.path(file), processes[index], seed, &expected[index]);
+        assert!(!taken.contains(&file.to_string()), "{file} is two runs'");
+        taken.push(file.to_string());
     }
-    let left = scratch.names("results");
-    assert!(killed.is_some() || left.iter().all(|name| name.ends_with(".h5")), "{left:?}");
+    let after = records(scratch);
+    for record in &before {
+        assert!(after.contains(record), "{} was there before and is not as it was", record.0);
+    }
+    // Only who was killed leaves more.
+    assert!(others().count() <= others_before + 2 * killed, "{:?}", others().collect::<Vec<_>>());
+    killed
 }
 
 /// A round of runs that want one directory of checkpoints: one of them has it. `before` was killed there.
 fn checkpoints_are_one_runs(scratch: &Scratch, runs: usize, round: usize) {
     let words = format!("{QUICK} --checkpoint c{round} --resume auto --seed 1");
-    let stays = || scratch.alone(&format!("{words} --steps 1000000")).spawn().unwrap();
+    let stays = || scratch.here(&format!("{words} --steps 1000000")).spawn().unwrap();
     // One that is killed at its work, and leaves its note.
     let mut before = stays();
     wait("owned", || scratch.path(&format!("c{round}/.owner")).exists());
@@ -146,7 +174,7 @@ fn checkpoints_are_one_runs(scratch: &Scratch, runs: usize, round: usize) {
     let output = owner.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(75), "{}", text(&output));
     let left = scratch.names(&format!("c{round}"));
-    assert!(left.iter().all(|name| name.starts_with("step-")), "{left:?}");
+    assert!(left.iter().all(|name| name.starts_with("step-") && name.ends_with(".h5")), "{left:?}");
 }
 
 #[test]
@@ -168,7 +196,7 @@ fn a_second_job_is_refused_at_once_and_a_dead_owner_is_taken_over() {
     let [checkpoints, results] = ["c", "a.h5"].map(|name| scratch.path(name).display().to_string());
     let words =
         format!("{QUICK} --steps 1000000 --checkpoint {checkpoints} --resume auto --results {results}");
-    let mut first = scratch.alone(&words).spawn().unwrap();
+    let mut first = scratch.here(&words).spawn().unwrap();
     wait("began", || Path::new(&results).exists());
     signal("-STOP", first.id());
     let flags: Vec<&str> = words.split_whitespace().collect();
@@ -185,7 +213,7 @@ fn a_second_job_is_refused_at_once_and_a_dead_owner_is_taken_over() {
     // Killed without a word, and still a child that nobody has waited for.
     signal("-KILL", first.id());
     wait("died", || fs::read_to_string(format!("/proc/{}/stat", first.id())).unwrap().contains(") Z"));
-    let said = scratch.run(&words.replace("--steps 1000000", "--steps 30"));
+    let said = scratch.run_here(&words.replace("--steps 1000000", "--steps 30"));
     assert!(said.contains("which owned it, has ended: this run takes its place"), "{said}");
     assert_eq!(series(Path::new(&results), "steps/step").len(), 30);
     first.wait().unwrap();
@@ -203,10 +231,10 @@ fn a_second_pack_export_or_autotune_names_the_first() {
         (format!("{QUICK} --save-weights w.h5"), ".w.h5.owner"),
         (format!("{QUICK} --timeline l.json"), ".l.json.owner"),
     ] {
-        let first = scratch.alone(&words).spawn().unwrap();
+        let first = scratch.here(&words).spawn().unwrap();
         wait(note, || scratch.path(note).exists());
         signal("-STOP", first.id());
-        let second = scratch.alone(&words).output().unwrap();
+        let second = scratch.here(&words).output().unwrap();
         let named = format!("another run is at work on it: process {} on ", first.id());
         assert!(
             second.status.code() == Some(8) && text(&second).contains(&named),
@@ -219,7 +247,7 @@ fn a_second_pack_export_or_autotune_names_the_first() {
         assert!(!scratch.path(note).exists(), "{note}");
     }
     // What is there now is whole, and nobody's.
-    assert!(scratch.run("pack out.h5 --verify").contains("every checksum is right"));
+    assert!(scratch.run_here("pack out.h5 --verify").contains("every checksum is right"));
     assert_eq!(scratch.names(".").iter().filter(|name| name.contains(".tmp")).count(), 0);
 }
 
@@ -228,21 +256,21 @@ fn what_is_done_or_was_killed_can_be_typed_again() {
     let scratch = Scratch::new();
     let words =
         format!("{QUICK} --checkpoint c --resume auto --save-weights w.safetensors --timeline t.json");
-    scratch.run(&words);
+    scratch.run_here(&words);
     let weights = || fs::read(scratch.path("w.safetensors")).unwrap();
     let done = weights();
-    scratch.run(&words);
+    scratch.run_here(&words);
     assert_eq!(weights(), done);
     assert!(["t.json", "t-2.json"].iter().all(|name| scratch.path(name).exists()));
     // It is made longer: the file is that of the longer run.
     let longer = words.replace("--steps 3", "--steps 6");
-    scratch.run(&longer);
+    scratch.run_here(&longer);
     assert_ne!(weights(), done);
     // Not of this run any more.
     let mut other = weights();
     *other.last_mut().unwrap() ^= 1;
     fs::write(scratch.path("w.safetensors"), &other).unwrap();
-    let refused = scratch.alone(&longer).output().unwrap();
+    let refused = scratch.here(&longer).output().unwrap();
     assert!(
         refused.status.code() == Some(8) && text(&refused).contains("is there already"),
         "{}",
@@ -253,13 +281,13 @@ fn what_is_done_or_was_killed_can_be_typed_again() {
     fs::write(scratch.path("w.safetensors"), &done).unwrap();
     let fresh = "--checkpoint d --save-weights v.safetensors --checkpoint-every 2steps";
     let words = format!("{QUICK} --resume auto {fresh}");
-    scratch.run(&words);
+    scratch.run_here(&words);
     let whole = fs::read(scratch.path("v.safetensors")).unwrap();
     fs::remove_file(scratch.path("d/step-00000003.h5")).unwrap();
-    scratch.run(&words);
+    scratch.run_here(&words);
     assert_eq!(fs::read(scratch.path("v.safetensors")).unwrap(), whole);
     // Without checkpoints nothing says whose it is.
-    let plain = scratch.alone(&format!("{QUICK} --save-weights v.safetensors")).output().unwrap();
+    let plain = scratch.here(&format!("{QUICK} --save-weights v.safetensors")).output().unwrap();
     assert!(plain.status.code() == Some(8) && text(&plain).contains("is there already"), "{}", text(&plain));
 }
 
@@ -296,7 +324,7 @@ fn a_closed_terminal_is_a_checkpoint_unless_nohup_ignores_it() {
 #[test]
 fn a_slurm_job_that_ended_long_ago_stops_nothing() {
     let scratch = Scratch::new();
-    let mut command = scratch.alone(&format!("{QUICK} --checkpoint c"));
+    let mut command = scratch.here(&format!("{QUICK} --checkpoint c"));
     command.env("SLURM_JOB_END_TIME", "1700000000");
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
@@ -321,7 +349,7 @@ fn commits_without_room_are_warned_of_once() {
         command.args(["--mount", "sh", "-c", &shell, "sh", DLTRAIN]).args(words.split_whitespace());
         command
             .args(["--checkpoint", name, "--results", &format!("{name}.h5")])
-            .current_dir(scratch.0.path());
+            .current_dir(scratch.directory());
         let output = command.env("OMP_NUM_THREADS", "1").stdin(Stdio::null()).output().unwrap();
         let said = text(&output);
         assert!(output.status.success(), "{said}");
@@ -398,7 +426,7 @@ fn a_file_system_without_locks_is_written_and_read() {
     let pack = format!("pack {} p.h5 --size 32", few_tests());
     let predict = format!("predict {} --model mnist_net --init-from w.h5 -o said.h5", few_tests());
     for words in [&train, &train, &pack, &predict, "report a.h5 -o a.html"] {
-        let output = scratch.alone(words).env("LD_PRELOAD", &library).output().unwrap();
+        let output = scratch.here(words).env("LD_PRELOAD", &library).output().unwrap();
         assert!(output.status.success(), "{words}: {}", text(&output));
     }
 }
@@ -410,14 +438,17 @@ mod full {
     #[ignore = "minutes: make test-full"]
     fn two_hundred_rounds_of_runs_that_start_together() {
         let mut stream = Stream::new([std::process::id(), 0]);
+        let scratch = Scratch::new();
+        let (mut started, mut killed) = (0, 0);
         for round in 0..200 {
-            let scratch = Scratch::new();
             let runs = [2, 3, 6][round % 3];
             let kill = (round % 2 == 1).then(|| {
                 (stream.below(runs as u32) as usize, Duration::from_millis(stream.below(600).into()))
             });
-            records_are_each_runs_own(&scratch, runs, kill);
+            killed += records_are_each_runs_own(&scratch, runs, kill);
+            started += runs;
             checkpoints_are_one_runs(&scratch, runs, round);
+            println!("{} rounds, {started} runs with records, {killed} of them killed", round + 1);
         }
     }
 }

@@ -48,7 +48,6 @@ impl Network {
         let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
         let network = network.map(|network| Network { split, ..network });
         let network = world.agree(network.and_then(|network| network.checked(config)))?;
-        world.agree(network.has_its_classes(config))?;
         world.check_same(&[("the network of --model".into(), network.model.identity())])?;
         let trains = !config.evaluate && config.predict.is_none();
         for note in network.model.file().iter().flat_map(|file| file.notes(trains)) {
@@ -87,10 +86,14 @@ impl Network {
         })
     }
 
-    /// The same if its tensors can be counted, before time goes into data: synthetic images of the largest size take
+    /// The same if its tensors can be counted, and its scores are of the classes of `--classes`, before time goes into data: synthetic images of the largest size take
     /// seconds. What another batch or another way to share the work decides is found with its plan.
     fn checked(self, config: &Config) -> Result<Network> {
         if config.max_batch.is_some() || config.parallel.is_some() {
+            // Before anything is planned too: the last layer of a file may be none that can be another.
+            if config.classes.is_some() && self.model.file().is_some() {
+                self.model.build_to_test(1, self.image, self.classes)?;
+            }
             return Ok(self);
         }
         // The images by themselves first: swin_t has masks for each of their windows, which take seconds to write down.
@@ -102,14 +105,6 @@ impl Network {
             false => self.learning(config.batch)?,
         };
         Ok(self)
-    }
-
-    /// That the network of a file has as many scores as `--classes` says: its last layer may be none that can be another.
-    fn has_its_classes(&self, config: &Config) -> Result<()> {
-        if self.model.file().is_none() || config.classes.is_none() {
-            return Ok(());
-        }
-        self.model.build_to_test(1, self.image, self.classes).map(drop)
     }
 
     /// The same reading pixels, where it says how they become images.

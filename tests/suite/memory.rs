@@ -63,7 +63,7 @@ fn a_run_has_the_memory_that_its_plan_says() {
     }
 }
 
-/// A file of weights is let go of before the first step, and the file of a network is counted; here each has 74 MB.
+/// A file of weights is let go of before the first step, and that of a network too; here each has 74 MB.
 #[test]
 fn files_of_weights_take_no_memory_beside_steps() {
     let directory = tempfile::tempdir().unwrap();
@@ -77,7 +77,11 @@ fn files_of_weights_take_no_memory_beside_steps() {
     let network = ["--model", "mnist_large", "--image-size", "64"];
     run(1, &[&["export", &at("w.safetensors"), &at("net.onnx")], &network[..]].concat());
     check(1, &format!("{flags} --init-from {}", at("w.safetensors")));
-    check(1, &format!("--model {} --batch 2 --threads 1 --optimizer adamw", at("net.onnx")));
+    let network = format!("--model {} --batch 2 --threads 1 --optimizer adamw", at("net.onnx"));
+    check(1, &network);
+    let of = |flags: &str| planned_memory(1, &flags.split(' ').collect::<Vec<_>>());
+    let [file, own] = [&network, &format!("{flags} --optimizer adamw")].map(|flags| of(flags));
+    assert!((file - own).abs() < 30e6, "{file} with the file, {own} without");
 }
 
 mod full {

@@ -88,7 +88,8 @@ impl File {
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
         let mut sum = Crc::new();
         sum.update(&bytes);
-        let model = ModelProto::decode(prost::bytes::Bytes::from(bytes)).map_err(|error| wrong(&error))?;
+        let whole = prost::bytes::Bytes::from(bytes);
+        let model = ModelProto::decode(whole.clone()).map_err(|error| wrong(&error))?;
         let version = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
         let version = match version.map(|set| set.version) {
             Some(version) if VERSIONS.contains(&version) => version,
@@ -145,6 +146,10 @@ impl File {
         file.classes = net.shape(imported.logits).per_sample();
         file.weights = imported.weights;
         [file.notes, file.notes_of_training] = imported.notes;
+        // A run has its weights where it needs them: nothing is to hold the file's bytes, of which all has parts.
+        file.tensors.iter_mut().for_each(|tensor| tensor.leave(path, &whole));
+        let nodes = file.graph.encode_to_vec();
+        file.graph = GraphProto::decode(prost::bytes::Bytes::from(nodes)).map_err(|error| wrong(&error))?;
         Ok(file)
     }
 

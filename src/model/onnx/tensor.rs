@@ -19,7 +19,7 @@ pub struct Tensor {
     /// How many elements each axis has.
     pub dims: Vec<usize>,
     proto: TensorProto,
-    /// Where its bytes are if not in the file: which file, from where on.
+    /// Where its bytes are if not here: in which file, from where on.
     elsewhere: Option<(PathBuf, u64)>,
 }
 
@@ -53,6 +53,20 @@ impl Tensor {
             return Err(format!("has the shape {dims:?}, {elements} numbers, and {there} of them are there"));
         }
         Ok(Tensor { dims, proto, elsewhere })
+    }
+
+    /// Lets go of the file's bytes, which are these: what is large is read again when it is wanted.
+    pub fn leave(&mut self, path: &Path, whole: &[u8]) {
+        /// Bytes of what is kept.
+        const SMALL: usize = 1 << 16;
+        let raw = &mut self.proto.raw_data;
+        let at = (raw.as_ptr() as usize).wrapping_sub(whole.as_ptr() as usize);
+        if raw.len() > SMALL && whole.get(at..at.saturating_add(raw.len())).is_some() {
+            self.elsewhere = Some((path.to_path_buf(), at as u64));
+            *raw = Bytes::new();
+        } else {
+            *raw = Bytes::copy_from_slice(raw);
+        }
     }
 
     /// How many numbers it has.

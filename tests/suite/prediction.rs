@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::cases::first;
-use crate::support::job::{finish, job, refused, run};
+use crate::support::job::{DLTRAIN, finish, job, refused, run, start};
 
 const FLAT: &str = "name = \"test\"\nlatency_us = 20.0\nhop_us = 2.0\ngb_per_s = 2.0\nlinks_a_node = 1\ntopology = \"flat\"\n";
 
@@ -57,6 +57,37 @@ fn of_the_same_ranks_the_same_is_predicted_as_rehearsed() {
         // Printed with three digits behind the point.
         assert!((step / here - 1.0).abs() < 1e-4, "{flags:?}: {step} predicted, {here} rehearsed");
     }
+}
+
+/// Figures are of ranks that had a core each; two ranks that share one have half of them.
+#[test]
+fn ranks_that_share_cores_have_their_share_of_what_was_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    let tuning = directory.path().join("tuning.json").display().to_string();
+    run(1, &["bench", "autotune", "--sizes", "4K", "--output", &tuning]);
+    let core = dltrain::host::within_reach()[0].to_string();
+    let on_one_core = |ranks: usize| {
+        let whole = start(ranks, &[DLTRAIN]);
+        let mut command = Command::new("taskset");
+        command.args(["-c", &core]).arg(whole.get_program()).args(whole.get_args());
+        let flags = "--model mnist_large --batch 8 --threads 1 --dry-run --predict-nodes 1 --tuning";
+        command.args(flags.split(' ')).arg(&tuning);
+        let done = finish(command);
+        assert!(done.success, "{}", done.stderr);
+        done.stdout
+    };
+    // Milliseconds in which a rank computes.
+    let computes = |printed: &str| {
+        let [_, step, _, _, exposed] = rows(printed)[&1];
+        step - exposed
+    };
+    let [alone, two] = [1, 2].map(on_one_core);
+    assert!(
+        two.contains(", times 0.50 since ranks share cores here") && !alone.contains("share cores"),
+        "{two}"
+    );
+    let ratio = computes(&two) / computes(&alone);
+    assert!((1.9..2.1).contains(&ratio), "{ratio}: {alone}{two}");
 }
 
 /// Rows that two ranks tell each other: each trade takes α and its bytes, and nothing hides it.

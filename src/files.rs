@@ -63,6 +63,26 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     fs::read(path)
 }
 
+/// What a file is, by its first eight bytes, that is in place of another.
+pub fn stand_in(start: &[u8]) -> Option<&'static str> {
+    match start {
+        b"version " => Some("is a pointer of Git LFS, not the file itself; git lfs pull fetches it"),
+        [b'<', b'!' | b'h' | b'H' | b'?', ..] => {
+            Some("is a web page, not the file that was to be downloaded")
+        }
+        _ => None,
+    }
+}
+
+/// What is wrong with a file that cannot be read as what it is to be: what the reader says, unless it is in place of
+/// another.
+pub fn unreadable(path: &Path, what: String) -> Error {
+    let mut start = [0; 8];
+    let read = open(path).and_then(|mut file| file.read_exact(&mut start));
+    let instead = read.ok().and_then(|()| stand_in(&start));
+    Error::data(path, instead.map_or(what, Into::into))
+}
+
 /// The text in a regular file of at most so many bytes.
 ///
 /// # Errors

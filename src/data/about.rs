@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::Dataset;
+use crate::error::Error;
 
 /// What a run says of its images before it begins.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +14,11 @@ pub struct About {
     pub format: &'static str,
     /// Where the training and the test images lie in it; without test images why there are none, where that is to say.
     pub from: [String; 2],
+    /// Whether all of it is tested on, since nothing divides it.
+    pub is_whole: bool,
+    /// Why nobody trains on it who may well test on it: all of it is to test on, which are the training images here, or
+    /// a class has no image.
+    pub untrainable: Option<Error>,
     /// What lies there and is not read.
     pub left_out: LeftOut,
     /// What else a user should know, a sentence each.
@@ -33,12 +39,12 @@ impl About {
         let test = test.map_or("none".into(), |test| test.len().to_string());
         let [of_training, of_test] = [&self.from[0], &self.from[1]].map(behind);
         let images = training.len();
-        let mut lines = vec![format!(
-            "data: {}, {}: {images} images to train on{of_training}, {test} to test on{of_test}; {}",
-            path.display(),
-            self.format,
-            classes(training.class_names())
-        )];
+        let found = match self.is_whole {
+            true => format!("{images} images to test on, all that are there{of_test}"),
+            false => format!("{images} images to train on{of_training}, {test} to test on{of_test}"),
+        };
+        let classes = classes(training.class_names());
+        let mut lines = vec![format!("data: {}, {}: {found}; {classes}", path.display(), self.format)];
         lines.extend(self.left_out.line());
         lines.extend(self.notes.iter().cloned());
         lines

@@ -103,7 +103,7 @@ fn read(path: &Path, variant: &Variant, pixels: &mut Vec<u8>, labels: &mut Vec<i
             "{} bytes, which is not a number of records of {record} bytes: truncated, or another format",
             bytes.len()
         );
-        return Err(Error::data(path, what));
+        return Err(files::unreadable(path, what));
     }
     pixels.reserve(bytes.len() / record * 3 * PLANE);
     for (index, record) in bytes.chunks_exact(record).enumerate() {

@@ -35,7 +35,30 @@ impl Parts {
 /// `Data`, with the name of what is missing, unreadable, damaged or at odds with the rest; `Usage` when flags do not
 /// fit the data.
 pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
-    let mut parts = parts(path, wanted)?;
+    prepared(path, parts(path, wanted)?, wanted)
+}
+
+/// Opens a data set to test a network on: on all of it where nothing says what is for training and what for tests.
+///
+/// # Errors
+/// As for `open`; `Data` where there are training images alone.
+pub fn open_to_test(path: &Path, wanted: &Wanted) -> Result<Sets> {
+    let mut parts = opened(path, wanted, wanted.input.format.is_some())?;
+    if parts.test.is_none() {
+        // A directory of the training images, and no name of tar files.
+        let from = &parts.about.from[0];
+        let own = path.join(from);
+        if !from.is_empty() && own.is_dir() {
+            let what = format!("no images to test on beside {from}; --data {} tests on these", own.display());
+            return Err(Error::data(path, what));
+        }
+        parts.test = Some(parts.training.clone());
+        parts.about.is_whole = true;
+    }
+    prepared(path, parts, wanted)
+}
+
+fn prepared(path: &Path, mut parts: Parts, wanted: &Wanted) -> Result<Sets> {
     let classes = parts.training.class_names();
     let empty = match is_computed(path) {
         true => Vec::new(),
@@ -46,7 +69,8 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
     }
     if !empty.is_empty() {
         let names: Vec<&str> = empty.iter().map(|&class| &*classes[class]).collect();
-        let what = format!("classes without an image to train on: {}", about::listed(&names));
+        let purpose = if parts.about.is_whole { "test" } else { "train" };
+        let what = format!("classes without an image to {purpose} on: {}", about::listed(&names));
         parts.about.notes.push(what);
     }
     let said = parts.lines(path);
@@ -161,7 +185,11 @@ fn countable(path: &Path, images: usize, repeat: usize) -> Result<()> {
 /// # Errors
 /// As for `open`.
 pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
-    opened(path, wanted, wanted.input.format.is_some())
+    let parts = opened(path, wanted, wanted.input.format.is_some())?;
+    match parts.about.untrainable {
+        Some(error) => Err(error),
+        None => Ok(parts),
+    }
 }
 
 /// The same. `sure`: nothing that may be meant otherwise is to be refused.

@@ -213,7 +213,11 @@ impl Folder {
                 about.notes.push(what);
             }
         } else if let Some((place, _)) = empty.find(|(_, class)| count(class) == Some(0)) {
-            return Err(without_images(directory, place, &found));
+            let error = without_images(directory, place, &found);
+            if found.files.is_empty() {
+                return Err(error);
+            }
+            about.untrainable = Some(error);
         }
         about.left_out.join(std::mem::take(&mut found.left));
         if known.is_none() && found.files.is_empty() {

@@ -152,7 +152,7 @@ fn read<const D: usize>(path: &Path) -> Result<Idx<D>> {
         parse(reader, size, size)
     };
     contents.map_err(|failure| match failure {
-        Failure::Format(what) => Error::data(path, what),
+        Failure::Format(what) => files::unreadable(path, what),
         Failure::Io(error) if gzip => Error::data(path, format!("corrupt or truncated gzip file ({error})")),
         Failure::Io(error) => Error::data(path, error),
     })

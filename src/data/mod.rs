@@ -36,7 +36,7 @@ mod turbojpeg;
 
 pub use about::{are_numbers, classes as listed_classes};
 pub use colours::{Colours, Sums};
-pub use detect::{Parts, open, open_to_predict, parts};
+pub use detect::{Parts, open, open_to_predict, open_to_test, parts};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;

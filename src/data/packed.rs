@@ -35,15 +35,19 @@ pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
             Packed::join(path, of, jpeg).map(|packed| Some(Arc::new(packed)))
         }
     };
-    let Some(training) = part("training")? else {
-        return Err(Error::data(path, "packed images, but none to train on"));
+    let mut about = About { format: "packed", colours: "those of what was packed", ..About::default() };
+    let (training, test) = match (part("training")?, part("test")?) {
+        (Some(training), test) => (training, test),
+        (None, Some(test)) => {
+            about.untrainable = Some(Error::data(path, "packed images, but none to train on"));
+            (test, None)
+        }
+        (None, None) => return Err(Error::data(path, "packed images, neither to train on nor to test on")),
     };
-    let test = part("test")?;
     if let Some(test) = test.as_ref().filter(|test| test.classes != training.classes) {
         let what = "test images with other classes than the training images";
         return Err(Error::data(&test.files[0].path, what));
     }
-    let mut about = About { format: "packed", colours: "those of what was packed", ..About::default() };
     if path.is_dir() {
         let beside = entries(path)?.into_iter().filter(|file| !paths.contains(file));
         beside.for_each(|file| {
@@ -107,7 +111,7 @@ struct Pack {
 
 impl Pack {
     fn open(path: &Path) -> Result<Pack> {
-        Self::parse(path).map_err(|what| Error::data(path, what))
+        Self::parse(path).map_err(|what| files::unreadable(path, what))
     }
 
     fn parse(path: &Path) -> std::result::Result<Pack, String> {

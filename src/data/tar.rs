@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::about::{About, LeftOut};
+use super::about::About;
 use super::detect::{Parts, Seen, ends, entries};
 use super::layout;
 use super::members::{Entry, Members};
@@ -15,7 +15,7 @@ use super::picture::{self, Picture};
 use super::split::{Part, part, part_of_file};
 use super::{Colours, Dataset, Frame, Jpeg};
 use crate::error::{Error, Result};
-use crate::files::{Kept, crc32};
+use crate::files::{self, Kept, crc32};
 
 /// Opens one tar file, or all in a directory and in those within. `sure`: that it is one has been said.
 ///
@@ -24,11 +24,11 @@ use crate::files::{Kept, crc32};
 pub fn open(path: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
     let mut about = About { format: "tar files", colours: "ImageNet's", ..About::default() };
     let paths = tar_files(path)?;
-    let (tars, parts) = by_name(path, paths, &mut about.left_out)?;
+    let (tars, parts) = by_name(path, paths, &mut about);
     let mut members = Members::default();
     let files = tars.iter().enumerate().map(|(index, tar)| {
         let (kept, file) = Kept::open(tar).map_err(|error| Error::data(tar, error))?;
-        members.add(index, &file).map_err(|what| Error::data(tar, what))?;
+        members.add(index, &file).map_err(|what| files::unreadable(tar, what))?;
         Ok(kept)
     });
     let files = files.collect::<Result<Vec<Kept>>>()?;
@@ -75,12 +75,8 @@ fn tar_files(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The files to read, and the part that the name of each says, if it does. Beside files for training others are not
-/// read that say nothing.
-fn by_name(
-    path: &Path,
-    files: Vec<PathBuf>,
-    left_out: &mut LeftOut,
-) -> Result<(Vec<PathBuf>, Vec<Option<Part>>)> {
+/// read that say nothing; where all are to test on they are one part.
+fn by_name(path: &Path, files: Vec<PathBuf>, about: &mut About) -> (Vec<PathBuf>, Vec<Option<Part>>) {
     let said = |file: &PathBuf| {
         let inner = file.strip_prefix(path).ok().filter(|inner| *inner != Path::new(""))?;
         let mut names = inner.iter().map(|name| name.to_string_lossy());
@@ -94,16 +90,17 @@ fn by_name(
             "tar files to test on alone, by their names; {} by itself is trained on",
             parts[0].0.display()
         );
-        return Err(Error::data(path, what));
+        about.untrainable = Some(Error::data(path, what));
+        parts.iter_mut().for_each(|(_, part)| *part = None);
     }
     if parts.iter().any(|(_, part)| *part == Some(Part::Training)) {
         for (file, _) in parts.iter().filter(|(_, part)| part.is_none()) {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
-            left_out.add("tar files whose names say no part", &name);
+            about.left_out.add("tar files whose names say no part", &name);
         }
         parts.retain(|(_, part)| part.is_some());
     }
-    Ok(parts.into_iter().unzip())
+    parts.into_iter().unzip()
 }
 
 /// The files, which stay open.

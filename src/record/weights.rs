@@ -201,17 +201,11 @@ fn other_format(start: &[u8]) -> Option<String> {
         [b'P', b'K', 3, 4, ..] => pickle(),
         [.., 0, 0, 0, 0] => return None,
         [0x80, 2..=5, ..] => pickle(),
-        b"version " => {
-            "is a pointer of Git LFS, not the weights themselves; git lfs pull fetches them".into()
-        }
-        [b'<', b'!' | b'h' | b'H' | b'?', ..] => {
-            "is a web page, not the file that was to be downloaded".into()
-        }
         [b'{', ..] => {
             "is a JSON text, such as lists the parts of a model in several files; put these into one".into()
         }
         [0x1f, 0x8b, ..] => "is compressed with gzip; gunzip it first".into(),
-        _ => return None,
+        other => return files::stand_in(other).map(Into::into),
     })
 }
 

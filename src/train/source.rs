@@ -120,7 +120,11 @@ pub fn open_sets(
     let jpeg_decoder = jpeg_decoder(world, config)?;
     let input = &Input { jpeg_decoder, ..config.input.clone() };
     let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
-    let open = if config.predict.is_some() { data::open_to_predict } else { data::open };
+    let open = match () {
+        () if config.predict.is_some() => data::open_to_predict,
+        () if config.evaluate => data::open_to_test,
+        () => data::open,
+    };
     let fitting = |sets| doubts::fitting(sets, path, config, network, weights);
     let sets = world.agree(open(path, &wanted).and_then(fitting))?;
     world.check_same(&[

@@ -50,7 +50,11 @@ fn counts(sets: &Sets) -> ([usize; 2], Vec<&str>) {
 }
 
 fn refused(path: &Path, words: &[&str]) {
-    let error = open_as(path, None).err().expect("refused");
+    refused_by(open_as(path, None), words);
+}
+
+fn refused_by(opened: Result<Sets, Error>, words: &[&str]) {
+    let error = opened.err().expect("refused");
     assert_eq!(error.kind, ErrorKind::Data, "{error}");
     for word in words {
         assert!(error.message.contains(word), "{word:?} is missing in: {error}");
@@ -60,6 +64,66 @@ fn refused(path: &Path, words: &[&str]) {
 fn says(sets: &Sets, words: &[&str]) {
     let said = sets.said.join("\n");
     words.iter().for_each(|word| assert!(said.contains(word), "{word:?} is missing in: {said}"));
+}
+
+/// What is there where a repository was cloned without `git lfs`, whatever it was to be.
+#[test]
+fn pointers_of_git_lfs_are_told_from_damaged_files() {
+    let root = TempDir::new().unwrap();
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    for name in ["train.tar", "packed.h5", "idx/train-images-idx3-ubyte", "cifar/data_batch_1.bin"] {
+        put(root.path(), name, pointer);
+        put(root.path(), "idx/train-labels-idx1-ubyte", pointer);
+        let set = if name.contains('/') { Path::new(name).parent().unwrap() } else { Path::new(name) };
+        refused(&root.path().join(set), &["is a pointer of Git LFS", "git lfs pull"]);
+    }
+    put(root.path(), "net.onnx", pointer);
+    let said = dltrain::model::open(&root.path().join("net.onnx")).err().unwrap().message;
+    assert!(said.contains("git lfs pull"), "{said}");
+    for class in ["cat", "dog"] {
+        put(root.path(), &format!("folder/{class}/0.jpg"), pointer);
+    }
+    refused(&root.path().join("folder"), &["neither JPEG nor PNG but a pointer of Git LFS"]);
+}
+
+/// As `dltrain evaluate` has it.
+#[test]
+fn what_nothing_divides_is_tested_on_as_a_whole() {
+    let root = tree(&[("train/cat", 3), ("train/dog", 3), ("val/cat", 2), ("val/dog", 2)]);
+    let input = Input::default();
+    let wanted = Wanted { sample: [3, 16, 16], classes: 10, seed: 1, input: &input };
+    let open = |path: &Path| data::open_to_test(path, &wanted);
+    let both = open(root.path()).unwrap();
+    says(&both, &["6 images to train on (train/), 4 to test on (val/)"]);
+    let alone = open(&root.path().join("val")).unwrap();
+    assert_eq!(counts(&alone), ([4, 4], vec!["cat", "dog"]));
+    says(&alone, &["a folder: 4 images to test on, all that are there; 2 classes: cat, dog"]);
+    let test = |sets: &Sets| sets.test.as_ref().map(Samples::fingerprint);
+    assert_eq!(test(&alone), test(&both));
+    // A class that nothing is there of counts, and says so.
+    fs::create_dir(root.path().join("val/ant")).unwrap();
+    let more = open(&root.path().join("val")).unwrap();
+    assert_eq!(counts(&more), ([4, 4], vec!["ant", "cat", "dog"]));
+    says(&more, &["classes without an image to test on: ant"]);
+    refused(&root.path().join("val"), &["val/ant: a class without images"]);
+    fs::remove_dir(root.path().join("val/ant")).unwrap();
+    fs::remove_dir_all(root.path().join("val")).unwrap();
+    let refused = open(root.path()).err().expect("what is to train on is not tested on by itself").message;
+    let own = root.path().join("train");
+    assert!(
+        refused.contains(&format!("beside train/; --data {}/ tests on these", own.display())),
+        "{refused}"
+    );
+    assert_eq!(counts(&open(&own).unwrap()).0, [6, 6]);
+    // The part by itself as tar files, which nobody can train on.
+    let tars = TempDir::new().unwrap();
+    for file in ["val-0", "val-1"] {
+        let [cat, dog] = [0, 1].map(|class| image(class, 1));
+        let images = tar_of(&[(&format!("cat/{file}.jpg"), &cat), (&format!("dog/{file}.jpg"), &dog)]);
+        put(tars.path(), &format!("{file}.tar"), &images);
+    }
+    assert_eq!(counts(&open(tars.path()).unwrap()), ([4, 4], vec!["cat", "dog"]));
+    refused_by(data::open(tars.path(), &wanted), &["tar files to test on alone"]);
 }
 
 #[test]

@@ -89,7 +89,8 @@ impl File {
         let mut sum = Crc::new();
         sum.update(&bytes);
         let whole = prost::bytes::Bytes::from(bytes);
-        let model = ModelProto::decode(whole.clone()).map_err(|error| wrong(&error))?;
+        let damaged = |error| files::unreadable(path, format!("cannot be read as ONNX: {error}"));
+        let model = ModelProto::decode(whole.clone()).map_err(damaged)?;
         let version = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
         let version = match version.map(|set| set.version) {
             Some(version) if VERSIONS.contains(&version) => version,

@@ -136,6 +136,127 @@ fn a_weight_of_columns_is_learned_as_rows() {
     assert_eq!(model.file().unwrap().values("fc.weight").unwrap(), rows);
 }
 
+/// A weight that is standardised: the mean and the variance of each of its rows are computed, and a normalisation in
+/// its form for inference reads them, as PyTorch's default exporter writes it.
+#[test]
+fn a_normalisation_by_what_is_computed_is_arithmetic() {
+    let attribute = |name: &str, ints: &[i64], i: i64| AttributeProto {
+        name: name.into(),
+        ints: ints.into(),
+        i,
+        kind: if ints.is_empty() { kind::INT } else { kind::INTS },
+        ..Default::default()
+    };
+    let mean = |name: &str, input: &str, output: &str, keepdims: i64| NodeProto {
+        attribute: vec![attribute("axes", &[0, 2], 0), attribute("keepdims", &[], keepdims)],
+        ..node(name, "ReduceMean", &[input], output)
+    };
+    let (_place, model) = opened(|graph| {
+        let perm = NodeProto {
+            attribute: vec![attribute("perm", &[1, 0], 0)],
+            ..node("back", "Transpose", &["norm.rows"], "w")
+        };
+        let squeeze = NodeProto {
+            attribute: vec![attribute("axes", &[0], 0)],
+            ..node("squeeze", "Squeeze", &["norm"], "norm.rows")
+        };
+        let unsqueeze = NodeProto {
+            attribute: vec![attribute("axes", &[0], 0)],
+            ..node("see", "Unsqueeze", &["fc.weight"], "v")
+        };
+        graph.initializer[0] = weight("fc.weight", &[3, 4]);
+        graph.initializer.extend([weight("gain", &[3]), weight("shift", &[3])]);
+        let before = [
+            unsqueeze,
+            mean("mean", "v", "m", 0),
+            mean("mean.kept", "v", "k", 1),
+            node("apart", "Sub", &["v", "k"], "c"),
+            node("square", "Mul", &["c", "c"], "s"),
+            mean("variance", "s", "d", 0),
+            node("norm", "BatchNormalization", &["v", "gain", "shift", "m", "d"], "norm"),
+            squeeze,
+            perm,
+        ];
+        graph.node.splice(0..0, before);
+        graph.node.last_mut().unwrap().input = ["a", "w", "fc.bias"].map(String::from).into();
+    });
+    // Rows are four numbers 1/8 apart.
+    let number = |place: usize| place as f32 * 0.125 - 1.0;
+    let deviation = (5.0f32 / 256.0 + 1e-5).sqrt();
+    let weight = |row: usize, at: usize| (at as f32 - 1.5) * 0.125 / deviation * number(row) + number(row);
+    for (place, found) in scores_of(&model).iter().enumerate() {
+        let (image, row) = (place / 3, place % 3);
+        let wanted = number(row) + (0..4).map(|at| (4 * image + at) as f32 * weight(row, at)).sum::<f32>();
+        assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{found} and {wanted}");
+    }
+    assert_eq!(model.file().unwrap().weights().len(), 4);
+}
+
+/// A token that an exporter wrote down for each of the two images, which is put before them and added to them, as CaiT
+/// has it: one for any number of images.
+#[test]
+fn a_token_of_each_image_that_two_layers_read_is_one_parameter() {
+    let (_place, model) = opened(|graph| {
+        let mut token = weight("token", &[1, 1, 4]);
+        token.dims[0] = 2;
+        token.float_data.extend_from_within(..);
+        let shape = TensorProto {
+            name: "shape".into(),
+            dims: vec![3],
+            data_type: data_type::INT64,
+            int64_data: vec![2, 1, 4],
+            ..TensorProto::default()
+        };
+        graph.initializer[0] = weight("fc.weight", &[8, 3]);
+        graph.initializer.extend([token, shape]);
+        let axis = AttributeProto { name: "axis".into(), i: 1, kind: kind::INT, ..AttributeProto::default() };
+        let put = node("put", "Concat", &["token", "s"], "c");
+        let before = [
+            node("row", "Reshape", &["x", "shape"], "r"),
+            node("add", "Add", &["r", "token"], "s"),
+            NodeProto { attribute: vec![axis], ..put },
+        ];
+        graph.node.splice(0..0, before);
+        graph.node[3].input = vec!["c".into()];
+        graph.input = vec![value("x", &[2, 1, 2, 2])];
+    });
+    let number = |place: usize| place as f32 * 0.125 - 1.0;
+    for (place, found) in scores_of(&model).iter().enumerate() {
+        let (image, class) = (place / 3, place % 3);
+        let row = (0..4).map(number).chain((0..4).map(|at| (4 * image + at) as f32 + number(at)));
+        let sum: f32 = row.enumerate().map(|(at, x)| x * number(3 * at + class)).sum();
+        assert!((found - sum - number(class)).abs() <= 1e-5 * sum.abs().max(1.0), "{found} and {sum}");
+    }
+    // A plan has one reader of each parameter, and is refused else.
+    let graph = model.build(5, model.image, model.classes).unwrap().simplify().differentiate();
+    let run = Bound::new(&Reference, graph, 1 << 20);
+    let token = run.plan.parameters.iter().find(|parameter| parameter.name == "token").unwrap();
+    assert_eq!(token.spec.shape.0, [1, 1, 4]);
+}
+
+/// As PyTorch's default exporter looks up what lies between two places.
+#[test]
+fn blocks_of_what_is_learned_are_taken_from_known_places() {
+    let (_place, model) = opened(|graph| {
+        graph.initializer.push(TensorProto {
+            name: "at".into(),
+            dims: vec![4, 1],
+            data_type: data_type::INT64,
+            int64_data: vec![2, 0, -3, 3],
+            ..TensorProto::default()
+        });
+        graph.node.insert(0, node("take", "GatherND", &["fc.weight", "at"], "w"));
+        graph.node[2].input[1] = "w".into();
+    });
+    let number = |place: usize| place as f32 * 0.125 - 1.0;
+    for (place, found) in scores_of(&model).iter().enumerate() {
+        let (image, class) = (place / 3, place % 3);
+        let rows = [2, 0, 1, 3].iter().enumerate();
+        let sum: f32 = rows.map(|(at, row)| (4 * image + at) as f32 * number(3 * row + class)).sum();
+        assert!((found - sum - number(class)).abs() <= 1e-5 * sum.abs().max(1.0), "{found} and {sum}");
+    }
+}
+
 /// A window of 3 places two apart, with zeros as its reach of 5 wants: the image keeps its size.
 #[test]
 fn a_dilated_convolution_reaches_further() {

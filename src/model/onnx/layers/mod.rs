@@ -51,6 +51,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Expand", &[], shapes::expand),
     ("Flatten", &["axis"], shapes::flatten),
     ("Gather", &["axis"], shapes::gather),
+    ("GatherND", &["batch_dims"], shapes::gather_blocks),
     ("Gelu", &["approximate"], elements::gelu),
     ("Gemm", &["alpha", "beta", "transA", "transB"], weights::gemm),
     ("GlobalAveragePool", &[], windows::global_average_pool),

@@ -295,6 +295,29 @@ pub fn gather<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
     shaped(import, node, y, to)
 }
 
+/// Blocks from known places.
+pub fn gather_blocks<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+    let [x, at] = inputs else { return Err("reads other than a tensor and places".into()) };
+    if node.int("batch_dims").unwrap_or(0) != 0 {
+        return Err("batch_dims is not 0".into());
+    }
+    let at = import.constant(at).map_err(|_| "takes from places that are computed")?;
+    let x = import.tensor(node, x)?;
+    let shape = import.net.shape(x).clone();
+    let wrong = || format!("takes from {:?} places of {shape}", at.dims);
+    let (firsts, block) = fold::blocks(&shape.0, &at).ok_or_else(wrong)?;
+    if firsts.is_empty() {
+        return Err(wrong().into());
+    }
+    let rows: Vec<usize> = firsts.iter().map(|first| first / block).collect();
+    let layer = import.layer(&node.layer());
+    let table = Shape(vec![shape.elements() / block, block]);
+    let y = import.net.reshape(&format!("{layer}.table"), x, table)?;
+    let y = import.net.gather(&layer, y, &rows)?;
+    let (&depth, outer) = at.dims.split_last().ok_or_else(wrong)?;
+    shaped(import, node, y, [outer, &shape.0[depth..]].concat())
+}
+
 /// Numbers at known places of what is computed: that is multiplied by 0 there, and they are added.
 pub fn scatter<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let [x, at, updates] = inputs else { return Err("reads other than a tensor, places and numbers".into()) };

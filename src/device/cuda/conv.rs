@@ -96,7 +96,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
             false => after(operands, real, n * oh * ow, o, relu),
         }
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real, request))
 }
 
 /// x, w → y, moments
@@ -126,7 +126,7 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2
             shape.moments(operands, y, moments, true)
         }
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real, request))
 }
 
 /// Adds the bias, if there is one (input 2), to output 0, then ReLU if asked for.
@@ -172,7 +172,7 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> R
         let arguments = [Memory(dx), Memory(given), Memory(dx), Long(elements), Float(f32::INFINITY)];
         operands.each("relu_backward", real, elements, &arguments)
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real, request))
 }
 
 /// dy, w, z → dx + z, written over z: cuDNN adds to what lies there already (beta = 1), or an addition follows.
@@ -205,7 +205,7 @@ pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
     Ok(CudaKernel::new(gpu, name, inputs, vec![layout], bind)
         .with_workspace(workspace)
         .in_place(2)
-        .multiplies(real))
+        .multiplies(real, request))
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied; or x, dy, scale → dw, of what x is normalised to.

@@ -4,9 +4,10 @@ use std::any::Any;
 use std::rc::Rc;
 
 use super::gpu::{Argument, BLOCK, Gpu, Launch};
+use super::handle::allocate;
 use super::layout::Real;
 use super::narrow::Gradient;
-use crate::device::{Kernel, Layout, Memory, Scalars, Step};
+use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 
 /// Something to enqueue, as often as wanted.
@@ -33,6 +34,7 @@ pub struct Operands<'a> {
     pub inputs: &'a [Memory],
     pub outputs: &'a [Memory],
     workspace: &'a Memory,
+    halved: Option<usize>,
     used: usize,
     work: Vec<Enqueued>,
 }
@@ -76,9 +78,16 @@ impl CudaKernel {
     }
 
     /// States that `Operands::multiplied` gives input 1.
-    pub fn multiplies(self, real: Real) -> CudaKernel {
-        let halved = (self.inputs[1].dtype() != real.dtype()).then_some(1);
-        CudaKernel { halved, ..self }
+    pub fn multiplies(self, real: Real, request: &KernelRequest) -> CudaKernel {
+        let of_w = &self.inputs[1];
+        if of_w.dtype() == real.dtype() {
+            return self;
+        }
+        // Of parameters alone the layout is open.
+        match request.inputs[1].1 {
+            None => CudaKernel { halved: Some(1), ..self },
+            Some(_) => CudaKernel { kept: self.kept + of_w.bytes() / 4 * real.bytes(), ..self },
+        }
     }
 }
 
@@ -118,7 +127,8 @@ impl Kernel for CudaKernel {
             return Err(Error::internal(format!("{} bytes of workspace", workspace.bytes())));
         }
         let gpu = &self.gpu;
-        let mut operands = Operands { gpu, inputs, outputs, workspace, used: 0, work: Vec::new() };
+        let halved = self.halved;
+        let mut operands = Operands { gpu, inputs, outputs, workspace, halved, used: 0, work: Vec::new() };
         (self.bind)(&mut operands)?;
         operands.writes(outputs);
         let touched = Some([inputs, outputs].concat());
@@ -207,13 +217,22 @@ impl Operands<'_> {
         self.push(move || launch.run(&stream));
     }
 
-    /// Input `index`, of parameters, as it is multiplied: where they lie in f32 a copy of theirs in halves.
+    /// Input `index` as it is multiplied: of parameters that lie in f32 the copy in halves that the GPU keeps. What a
+    /// step computes of parameters is cast whenever it is read: a copy would be right before a graph begins, not in it.
     pub fn multiplied(&mut self, index: usize, layout: &Layout, real: Real) -> Result<Memory> {
         let master = self.inputs[index].slice(0, layout.bytes());
         if layout.dtype() == real.dtype() {
             return Ok(master);
         }
         let gpu = self.gpu.clone();
+        if self.halved != Some(index) {
+            let n = master.bytes() / 4;
+            let half = allocate(&gpu.context, n * real.bytes())?;
+            let arguments =
+                [Argument::Memory(&master), Argument::Memory(&half), Argument::Long(n), Argument::Float(1.0)];
+            self.each("cast_f32", real, n, &arguments)?;
+            return Ok(half);
+        }
         let copies = gpu.halves.of(&gpu, &master, real)?;
         let half = copies.of(&master);
         copies.reads(&master);
@@ -268,7 +287,8 @@ impl Operands<'_> {
         workspace: &Memory,
         add: impl FnOnce(&mut Operands) -> Result<()>,
     ) -> Result<Vec<Enqueued>> {
-        let mut operands = Operands { gpu, inputs: &[], outputs: &[], workspace, used: 0, work: Vec::new() };
+        let mut operands =
+            Operands { gpu, inputs: &[], outputs: &[], workspace, halved: None, used: 0, work: Vec::new() };
         add(&mut operands)?;
         Ok(operands.work)
     }

@@ -51,7 +51,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Resul
         after(operands, result, of_y[0], of_y[1], relu)
     };
     Ok(CudaKernel::new(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(y)], bind)
-        .multiplies(real))
+        .multiplies(real, request))
 }
 
 /// dy, w → dx
@@ -73,7 +73,7 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKerne
         Ok(())
     };
     Ok(CudaKernel::new(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(dx)], bind)
-        .multiplies(real))
+        .multiplies(real, request))
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied.

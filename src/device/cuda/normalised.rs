@@ -227,7 +227,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
         operands.push(product.bind(&[x, w, y, &scale, &shift, &sum, &squares], &workspace)?);
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real))
+    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real, request))
 }
 
 /// dy, w, x, and of x's normalisation w, b, mean, variance → dx, dw, db of that. cuDNN gives what comes through the
@@ -269,5 +269,5 @@ pub fn backward_data(
         shape.backward_of_joined(operands, &norm, [dx, x, weight, mean, variance], &sums, dx)
     };
     let kernel = CudaKernel::new(gpu, name, inputs, outputs, bind);
-    Ok(kernel.with_workspace(scratch.next_multiple_of(PART) + more).multiplies(real))
+    Ok(kernel.with_workspace(scratch.next_multiple_of(PART) + more).multiplies(real, request))
 }

@@ -294,7 +294,8 @@ impl Writer<'_> {
         let rows: Vec<f32> = (0..oh * h).map(|place| share(place, h, oh)).collect();
         let columns: Vec<f32> = (0..w * ow).map(|place| share(place % ow * w + place / ow, w, ow)).collect();
         let rows = self.constant(&format!("{}.rows", node.name), &[oh, h], &rows);
-        let columns = self.constant(&format!("{}.columns", node.name), &[w, ow], &columns);
+        // Three axes: an importer takes a matrix behind a MatMul for the weight of a linear layer, which is learned.
+        let columns = self.constant(&format!("{}.columns", node.name), &[1, w, ow], &columns);
         let y = self.node(&format!("{}.down", node.name), "MatMul", vec![rows, x], Vec::new());
         Ok(self.node(&node.name, "MatMul", vec![y, columns], Vec::new()))
     }

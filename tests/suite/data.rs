@@ -204,7 +204,8 @@ fn files_of_another_kind_are_refused() {
     broken(TRAIN, Some(&labels), &["wrong magic number 0x00000801 (wanted 0x00000803)", "labels"]);
     broken(TRAIN, Some(&gzip(&labels)), &["wrong magic number"]);
     broken(TRAIN_LABELS, Some(&images), &["wrong magic number", "images"]);
-    broken(TRAIN, Some(b"<!DOCTYPE html><html>404"), &["wrong magic number", "not an IDX file"]);
+    broken(TRAIN, Some(b"<!DOCTYPE html><html>404"), &["is a web page, not the file"]);
+    broken(TRAIN, Some(b"neither images nor labels"), &["wrong magic number", "not an IDX file"]);
     broken(TRAIN, Some(&idx(0x0d03, &[1, 1, 1], &[0; 4])), &["wrong magic number 0x00000d03"]);
     let directory = handwritten();
     fs::remove_file(directory.path().join(TRAIN)).unwrap();

@@ -87,10 +87,13 @@ plans() {
 PLANS
 }
 
-# The doubles are built once.
+# The doubles are built once, and anew after a change to them.
 doubles() {
     local at=$PWD/target/doubles/same-bits
-    [ -e "$at" ] || tests/fake_cuda/build.sh "$at" >&2
+    if [ ! -e "$at" ] || [ -n "$(find tests/fake_cuda kernels -newer "$at" -print -quit)" ]; then
+        tests/fake_cuda/build.sh "$at" >&2
+        touch "$at"
+    fi
     echo "$at"
 }
 

@@ -45,7 +45,8 @@ def counterparts(tensors, net):
             left.remove(theirs)
     for name, numbers in tensors:
         for theirs in [name] if name in left else sorted(left) if numbers.ndim > 2 and name not in found else []:
-            if theirs not in left or own[theirs].shape != numbers.shape or numbers.ndim < 3:
+            if theirs not in left or own[theirs].shape != numbers.shape or numbers[0].size < 2:
+                # Of single numbers any is a multiple of any.
                 continue
             rows = [array.reshape(len(numbers), -1).astype(np.float64) for array in (numbers, own[theirs])]
             ratios = (rows[0] * rows[1]).sum(1) / (rows[1] ** 2).sum(1)
@@ -71,6 +72,9 @@ def as_trained(net, way, names):
 
 def gradients(net, images, labels):
     net.zero_grad()
+    for module in net.modules():
+        # timm's, in evaluation: of a graph that the last backward pass has freed.
+        getattr(module, "attention_bias_cache", {}).clear()
     loss = torch.nn.functional.cross_entropy(net(images), labels)
     loss.backward()
     return loss.item(), {key: parameter.grad for key, parameter in net.named_parameters()}

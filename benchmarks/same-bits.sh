@@ -104,7 +104,10 @@ of() { # build, ranks, flags; a checksum
     [[ $* == *--dry-run* ]] || set -- "$@" --steps 3 --warmup 0 --lr 0.01 --threads 1 --tensorboard "$at/board" \
         --results "$at/run.h5" --save-weights "$at/weights.safetensors"
     [[ $* != *"--device cuda"* ]] || { DLTRAIN_CUDA_PATH=$(doubles) && export DLTRAIN_CUDA_PATH; }
-    "${mpirun[@]}" -n "$ranks" "$build" "$@" >"$at/said" 2>"$at/wrong" </dev/null || { cat "$at/said" "$at/wrong" >&2; return 1; }
+    "${mpirun[@]}" -n "$ranks" "$build" "$@" >"$at/said" 2>"$at/wrong" </dev/null || {
+        cat "$at/said" "$at/wrong" >&2
+        return 1
+    }
     if [[ $* == *--dry-run* ]]; then
         # The program's own memory is measured: no two runs have the same.
         sed -E '/^ +(program|in all) /d; s/[0-9.]+ [kMG]B//g' "$at/said" | sha256sum | cut -c -16

@@ -101,8 +101,8 @@ extern "C" __global__ void batch_norm_moments(const float *partials, float *mome
 ENTRY(batch_norm_moments)
 
 // The same from the sum of each channel and that of its squares, which a convolution gave along with its result, or
-// from moments in their place. The difference of sums loses digits where the mean is large beside the deviation, as many
-// as halves have lost by then.
+// from moments in their place. The difference of sums loses digits where the mean is large beside the deviation, as
+// many as halves have lost by then.
 extern "C" __global__ void batch_norm_moments_of_sums(const float *sums, float *moments, Long rows, int channels) {
     const f64 share = 1.0 / (f64)rows;
     each(channels, false, [&](Long c, auto) {

@@ -302,8 +302,8 @@ fn with_reserve(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 20).saturating_add(HEADROOM)
 }
 
-/// Reads a byte of every page of a range, so that the pages of other ranks are mapped before the first step and not in the middle
-/// of one, and what this process has in memory does not depend on whose turn it was to sum what.
+/// Reads a byte of every page of a range, so that the pages of other ranks are mapped before the first step and not in
+/// the middle of one, and what this process has in memory does not depend on whose turn it was to sum what.
 fn touch(part: *const u8, range: Range<usize>) {
     for offset in range.step_by(PAGE) {
         // SAFETY: within the part, which is mapped. Nobody writes to it before all ranks have accepted the region.

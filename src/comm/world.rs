@@ -221,8 +221,8 @@ impl World {
         ONCE.call_once(|| log::warn!("{first}{others}"));
     }
 
-    /// Which part of the cores that it asks for a rank with so many threads has, that which has least: less than 1 where
-    /// ranks share cores. Collective.
+    /// Which part of the cores that it asks for a rank with so many threads has, that which has least: less than 1
+    /// where ranks share cores. Collective.
     pub fn share_of_cores(&self, threads: usize) -> Result<f64> {
         let mine = format!("{} {}", self.node(), host::binding());
         let sharing = self.gather_text(&mine)?.iter().filter(|other| **other == mine).count();

@@ -190,7 +190,8 @@ mod tests {
                 Ok((0..tensor.spec.shape.elements()).map(|at| at as f32 + name.len() as f32).collect())
             });
             // An empty name is no input in ONNX.
-            let named: Vec<String> = names.iter().map(|name| if name.is_empty() { " ".into() } else { name.clone() }).collect();
+            let stored = |name: &String| if name.is_empty() { " ".into() } else { name.clone() };
+            let named: Vec<String> = names.iter().map(stored).collect();
             std::fs::write(at("a.onnx"), renamed(&bytes.unwrap(), &named)).unwrap();
             let model = model::open(&at("a.onnx")).unwrap();
             let first = WeightsFile::of(&model);
@@ -202,7 +203,8 @@ mod tests {
             let mut before = at("step.h5");
             for next in ["b.h5", "c.safetensors", "d.hdf5"] {
                 let file = WeightsFile::open(&before).unwrap();
-                let write = || write_weights(&at(next), file.shapes(), &About::default(), &|name| file.values(name), None);
+                let values = |name: &str| file.values(name);
+                let write = || write_weights(&at(next), file.shapes(), &About::default(), &values, None);
                 if next.ends_with("safetensors") && named.iter().any(|name| name == RESERVED) {
                     let refused = check_names(&at(next), named.iter().map(String::as_str)).unwrap_err();
                     prop_assert_eq!(write().unwrap_err().message, refused.message);
@@ -217,7 +219,8 @@ mod tests {
             prop_assert_eq!(&all(&WeightsFile::open(&at("e.onnx")).unwrap()), &known);
         }
 
-        /// Layers called as the parameters of others, or as what a file is given and gives, leave parameters their names.
+        /// Layers called as the parameters of others, or as what a file is given and gives, leave parameters their
+        /// names.
         #[test]
         fn parameters_of_any_layers_keep_their_names_in_onnx(layers in names()) {
             let directory = tempfile::tempdir().unwrap();

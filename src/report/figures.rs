@@ -261,7 +261,9 @@ pub fn step(run: &Run) -> Result<Option<Figure>> {
     };
     let more = if together > 1 { format!(" A bar stands for {together} buckets.") } else { String::new() };
     let caption = format!(
-        "{expected} A bucket's bar begins when its last gradient is ready and the sum starts, and ends when the sum has arrived. Where several are waited for, the wait counts for the first. Medians of the last steps; computing is the time in which the device worked, drawn from the step's start.{more}"
+        "{expected} A bucket's bar begins when its last gradient is ready and the sum starts, and ends when the sum has \
+         arrived. Where several are waited for, the wait counts for the first. Medians of the last steps; computing is \
+         the time in which the device worked, drawn from the step's start.{more}"
     );
     let name = format!("step-{}", run.name);
     Ok(Some(Figure::new(name, format!("A step, rehearsed and measured: {}", run.label), &caption, svg)))

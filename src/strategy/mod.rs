@@ -22,8 +22,8 @@ pub enum Strategy {
     /// Plain data parallelism: sums of gradients go to all ranks. The ranks of a node have their parameters in common
     /// where they can, and then share the update.
     Allreduce,
-    /// ZeRO, by its stage: all ranks share the updates and the optimizer's state, over nodes too; from stage 2 on nobody
-    /// keeps gradients that others update, and in stage 3 no parameters either. Samyam Rajbhandari, Jeff Rasley,
+    /// ZeRO, by its stage: all ranks share the updates and the optimizer's state, over nodes too; from stage 2 on
+    /// nobody keeps gradients that others update, and in stage 3 no parameters either. Samyam Rajbhandari, Jeff Rasley,
     /// Olatunji Ruwase, Yuxiong He: "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
     /// PyTorch calls the last two SHARD_GRAD_OP and FULL_SHARD (Yanli Zhao et al.: "PyTorch FSDP", VLDB 2023).
     Zero(u8),
@@ -43,9 +43,9 @@ pub enum Strategy {
     /// al.: "DiLoCo", 2023.
     Local(usize),
     /// Blockwise model-update filtering, with CNTK's defaults: block momentum 1 − 1/P for P ranks, Nesterov's, block
-    /// learning rate 1, and the ranks' own optimizers start anew with every block of so many steps. Kai Chen, Qiang Huo:
-    /// "Scalable training of deep learning machines by incremental block training with intra-block parallel optimization
-    /// and blockwise model-update filtering", ICASSP 2016.
+    /// learning rate 1, and the ranks' own optimizers start anew with every block of so many steps. Kai Chen, Qiang
+    /// Huo: "Scalable training of deep learning machines by incremental block training with intra-block parallel
+    /// optimization and blockwise model-update filtering", ICASSP 2016.
     Bmuf(usize),
     /// Elastic averaging: every so many steps each rank and a centre that all know draw each other nearer, by this
     /// share. Sixin Zhang, Anna Choromanska, Yann LeCun: "Deep learning with elastic averaging SGD", NeurIPS 2015, the
@@ -236,7 +236,8 @@ impl Strategy {
     pub fn shares_memory(self, at: Ranks, even: bool) -> bool {
         match self {
             Allreduce => true,
-            // What the ranks of a node have in common is there once: only between nodes can parameters be divided further.
+            // What the ranks of a node have in common is there once: only between nodes can parameters be divided
+            // further.
             Zero(stage) => at.nodes == 1 || even && stage < 3,
             _ => false,
         }

@@ -120,8 +120,8 @@ impl Plans {
         self.sizes.activations + own
     }
 
-    /// What the process has without what plans speak of, where the set-up has so many bytes more while it reads a file of
-    /// weights, which it lets go of before the first step.
+    /// What the process has without what plans speak of, where the set-up has so many bytes more while it reads a file
+    /// of weights, which it lets go of before the first step.
     pub fn program(&self, read: usize) -> usize {
         self.extent.program + read.saturating_sub(self.untouched())
     }

@@ -69,8 +69,8 @@ pub struct Job {
     pub pace: Pace,
 }
 
-/// Prepares the run; `known` is what a planner has taken the program's memory for. `None` when only a plan, a batch size
-/// or a test was asked for, which has been printed. Collective.
+/// Prepares the run; `known` is what a planner has taken the program's memory for. `None` when only a plan, a batch
+/// size or a test was asked for, which has been printed. Collective.
 ///
 /// # Errors
 /// The same on every rank.

@@ -114,7 +114,8 @@ impl<'a> Cast<'a> {
             for plan in of_place.of_stages(layout.stage) {
                 let script = &scripts[stages.len() * if parts > 1 { 1 } else { layout.data.size() }];
                 let course = |transfer: &Transfer| match transfer.kind {
-                    // The two ends of an edge, and what few bytes go round among all stages, have messages of their own.
+                    // The two ends of an edge, and what few bytes go round among all stages, have messages of their
+                    // own.
                     Kind::Send { .. } | Kind::Receive { .. } => Some(None),
                     _ if transfer.axis == Axis::Job && layout.stage.is_some() => Some(None),
                     _ => case.averaging.course(transfer, setting, machine).map(Some),
@@ -213,8 +214,8 @@ impl<'a> Cast<'a> {
     }
 
     /// What ranks of several stages do. Few bytes of all go round: each rank sends what it has to the next ones at
-    /// growing distances. Debra Hensgen, Raphael Finkel, Udi Manber: "Two algorithms for barrier synchronization", 1988.
-    /// Of a power of two that is one round less than is reckoned.
+    /// growing distances. Debra Hensgen, Raphael Finkel, Udi Manber: "Two algorithms for barrier synchronization",
+    /// 1988. Of a power of two that is one round less than is reckoned.
     fn between_stages(&self, script: &Script, transfer: &Transfer) -> Vec<Doing> {
         let (bytes, line) = (transfer.cuts.range().len(), script.line(transfer));
         let end = |rank: usize| {

@@ -437,8 +437,8 @@ fn pixels_are_normalised_on_a_gpu_to_the_bits_of_the_host() {
     }
 }
 
-/// Of steps that are captured one kernel makes f32 of all weights' gradients, but of one that a step reads before: where
-/// two convolutions share a weight.
+/// Of steps that are captured one kernel makes f32 of all weights' gradients, but of one that a step reads before:
+/// where two convolutions share a weight.
 #[test]
 fn gradients_in_halves_are_the_same_together_and_each_by_itself() {
     let mut results = Results::new();

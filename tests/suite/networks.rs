@@ -122,8 +122,8 @@ fn bits(of: &Gradients) -> Vec<(&String, Vec<u32>)> {
     of.iter().map(|(name, numbers)| (name, numbers.iter().map(|v| v.to_bits()).collect())).collect()
 }
 
-/// Two devices, whose sums have other orders. Where rounding decides whether a number is above 0, other images show that
-/// they agree.
+/// Two devices, whose sums have other orders. Where rounding decides whether a number is above 0, other images show
+/// that they agree.
 fn agree(graph: &Graph, devices: [&dyn Device; 2], bound: f64) {
     let of = |turn: usize| {
         let [a, b] = devices.map(|device| Step { device, turn }.whole(graph).1);
@@ -134,8 +134,8 @@ fn agree(graph: &Graph, devices: [&dyn Device; 2], bound: f64) {
 }
 
 /// The loss's slope in a direction through all parameters is what their gradients say. From slopes over steps h and h/2
-/// the error of the better one is known: it is a third of their difference where the step is small, and less than all of
-/// it otherwise; a loss of 2 has 2⁻²³ of rounding for each of some layers, over a step of 2⁻⁶.
+/// the error of the better one is known: it is a third of their difference where the step is small, and less than all
+/// of it otherwise; a loss of 2 has 2⁻²³ of rounding for each of some layers, over a step of 2⁻⁶.
 fn is_the_slope(graph: &Graph) {
     let step = Step { device: &Reference, turn: 0 };
     let (mut run, found) = step.whole(graph);
@@ -335,7 +335,8 @@ mod full {
                 let [model, kept, results] =
                     ["onnx", "safetensors", "h5"].map(|kind| files.path(&format!("{number}.{kind}")));
                 let words = format!(
-                    "--batch {} --steps 1 --warmup 0 --threads 1 --optimizer sgd --lr 0.1 --seed {seed} --spatial {parts}",
+                    "--batch {} --steps 1 --warmup 0 --threads 1 --optimizer sgd --lr 0.1 --seed {seed} \
+                     --spatial {parts}",
                     drawn.batch
                 );
                 let paths = [("--model", &model), ("--save-weights", &kept), ("--results", &results)];

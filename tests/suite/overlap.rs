@@ -331,10 +331,10 @@ fn calls(ranks: usize, flags: &str) -> (BTreeMap<String, usize>, usize) {
     (counts, stretches)
 }
 
-/// What a step of resnet50 in bf16 has the GPU do: our own launches, products and copies, in two graphs, and the updates
-/// behind them. Of the kernels 53 normalise, which read the sums that a convolution gives along with its result, 53 give
-/// the sums that their gradients need, 53 join these and 53 go back. All gradients of weights that come in halves are cast by one;
-/// that of the first convolution, which is padded, by another.
+/// What a step of resnet50 in bf16 has the GPU do: our own launches, products and copies, in two graphs, and the
+/// updates behind them. Of the kernels 53 normalise, which read the sums that a convolution gives along with its
+/// result, 53 give the sums that their gradients need, 53 join these and 53 go back. All gradients of weights that come
+/// in halves are cast by one; that of the first convolution, which is padded, by another.
 #[test]
 fn a_step_of_resnet50_has_few_nodes() {
     let calls =

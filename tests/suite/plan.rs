@@ -208,9 +208,9 @@ fn the_gradient_of_a_whole_network_is_the_slope_of_its_loss() {
 }
 
 /// Every parameter's gradient on the CPU device is that of the definition: relative to the gradient's norm, a few
-/// thousand roundings (6e-8) in sums of up to 1e3 products over ten layers, which go to and fro: 3e-5 is a sixth of what
-/// they would be if all went one way. Where rounding decides which side of a kink a number
-/// is on (ReLU6, max pooling), other parameters show that they agree.
+/// thousand roundings (6e-8) in sums of up to 1e3 products over ten layers, which go to and fro: 3e-5 is a sixth of
+/// what they would be if all went one way. Where rounding decides which side of a kink a number is on (ReLU6, max
+/// pooling), other parameters show that they agree.
 #[test]
 fn both_devices_give_the_same_gradients() {
     for (graph, parameters) in [(graph(), 13), (branching_graph(), 17)] {

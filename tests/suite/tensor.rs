@@ -98,8 +98,8 @@ fn split_layers_come_to_what_data_parallelism_does() {
         let plain = train(&scratch, tensor * groups, &flags);
         let split = train(&scratch, tensor * groups, &format!("{flags} --tensor {tensor}"));
         let found = [apart(&split.losses, &plain.losses), apart(&split.tests, &plain.tests)];
-        // Adam divides gradients by their own size: the rounding of one that is a hundredth of the others counts a hundred
-        // times.
+        // Adam divides gradients by their own size: the rounding of one that is a hundredth of the others counts a
+        // hundred times.
         let rounding = if flags.contains("adam") { 100.0 * ROUNDING } else { ROUNDING };
         let weights = weights_apart(&split.weights, &plain.weights);
         assert!(

@@ -98,8 +98,8 @@ impl Files {
     }
 
     /// How far logits of a network are to be from others' at most, as a share of the largest: 1e-5, or if that is more
-    /// twenty times as far as they are from its own where images are rounded otherwise. Each of some twenty layers rounds
-    /// what it gives, and what is behind it makes of that what it makes of images' rounding.
+    /// twenty times as far as they are from its own where images are rounded otherwise. Each of some twenty layers
+    /// rounds what it gives, and what is behind it makes of that what it makes of images' rounding.
     pub fn allow_rounding(&self, name: &str, build: Build, ours: &[f32]) -> f32 {
         let graph = build(BATCH).unwrap();
         let around = |(place, x): (usize, f32)| x * (1.0 + [f32::EPSILON, -f32::EPSILON][place % 2]);

@@ -5,7 +5,7 @@
 #
 # Usage: slurm.sh NODES CPUS [COMMAND…]    runs COMMAND there, else a shell; nodes are n0 … n(NODES-1), each with 4 GPUs
 #                                          by name and the feature "gpu"
-#                                          by name and the feature "gpu". With as many CPUS as this machine has ranks are
+# by name and the feature "gpu". With as many CPUS as this machine has ranks are
 #                                          bound to their cores, as on clusters
 #        slurm.sh enter PID COMMAND…       a command in the Slurm whose `slurm.sh` has that process number
 #        slurm.sh crash NODE               within: ends everything on a node, as a loss of power would

@@ -101,7 +101,8 @@ def check_recipe(command, directory):
     state = net.state_dict()
     kinds = {"plain": state, "epoch": {"epoch": 3, "state_dict": state}, "model": {"model": state, "args": {"lr": 0.1}},
              "compiled": {f"_orig_mod.{key}": value for key, value in state.items()}}
-    flags = ["--model", "resnet18", "--classes", "10", "--image-size", "32", "--batch", "4", "--data", str(DIGITS), "--evaluate"]
+    flags = ["--model", "resnet18", "--classes", "10", "--image-size", "32", "--batch", "4",
+             "--data", str(DIGITS), "--evaluate"]
     losses = set()
     for kind, saved in kinds.items():
         pickle, weights = directory / f"{kind}.pth", directory / "weights.safetensors"

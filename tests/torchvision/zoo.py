@@ -9,15 +9,15 @@ runs `scene_of_networks` of tests/suite, which imports the file and writes down 
 PyTorch (reference.py): the scores in evaluation, to 1e-4; in training, without what is drawn at random, the gradient of
 every parameter, to 1e-3, and three losses, of two steps of gradient descent, to 1e-3. Of a file that was written for
 training the count of parameters must be PyTorch's; in others exporters put normalisations into convolutions, and what
-they computed in advance has no counterpart, which the table counts. Those stay as they are in the two steps. The trained
-network is written as a file again, of which ONNX Runtime gives the scores, to 1e-4. Scores and gradients are vectors,
-and what is compared is the norm of the difference with the norm. Both sides compute in float32.
+they computed in advance has no counterpart, which the table counts. Those stay as they are in the two steps. The
+trained network is written as a file again, of which ONNX Runtime gives the scores, to 1e-4. Scores and gradients are
+vectors, and what is compared is the norm of the difference with the norm. Both sides compute in float32.
 
 A gradient that is nothing but rounding (that of a bias before a normalisation, say) may be as far off as ROUNDINGS times
 what PyTorch itself is for images that are off by two roundings. For the largest models there is no memory for that:
-there the least norm of a gradient is NOTHING times what is usual for as many numbers. Where a ReLU reads what a rounding
-puts on this side of 0 or on that, a gradient is off by all that it lets through. That befalls one batch and not another:
-a parameter must agree in one of BATCHES batches, where the first does not do.
+there the least norm of a gradient is NOTHING times what is usual for as many numbers. Where a ReLU reads what a
+rounding puts on this side of 0 or on that, a gradient is off by all that it lets through. That befalls one batch and
+not another: a parameter must agree in one of BATCHES batches, where the first does not do.
 
 The table has a line for each network and way. It is written anew after each of them, and a run goes on where one was
 stopped: what is equal already is not tried again, but with --again.

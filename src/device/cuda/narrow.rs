@@ -1,5 +1,5 @@
-//! Gradients of weights as products give them, in halves. Of steps that are captured one kernel makes the f32 numbers of
-//! all together: in the end, or before a step that touches one of them. A step by itself makes its own at once.
+//! Gradients of weights as products give them, in halves. Of steps that are captured one kernel makes the f32 numbers
+//! of all together: in the end, or before a step that touches one of them. A step by itself makes its own at once.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};

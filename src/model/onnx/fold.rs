@@ -13,11 +13,11 @@ use super::tensor::{Tensor, Wrong};
 const FOLDED: &[&str] = &[
     "Abs", "Acos", "Add", "And", "Asin", "Atan", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos",
     "Cosh", "CumSum", "Div", "Equal", "Exp", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements",
-    "GatherND", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "MatMul", "Max",
-    "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Round", "ScatterND",
-    "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softplus", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh",
-    "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
+    "GatherND", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "MatMul",
+    "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
+    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Round",
+    "ScatterND", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softplus", "Sqrt", "Squeeze", "Sub", "Sum",
+    "Tan", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
 ];
 
 /// Whether an op is computed in advance where all that it reads is known.

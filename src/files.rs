@@ -63,7 +63,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     fs::read(path)
 }
 
-/// What a file is, by its first eight bytes, that is in place of another.
+/// What a file is that was saved in place of the real one (a Git LFS pointer, a web page), by its first eight bytes.
 pub fn stand_in(start: &[u8]) -> Option<&'static str> {
     match start {
         b"version " => Some("is a pointer of Git LFS, not the file itself; git lfs pull fetches it"),
@@ -119,6 +119,12 @@ fn beside(path: &Path, before: &str, behind: &str) -> PathBuf {
     path.with_file_name(all)
 }
 
+/// The path without links and dots, as far as it is there.
+pub fn whole(path: &Path) -> PathBuf {
+    let within = || Some(directory_of(path).canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(within).or_else(|| std::path::absolute(path).ok()).unwrap_or(path.into())
+}
+
 /// Has `write` make a file under another name, brings it to disk, and only then gives it its own, in place of one that
 /// is there. `what` it is, for the reader: "the checkpoint". What is there and no file (/dev/null, a pipe) is written
 /// as it is.
@@ -126,10 +132,12 @@ fn beside(path: &Path, before: &str, behind: &str) -> PathBuf {
 /// # Errors
 /// `ErrorKind::Output`, and those of `write`; nothing is left behind.
 pub fn write_whole<T>(path: &Path, what: &str, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
-    write_and(path, what, write, |temporary| fs::rename(temporary, path))
+    write_and(path, what, write, |temporary| {
+        owner::check_own(path).and_then(|()| fs::rename(temporary, path))
+    })
 }
 
-/// The same where no file may be there: none is replaced.
+/// Writes a new file as `write_whole` does, and fails if one has that name by then.
 ///
 /// # Errors
 /// `ErrorKind::Output`, and those of `write`; nothing is left behind.
@@ -149,7 +157,6 @@ fn write_and<T>(
     let temporary = temporary(path);
     let settle = || {
         File::open(&temporary)?.sync_all()?;
-        owner::check_own(path)?;
         name(&temporary)?;
         // The name is on disk once the directory is.
         File::open(directory_of(path))?.sync_all()
@@ -174,18 +181,19 @@ pub fn sweep(directory: &Path, is_ours: impl Fn(&str) -> bool) {
     }
 }
 
-/// Gives a file its name, unless another has it by now.
+/// Gives a file its name, unless another has it by now, or another process owns it.
 ///
 /// # Errors
-/// `AlreadyExists` where another has it, or what the system says. The file is gone then.
+/// `AlreadyExists` where another has it, who owns it, or what the system says. The file is gone then.
 pub fn name(temporary: &Path, path: &Path) -> io::Result<()> {
-    let named = match fs::hard_link(temporary, path) {
+    let linked = || match fs::hard_link(temporary, path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(error),
         // A file system may know no second name of a file.
         Err(_) if path.symlink_metadata().is_ok() => Err(ErrorKind::AlreadyExists.into()),
         Err(_) => fs::rename(temporary, path),
         Ok(()) => Ok(()),
     };
+    let named = owner::check_own(path).and_then(|()| linked());
     let _ = fs::remove_file(temporary);
     named
 }

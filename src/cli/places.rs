@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use dltrain::error::{Error, Result};
+use dltrain::{files, record};
 
 /// What becomes of a path.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,10 +22,9 @@ pub enum Use {
 /// `Usage`, naming two flags.
 pub fn check(places: &[(&str, Option<&Path>, Use)]) -> Result<()> {
     let given = places.iter().filter_map(|&(flag, path, what)| Some((flag, path?, what)));
-    let given: Vec<_> = given.map(|(flag, path, what)| (flag, path, what, whole(path))).collect();
+    let given: Vec<_> = given.map(|(flag, path, what)| (flag, path, what, files::whole(path))).collect();
     for (index, (flag, path, what, place)) in given.iter().enumerate() {
-        let takes_hdf5 =
-            *flag == "--checkpoint" || *flag == "--results" || path.extension() == Some("h5".as_ref());
+        let takes_hdf5 = *flag == "--checkpoint" || *flag == "--results" || record::is_hdf5(path);
         if *what != Use::Read && takes_hdf5 && path.to_str().is_none() {
             return Err(Error::usage(format!(
                 "{flag} {}: the HDF5 library writes to names in UTF-8 alone, and this is none; choose another",
@@ -44,13 +44,6 @@ pub fn check(places: &[(&str, Option<&Path>, Use)]) -> Result<()> {
     Ok(())
 }
 
-/// The path without links and dots, as far as it is there.
-fn whole(path: &Path) -> PathBuf {
-    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    let within = || Some(parent.canonicalize().ok()?.join(path.file_name()?));
-    path.canonicalize().ok().or_else(within).or_else(|| std::path::absolute(path).ok()).unwrap_or(path.into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +56,7 @@ mod tests {
         assert!(refused("--checkpoint", name(b"kept\xe9"), Use::Directory));
         assert!(refused("--results", name(b"\xe9.h5"), Use::Write));
         assert!(refused("--save-weights", name(b"\xe9.h5"), Use::Write));
+        assert!(refused("--save-weights", name(b"\xe9.hdf5"), Use::Write));
         assert!(!refused("--save-weights", name(b"\xe9.safetensors"), Use::Write));
         assert!(!refused("--data", name(b"\xe9.h5"), Use::Read));
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -21,9 +21,9 @@ pub struct Kept {
 }
 
 /// Those that are open, by number.
-static OPEN: Mutex<Option<HashMap<u64, Arc<File>>>> = Mutex::new(None);
+static OPEN: LazyLock<Mutex<HashMap<u64, Arc<File>>>> = LazyLock::new(Mutex::default);
 
-fn open_files() -> MutexGuard<'static, Option<HashMap<u64, Arc<File>>>> {
+fn open_files() -> MutexGuard<'static, HashMap<u64, Arc<File>>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -49,7 +49,7 @@ impl Kept {
     }
 
     fn file(&self) -> io::Result<Arc<File>> {
-        if let Some(file) = open_files().as_ref().and_then(|open| open.get(&self.number)) {
+        if let Some(file) = open_files().get(&self.number) {
             return Ok(file.clone());
         }
         let file = Arc::new(with_room(&self.path)?);
@@ -63,7 +63,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        open_files().as_mut().and_then(|open| open.remove(&self.number));
+        open_files().remove(&self.number);
     }
 }
 
@@ -75,7 +75,7 @@ fn mark(file: &File) -> io::Result<[u64; 3]> {
 fn with_room(path: &Path) -> io::Result<File> {
     match super::open(path) {
         Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
-            *open_files() = None;
+            open_files().clear();
             super::open(path)
         }
         file => file,
@@ -86,7 +86,6 @@ fn with_room(path: &Path) -> io::Result<File> {
 fn keep(number: u64, file: &Arc<File>) {
     let most = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| (most / 4).max(1) as usize);
     let mut open = open_files();
-    let open = open.get_or_insert_default();
     while open.len() >= most {
         let Some(other) = open.keys().next().copied() else { break };
         open.remove(&other);
@@ -108,7 +107,7 @@ mod tests {
             let mut bytes = [0; 2];
             kept.read_exact_at(&mut bytes, 1).map(|()| bytes)
         };
-        let closed = || open_files().as_mut().and_then(|open| open.remove(&kept.number));
+        let closed = || open_files().remove(&kept.number);
         assert!(closed().is_some());
         assert_eq!(read(&kept).unwrap(), *b"12");
         assert!(closed().is_some(), "it was not kept open");

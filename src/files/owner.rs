@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
-use super::{beside, date, directory_of, ending, read_text, sweep, temporary};
+use super::{beside, date, directory_of, ending, read_text, sweep, temporary, whole};
 use crate::config::environment::ELASTIC_JOB;
 use crate::error::{self, Error, Result};
 use crate::host;
@@ -38,7 +38,7 @@ const PATIENCE: Duration = BEAT.saturating_mul(10);
 const LONGEST: u64 = 1 << 16;
 
 /// A process that owns files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// A name that no other process has at any time.
     id: String,
@@ -92,19 +92,7 @@ impl Owner {
     /// Of a note that cannot be read: nobody in particular, whose signs of life are watched for.
     fn unknown() -> Owner {
         let unknown = || "unknown".to_string();
-        let (process, began, restarts) = (0, 0, 0);
-        Owner {
-            id: unknown(),
-            host: unknown(),
-            machine: String::new(),
-            process,
-            began,
-            since: unknown(),
-            job: String::new(),
-            restarts,
-            elastic: false,
-            ended: false,
-        }
+        Owner { id: unknown(), host: unknown(), since: unknown(), ..Owner::default() }
     }
 
     /// Whether it is this process.
@@ -182,7 +170,7 @@ fn held() -> MutexGuard<'static, Vec<PathBuf>> {
 }
 
 /// Makes this process the owner of a file, which need not be there yet, or of a directory, until it ends or `disown` is
-/// called; of what a dead owner left half-written of it nothing stays. Of what is neither (/dev/null) nobody is.
+/// called; of what a dead owner left half-written of it nothing stays. Devices such as /dev/null have no owner.
 /// `remedy` ends the message for one who comes second ("choose another --results").
 ///
 /// # Errors
@@ -220,7 +208,7 @@ pub fn owned(place: &Path, owner: &Owner, remedy: &str) -> Error {
     Error::output(place, format!("another run is at work on it: {owner}; wait for its end, or {remedy}"))
 }
 
-/// The same as `own` for a name that need not be this one: false where anybody has it, dead or alive.
+/// Owns a name if nobody, dead or alive, has a note for it; else returns false, and the caller tries another name.
 ///
 /// # Errors
 /// Why no note can be left.
@@ -239,7 +227,7 @@ pub fn owner(place: &Path) -> Option<Owner> {
     (found.owner.is_alive() != Some(false)).then_some(found.owner)
 }
 
-/// The same, where signs of life of one elsewhere are waited for.
+/// The owner of a place; one on another node counts only if it shows a sign of life, which is waited for.
 pub fn living_owner(place: &Path) -> Option<Owner> {
     let note = note_of(place);
     let found = read(&note).ok().flatten()?;
@@ -262,7 +250,7 @@ pub fn forget(place: &Path) {
 /// Whether this process still owns what it owned of a file: another may have taken it for dead.
 ///
 /// # Errors
-/// `AlreadyExists`, with the name of who owns it now.
+/// The name of who owns it now.
 pub(super) fn check_own(path: &Path) -> io::Result<()> {
     check(&held(), path)
 }
@@ -271,7 +259,7 @@ fn check(held: &[PathBuf], path: &Path) -> io::Result<()> {
     let notes = [note_of(path), note_of(directory_of(path))];
     notes.iter().filter(|note| held.contains(note)).try_for_each(|note| match read(note)? {
         Some(found) if found.owner.id != id() => {
-            Err(io::Error::new(ErrorKind::AlreadyExists, format!("{} owns it now", found.owner)))
+            Err(io::Error::other(format!("{} owns it now", found.owner)))
         }
         _ => Ok(()),
     })
@@ -292,12 +280,7 @@ pub fn disown() {
 
 /// Where the note of an owner is.
 fn note_of(place: &Path) -> PathBuf {
-    let place = fs::canonicalize(place).unwrap_or_else(|_| {
-        let directory = fs::canonicalize(directory_of(place)).ok();
-        directory
-            .zip(place.file_name())
-            .map_or_else(|| place.into(), |(directory, name)| directory.join(name))
-    });
+    let place = whole(place);
     if place.is_dir() { place.join(".owner") } else { beside(&place, ".", ".owner") }
 }
 
@@ -397,9 +380,11 @@ fn acquire(note: &Path) -> std::result::Result<Option<Owner>, Denied> {
             return Err(Denied::By(Box::new(found.owner)));
         }
         // All that cannot be read look alike.
-        if found.owner.process != 0 {
-            dead().push(found.owner.id.clone());
+        let mut dead = dead();
+        if found.owner.process != 0 && !dead.contains(&found.owner.id) {
+            dead.push(found.owner.id.clone());
         }
+        drop(dead);
         if replace(note, &found.owner, Some(this()))? {
             return Ok(Some(found.owner));
         }

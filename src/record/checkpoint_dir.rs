@@ -22,7 +22,7 @@ use crate::files::{self, temporary};
 
 const BEST: &str = "best.h5";
 /// How an error ends about a directory that a run may not have.
-const REMEDY: &str = "; choose another --checkpoint";
+const REMEDY: &str = "choose another --checkpoint";
 
 /// The checkpoints of a run. Every rank has this; on rank 0 it writes, on the others it does nothing.
 pub struct Checkpoints {
@@ -52,11 +52,11 @@ struct Written {
 }
 
 impl Checkpoints {
-    /// Makes the directory where it is missing, and tries it; the run owns it already (`own_checkpoints`). `resumed` is
-    /// the step at which the run goes on.
+    /// The checkpoints of a directory that the run owns (`own_checkpoints`). `resumed` is the step at which the run goes
+    /// on.
     ///
     /// # Errors
-    /// `ErrorKind::Output` where it cannot be written, and where it holds checkpoints of a later step: nothing is
+    /// `ErrorKind::Output` where it cannot be read, and where it holds checkpoints of a later step: nothing is
     /// overwritten. Rank 0 alone can fail here.
     pub fn open(
         place: RankInfo,
@@ -65,7 +65,6 @@ impl Checkpoints {
         resumed: Option<u64>,
     ) -> Result<Checkpoints> {
         let (0, Some(directory)) = (place.rank, directory) else { return Ok(Checkpoints { keeper: None }) };
-        usable(directory, REMEDY)?;
         let there = list(directory)?;
         if let Some((step, path)) = there.first()
             && resumed.is_none_or(|resumed| resumed < *step)
@@ -204,8 +203,8 @@ pub fn own_checkpoints(place: RankInfo, directory: &Path) -> Result<()> {
     if place.rank != 0 {
         return Ok(());
     }
-    usable(directory, REMEDY)?;
-    files::own(directory, REMEDY.trim_start_matches("; "))
+    usable(directory, &format!("; {REMEDY}"))?;
+    files::own(directory, REMEDY)
 }
 
 /// Makes a directory where it is missing (but not its parent: that is more likely a typing error), and tries it.

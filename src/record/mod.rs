@@ -43,7 +43,7 @@ use tensorboard::EventFile;
 pub use tensorboard::check_events;
 pub use terminal::{outcome_of, printed, say as print};
 pub use timeline::{RankEvents, TimelineFile};
-pub use weights::{About, OfRun, WeightsFile, check_new, check_weights, left_out, write_weights};
+pub use weights::{About, OfRun, WeightsFile, check_new, check_weights, is_hdf5, left_out, write_weights};
 
 use crate::comm::World;
 use crate::device::Usage;
@@ -356,7 +356,7 @@ pub fn say(place: impl Into<RankInfo>, text: &str) {
     }
 }
 
-/// The same of how a run goes, for who wants to hear it.
+/// Prints progress on rank 0, unless `--quiet` was given.
 pub fn tell(place: impl Into<RankInfo>, text: &str) {
     if place.into().rank == 0 {
         terminal::tell(text);

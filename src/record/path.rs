@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::RankInfo;
+use super::weights::is_hdf5;
 use crate::error::{Error, Result};
 use crate::files::{self, date, directory_of};
 
@@ -13,7 +14,7 @@ const DEFAULT: &str = "results";
 
 /// Whether a place for results means a file, and no directory for one.
 pub fn is_results_file(given: &Path) -> bool {
-    given.extension().is_some_and(|e| e == "h5" || e == "hdf5") && !given.is_dir()
+    is_hdf5(given) && !given.is_dir()
 }
 
 /// What a second run is told that wants the results of a first.
@@ -34,8 +35,7 @@ pub fn results_path(place: RankInfo, given: Option<&Path>, model: &str) -> Resul
     }
     let given = given.unwrap_or(Path::new(DEFAULT));
     if is_results_file(given) {
-        check(given)?;
-        own_new(given, REMEDY)?;
+        claim(given, "--results")?;
         return Ok(Some(given.to_path_buf()));
     }
     if !given.exists() {
@@ -85,18 +85,24 @@ pub fn resumed_path(
     Ok(Some(path.to_path_buf()))
 }
 
-/// Owns a file that is to be new.
+/// Checks that a file can be made at `path`, and owns it; makes none. Messages name `flag` as what to choose anew.
 ///
 /// # Errors
-/// `Output`: it is there, or another's.
-pub(super) fn own_new(path: &Path, remedy: &str) -> Result<()> {
-    files::own(path, remedy)?;
-    // Its owner may have ended in between.
-    if path.symlink_metadata().is_ok() { Err(exists(path)) } else { Ok(()) }
+/// `Output`: it is there, or another's, or cannot be made.
+pub(super) fn claim(path: &Path, flag: &str) -> Result<()> {
+    let free = || match path.symlink_metadata() {
+        // Its owner may have ended in between.
+        Ok(_) => Err(exists(path)),
+        Err(_) => Ok(()),
+    };
+    check(path)
+        .and_then(|()| files::own(path, REMEDY))
+        .and_then(|()| free())
+        .map_err(|error| Error::new(error.kind, error.message.replace("--results", flag)))
 }
 
 /// Whether a file can be made at `path`; makes none.
-pub(super) fn check(path: &Path) -> Result<()> {
+fn check(path: &Path) -> Result<()> {
     // Also true for a link that leads nowhere.
     if path.symlink_metadata().is_ok() {
         return Err(match files::owner(path).filter(|owner| !owner.is_this()) {

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{EpochRecord, Layer, StepRecord};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::host;
 
 /// How such files begin; TensorBoard knows them by that.
@@ -29,14 +30,15 @@ pub(super) struct EventFile {
     step: u64,
 }
 
-/// Whether events can be written there; makes the directory.
+/// Whether events can be written there; makes the directory, and owns it.
 ///
 /// # Errors
-/// `Output`: it cannot be made or written, or has the events of another run.
+/// `Output`: it cannot be made or written, is another run's, or has the events of one.
 pub fn check_events(directory: &Path, resumed: bool) -> Result<()> {
     let failed = |error: std::io::Error| Error::output(directory, format!("--tensorboard: {error}"));
     fs::create_dir_all(directory).map_err(failed)?;
     super::path::probe(directory).map_err(failed)?;
+    files::own(directory, "choose another --tensorboard")?;
     let names = fs::read_dir(directory)
         .map_err(failed)?
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok());

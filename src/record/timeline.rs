@@ -38,10 +38,13 @@ pub struct RankEvents<'a> {
 
 /// The file of a later part of a run.
 fn part_of(path: &Path, part: usize) -> PathBuf {
-    let text =
-        |text: Option<&std::ffi::OsStr>| text.map_or_else(String::new, |text| text.to_string_lossy().into());
-    let (stem, ending) = (text(path.file_stem()), text(path.extension()));
-    path.with_file_name(format!("{stem}-{part}")).with_extension(ending)
+    let mut name = path.file_stem().unwrap_or_default().to_os_string();
+    name.push(format!("-{part}"));
+    if let Some(ending) = path.extension() {
+        name.push(".");
+        name.push(ending);
+    }
+    path.with_file_name(name)
 }
 
 struct Writer {
@@ -68,9 +71,7 @@ impl TimelineFile {
         let parts = std::iter::once(path.to_path_buf()).chain((2..).map(|part| part_of(path, part)));
         let mut free = parts.filter(|path| !goes_on || path.symlink_metadata().is_err());
         let path = free.next().unwrap_or_else(|| path.into());
-        path::check(&path)
-            .and_then(|()| path::own_new(&path, "choose another --results"))
-            .map_err(|error| Error::new(error.kind, error.message.replace("--results", "--timeline")))?;
+        path::claim(&path, "--timeline")?;
         let temporary = files::temporary(&path);
         let file = File::create_new(&temporary)
             .map_err(|error| Error::output(&path, format!("cannot write the timeline: {error}")))?;
@@ -279,6 +280,14 @@ mod tests {
 
     fn event(kind: EventKind, begin: u64, end: u64) -> Event {
         Event { begin, end, kind, step: 0, a: 1, b: 0, bytes: 0 }
+    }
+
+    #[test]
+    fn each_part_of_a_run_has_a_name_of_its_own() {
+        let name = |path: &str| part_of(Path::new(path), 2).display().to_string();
+        assert_eq!(name("a/run.json"), "a/run-2.json");
+        assert_eq!(name("a/run.4ranks.json"), "a/run.4ranks-2.json");
+        assert_eq!(name("run"), "run-2");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use safetensors::{SafeTensors, View, serialize_to_file};
 use super::checkpoint::{Array, Stored, text};
 use super::names;
 use super::read::RunRecord;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::files::{self, crc32_from, write_new, write_whole};
 use crate::model::{self, CLASS_NAMES, Model, PREPROCESSING, Preprocessing};
 
@@ -488,12 +488,11 @@ type Wrong<'a> = &'a dyn Fn(&dyn Display) -> Error;
 /// # Errors
 /// `Output` when it is there already or another's, or its directory is not or cannot be written.
 pub fn check_new(path: &Path) -> Result<()> {
-    super::path::check(path)
-        .and_then(|()| super::path::own_new(path, "choose another --results"))
-        .map_err(|e| Error::new(ErrorKind::Output, e.message.replace("--results", "name")))
+    super::path::claim(path, "name")
 }
 
-pub(super) fn is_hdf5(path: &Path) -> bool {
+/// Whether a file of this name is HDF5.
+pub fn is_hdf5(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "h5" || extension == "hdf5")
 }
 
@@ -621,6 +620,7 @@ fn write_hdf5(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use proptest::prelude::*;
 
     fn shapes() -> Vec<(String, Vec<usize>)> {

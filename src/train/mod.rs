@@ -573,6 +573,15 @@ fn spread(world: &World, number: f64) -> Result<Spread> {
     Ok(Spread { mean: sum[0] / world.size() as f64, min: min[0], max: max[0] })
 }
 
+/// Has rank 0 own what is to be written. It may wait for a sign of life of a previous owner, which is no stall.
+/// Collective.
+fn owning<T>(world: &World, config: &Config, own: impl FnOnce() -> Result<T>) -> Result<T> {
+    world.limit_stalls(config.stall_warn, 0.0);
+    let owned = world.agree(own());
+    world.limit_stalls(config.stall_warn, config.stall_abort);
+    owned
+}
+
 /// The greatest over ranks of a count that an f64 holds exactly. Collective.
 fn greatest(world: &World, count: usize) -> Result<usize> {
     let mut greatest = [count as f64];

@@ -25,7 +25,7 @@ use super::step::Trainer;
 use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
-use super::{describe, device};
+use super::{describe, device, owning};
 use crate::comm::{self, Phase, World};
 use crate::config::{Config, Prediction, Strategy, Wire, environment};
 use crate::data::{Sets, TestLoader};
@@ -500,14 +500,6 @@ fn keep_apart_alike(world: &World, device: &dyn Device) -> Result<bool> {
     let all: Vec<String> = all.into_iter().map(String::from).collect();
     device.keep_apart(&all);
     Ok(found.iter().any(|names| *names != all.join("\n")))
-}
-
-/// What rank 0 owns, which may wait for a sign of life of who owned it before: no stall. Collective.
-fn owning<T>(world: &World, config: &Config, own: impl FnOnce() -> Result<T>) -> Result<T> {
-    world.limit_stalls(config.stall_warn, 0.0);
-    let owned = world.agree(own());
-    world.limit_stalls(config.stall_warn, config.stall_abort);
-    owned
 }
 
 /// Where results and checkpoints go; both are tried before the expensive part begins.

@@ -10,7 +10,7 @@ use super::setup::normalises;
 use super::source::{decided, open_sets, sharding};
 use super::stop::{self, Watch};
 use super::weights::Start;
-use super::{Test, device, greatest, max_batch};
+use super::{Test, device, greatest, max_batch, owning};
 use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::data::{Reading, Sets, TestLoader};
@@ -26,7 +26,8 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let threads = world.threads(config.threads)?;
     comm::enter(Phase::Data, 0);
     if let Some(path) = config.predict.as_ref().and_then(|wanted| wanted.output.as_ref()) {
-        world.agree(record::once(world, || record::check_new(path).map_err(|e| e.context("--output"))))?;
+        let check = || record::check_new(path).map_err(|e| e.context("--output"));
+        owning(world, config, || record::once(world, check))?;
     }
     let start = Start::agree(world, config, &network)?;
     let sets = open_sets(world, config, &network, start.as_ref().map(Start::said))?;

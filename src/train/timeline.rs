@@ -1,6 +1,7 @@
 //! The timeline of a run: started before it, gathered on one clock after it.
 
 use super::groups::Groups;
+use super::owning;
 use crate::comm::{Offset, World};
 use crate::config::Config;
 use crate::error::Result;
@@ -36,7 +37,8 @@ impl Timeline {
         else {
             return Ok(Timeline(None));
         };
-        let file = world.agree(TimelineFile::create(world.into(), path, config.session.resume.is_some()))?;
+        let goes_on = config.session.resume.is_some();
+        let file = owning(world, config, || TimelineFile::create(world.into(), path, goes_on))?;
         let offsets = world.clock_offsets()?;
         let (first, last) = config.outputs.timeline_steps.unwrap_or((0, u64::MAX));
         trace::start((EVENTS / world.size()).min(EVENTS_A_RANK), first, last);

@@ -16,8 +16,10 @@ pub struct About {
     pub from: [String; 2],
     /// Whether all of it is tested on, since nothing divides it.
     pub is_whole: bool,
-    /// Why nobody trains on it who may well test on it: all of it is to test on, which are the training images here, or
-    /// a class has no image.
+    /// Whether it says of itself that all of it is to train on.
+    pub only_training: bool,
+    /// Why this set cannot be trained on, although it can be tested on: all of it is the part to test on, which is in
+    /// the place of the training images then, or a class has no image.
     pub untrainable: Option<Error>,
     /// What lies there and is not read.
     pub left_out: LeftOut,
@@ -150,7 +152,7 @@ impl LeftOut {
 
 /// Endings of image files that are read.
 const READ: [&str; 7] = ["jpg", "jpeg", "jpe", "jfif", "pjpeg", "pjp", "png"];
-/// Of others.
+/// Endings of image files that are not read.
 const IMAGES: [&str; 30] = [
     "apng", "arw", "avif", "bmp", "cr2", "dcm", "dib", "dng", "exr", "gif", "hdr", "heic", "heif", "ico",
     "j2k", "jp2", "jxl", "nef", "nii", "npy", "npz", "pbm", "pgm", "pnm", "ppm", "psd", "tga", "tif", "tiff",

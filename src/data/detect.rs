@@ -45,11 +45,18 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
 pub fn open_to_test(path: &Path, wanted: &Wanted) -> Result<Sets> {
     let mut parts = opened(path, wanted, wanted.input.format.is_some())?;
     if parts.test.is_none() {
-        // A directory of the training images, and no name of tar files.
-        let from = &parts.about.from[0];
-        let own = path.join(from);
-        if !from.is_empty() && own.is_dir() {
-            let what = format!("no images to test on beside {from}; --data {} tests on these", own.display());
+        if parts.about.only_training {
+            // Where it is a directory, that may be tested on by itself.
+            let from = &parts.about.from[0];
+            let own = Some(path.join(from)).filter(|own| !from.is_empty() && own.is_dir());
+            let what = match own {
+                Some(own) => {
+                    format!("no images to test on beside {from}; --data {} tests on these", own.display())
+                }
+                None => {
+                    "no images to test on: all are to train on, by the names of files or directories".into()
+                }
+            };
             return Err(Error::data(path, what));
         }
         parts.test = Some(parts.training.clone());
@@ -192,7 +199,8 @@ pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
     }
 }
 
-/// The same. `sure`: nothing that may be meant otherwise is to be refused.
+/// Opens the parts without refusing a set that can only be tested on. `sure`: the user gave the format, so that no
+/// doubtful layout is refused.
 fn opened(path: &Path, wanted: &Wanted, sure: bool) -> Result<Parts> {
     if let Some(what) = path.to_str().and_then(|text| text.strip_prefix(SYNTHETIC)) {
         return synthetic_shapes::open(what, wanted);
@@ -288,7 +296,7 @@ fn by_name(entries: &[PathBuf]) -> Option<DataFormat> {
     any(&|name| cifar::FILES.contains(&name)).then_some(DataFormat::Cifar)
 }
 
-/// Of a directory that may be a set of one format or of another.
+/// The error for a directory that may be a set of either of two formats.
 fn unclear(path: &Path, one: &Path, format: &str, other: &Path, or: &str) -> Error {
     let [one, other] = [one, other].map(|inner| inner.strip_prefix(path).unwrap_or(inner).display());
     Error::data(path, format!("holds {one} and {other}: say --data-format {format} or --data-format {or}"))

@@ -31,7 +31,7 @@ pub fn check(
     }
 }
 
-/// The same of the names of classes alone, of a set of this format.
+/// Checks the names of classes alone, for a set of this format.
 ///
 /// # Errors
 /// What else they may be.

@@ -57,6 +57,7 @@ pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
     };
     let test = test.map(list).transpose()?;
     let test = test.filter(|test| !test.files.is_empty()).map(|test| Arc::new(test) as Arc<dyn Dataset>);
+    about.only_training = test.is_none();
     Ok(Parts { training: Arc::new(training), test, about })
 }
 

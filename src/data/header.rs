@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Colours, Frame, Sums};
 use crate::files::crc32;
+use crate::model::Preprocessing;
 
 const MAGIC: &str = "dltrain images 1";
 
@@ -100,10 +101,8 @@ impl Header {
         }
         let chunks = self.bytes.div_ceil(CHUNK as u64) == self.chunks.len() as u64
             && self.chunks.iter().all(|&at| within(at, CHUNK as u64));
-        let sound = |(colours, _): &(Colours, Frame)| {
-            colours.mean.iter().all(|mean| mean.is_finite())
-                && colours.deviation.iter().all(|deviation| deviation.is_finite() && *deviation > 0.0)
-        };
+        let sound =
+            |(colours, _): &(Colours, Frame)| Preprocessing::are_sound(&colours.mean, &colours.deviation);
         if !self.prepared.as_ref().is_none_or(sound) {
             return Err("corrupt header (it says impossible colours)".into());
         }

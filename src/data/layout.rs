@@ -56,6 +56,8 @@ pub fn of(
         }
     }
     say_where(about, trees.is_some(), parts);
+    let says_training = trees.is_some() || parts.contains(&Some(Part::Training));
+    about.only_training = says_training && laid[1].is_empty();
     let [training, test] = laid;
     if keyed {
         by_number(training, test, &members)
@@ -203,9 +205,5 @@ fn one_of_each_sample(members: &mut Members, about: &mut About) {
         let name = &members.images[number].name;
         about.left_out.add("further images of samples", &name[key(name).len()..]);
     }
-    let mut number = 0;
-    members.images.retain(|_| {
-        number += 1;
-        further.binary_search(&(number - 1)).is_err()
-    });
+    members.remove(further);
 }

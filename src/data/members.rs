@@ -185,10 +185,16 @@ impl Members {
         for &number in &replaced {
             self.left_out.add("images that a later one of the same name replaces", &self.images[number].name);
         }
+        self.remove(replaced);
+    }
+
+    /// Takes images of these numbers away.
+    pub fn remove(&mut self, mut gone: Vec<usize>) {
+        gone.sort_unstable();
         let mut number = 0;
         self.images.retain(|_| {
             number += 1;
-            !replaced.contains(&(number - 1))
+            gone.binary_search(&(number - 1)).is_err()
         });
     }
 

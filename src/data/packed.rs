@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::about::About;
-use super::detect::{Parts, entries};
+use super::detect::{Parts, ends, entries};
 pub use super::header::{CHUNK, Header};
 use super::picture::{self, Picture};
 use super::{Colours, Dataset, Frame, Jpeg, Sums};
@@ -68,9 +68,8 @@ pub fn is_packed(path: &Path) -> bool {
 /// # Errors
 /// `Data` when there are none.
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
-    let ends = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "h5");
     let files: Vec<PathBuf> = if path.is_dir() {
-        let all: Vec<PathBuf> = entries(path)?.into_iter().filter(ends).collect();
+        let all: Vec<PathBuf> = entries(path)?.into_iter().filter(|file| ends(file, "h5")).collect();
         // Results and weights may lie beside. Where nothing is packed each file says what is wrong with it.
         let packed: Vec<PathBuf> = all.iter().filter(|file| is_packed(file)).cloned().collect();
         if packed.is_empty() { all } else { packed }
@@ -82,7 +81,7 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let belongs = |file: &PathBuf| {
             let name = file.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-            ends(file) && name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('-'))
+            ends(file, "h5") && name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('-'))
         };
         entries(directory)?.into_iter().filter(belongs).collect()
     };

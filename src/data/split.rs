@@ -11,8 +11,8 @@ pub enum Part {
 const TRAINING: [&str; 2] = ["train", "training"];
 const TEST: [&str; 5] = ["val", "valid", "validation", "test", "testing"];
 
-/// Whether a directory is called so, and by the how manieth word for its part: in any case of letters, with or without
-/// a number behind ("Train", "val2017").
+/// The part that a directory's name stands for, and the place of its word in the list of that part: in any case of
+/// letters, with or without a number behind ("Train", "val2017").
 pub fn part(name: &str) -> Option<(Part, usize)> {
     let word = name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '-' | '_' | '.'));
     let place = |words: &[&str]| words.iter().position(|known| word.eq_ignore_ascii_case(known));

@@ -50,12 +50,16 @@ impl Preprocessing {
         let is_sound = matches!(channels, 1 | 3)
             && read.mean.len() == channels
             && read.std.len() == channels
-            && read.mean.iter().all(|mean| mean.is_finite())
-            && read.std.iter().all(|std| std.is_finite() && *std > 0.0);
+            && Preprocessing::are_sound(&read.mean, &read.std);
         match is_sound {
             true => Ok(Some(read)),
             false => Err(format!("what it says of its images ({PREPROCESSING}) cannot be: {text}")),
         }
+    }
+
+    /// Whether images can be normalised by these: all are finite, and deviations above 0.
+    pub fn are_sound(mean: &[f64], std: &[f64]) -> bool {
+        mean.iter().all(|mean| mean.is_finite()) && std.iter().all(|std| std.is_finite() && *std > 0.0)
     }
 }
 

@@ -124,6 +124,12 @@ fn what_nothing_divides_is_tested_on_as_a_whole() {
     }
     assert_eq!(counts(&open(tars.path()).unwrap()), ([4, 4], vec!["cat", "dog"]));
     refused_by(data::open(tars.path(), &wanted), &["tar files to test on alone"]);
+    for part in [0, 1] {
+        let at = |name: &str| tars.path().join(format!("{name}-{part}.tar"));
+        fs::rename(at("val"), at("train")).unwrap();
+    }
+    refused_by(open(tars.path()), &["no images to test on: all are to train on, by the names"]);
+    assert_eq!(counts(&open(&tars.path().join("train-0.tar")).unwrap()).0, [2, 2]);
 }
 
 #[test]

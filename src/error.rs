@@ -32,7 +32,7 @@ pub enum ErrorKind {
     /// Not a failure: stopped before the end as asked, by a signal or the time limit. The number is that of sysexits'
     /// EX_TEMPFAIL: try again later.
     Stopped = 75,
-    /// The same by SIGHUP, when a terminal was closed: what a shell says of a process that it ended.
+    /// The run was stopped by SIGHUP (a terminal was closed): 129 is a shell's code for that.
     HungUp = 129,
 }
 

@@ -61,8 +61,8 @@ const OF_TRAINING: [&str; 44] = [
 pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Result<()> {
     let command = Cli::command();
     let of_training = |name: &str| {
-        let mut flags = command.get_arguments().filter(|arg| arg.get_long() == Some(name));
-        flags.any(is_of_training)
+        let flag = command.get_arguments().find(|arg| arg.get_long() == Some(name));
+        OF_TRAINING.contains(&name) || flag.is_some_and(|arg| arg.get_help_heading() == Some("Optimizer"))
     };
     let is_typed = |name: &str| !origins.iter().any(|(of_file, _)| of_file == name);
     let is_idle = |name: &str| file::PLACES.contains(&name) || (of_training(name) && is_typed(name));
@@ -76,11 +76,6 @@ pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Resu
             if idle.len() == 1 { "it" } else { "them" }
         ))),
     }
-}
-
-fn is_of_training(arg: &Arg) -> bool {
-    arg.get_long().is_some_and(|name| OF_TRAINING.contains(&name))
-        || arg.get_help_heading() == Some("Optimizer")
 }
 
 /// What may be said of a run that only tests, and is worth saying.

@@ -54,15 +54,15 @@ pub fn given(args: &[OsString]) -> Option<PathBuf> {
 /// # Errors
 /// `Usage` with everything that is wrong in the file, by line; `Data` where it cannot be read.
 pub fn merge(command: &Command, path: &Path, args: &[OsString]) -> Result<(Vec<OsString>, Origins)> {
-    let record = path.extension().is_some_and(|extension| extension == "h5" || extension == "hdf5");
-    let text = if record { record::run_file(path)? } else { read(path)? };
-    let entries =
-        parse(command, &text).map_err(|wrong| Error::new(ErrorKind::Usage, listed(path, record, &wrong)))?;
+    let is_record = record::is_hdf5(path);
+    let text = if is_record { record::run_file(path)? } else { read(path)? };
+    let entries = parse(command, &text)
+        .map_err(|wrong| Error::new(ErrorKind::Usage, listed(path, is_record, &wrong)))?;
     let mut merged = vec![args.first().cloned().unwrap_or_default()];
     let mut origins = Origins::new();
     let names: Vec<&str> = args.iter().filter_map(|arg| name(arg)).collect();
     for entry in entries {
-        if names.contains(&entry.name.as_str()) || (record && PLACES.contains(&entry.name.as_str())) {
+        if names.contains(&entry.name.as_str()) || (is_record && PLACES.contains(&entry.name.as_str())) {
             continue;
         }
         origins.push((entry.name, format!("{}:{}", path.display(), entry.line)));
@@ -144,6 +144,14 @@ pub fn plain(error: &clap::Error) -> String {
         }
         (ClapErrorKind::InvalidSubcommand, Some(word), _) => {
             format!("no command has the name {word}{nearest}")
+        }
+        // A second word where one place is meant: clap takes it for a command.
+        (ClapErrorKind::ArgumentConflict, Some(word), _)
+            if super::command().find_subcommand(&word).is_none() =>
+        {
+            format!(
+                "{word} cannot be used with what stands before it: it is no command, and images are named once"
+            )
         }
         (ClapErrorKind::MissingRequiredArgument, _, Some(names)) => {
             format!("{names} {} missing", if names.contains(" and ") { "are" } else { "is" })

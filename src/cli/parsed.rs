@@ -131,7 +131,7 @@ pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Aske
 /// A command line that clap does not take, in one sentence and with the help that is about it.
 pub fn refused(wrong: &clap::Error) -> Error {
     let typed = std::env::args_os().nth(1).unwrap_or_default().to_string_lossy().into_owned();
-    let knows = typed == "predict" || typed == "evaluate" || command().find_subcommand(&typed).is_some();
+    let knows = command().find_subcommand(&typed).is_some();
     let help = if knows { format!("dltrain {typed} --help") } else { "dltrain --help".into() };
     let wrong = file::plain(wrong);
     let end = if wrong.ends_with('?') { " " } else { "; " };

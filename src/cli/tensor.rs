@@ -24,7 +24,7 @@ impl Args {
         self.tensor.or(mesh.map(|mesh| mesh.tensor)).unwrap_or(1)
     }
 
-    /// The same, if they are more than one.
+    /// The split, or `None` where layers stay whole.
     ///
     /// # Errors
     /// `Usage`, naming the flag.

@@ -38,12 +38,12 @@ pub enum Flag {
     Spatial,
     /// Any strategy but plain data parallelism.
     Strategy,
-    /// But that and `--zero 1`.
+    /// Any strategy but plain data parallelism and `--zero 1`.
     BeyondZero1,
     Zero3,
-    /// If ranks have parameters of their own.
+    /// A strategy in which each rank has parameters of its own.
     Relaxed,
-    /// If ranks have the same ones.
+    /// A strategy but plain data parallelism in which all ranks have the same parameters.
     Shared,
     Gossip,
     Asynchronous,

@@ -202,9 +202,9 @@ impl Batched<'_> {
         }
     }
 
-    /// The one place that all operands have that are computed from the images; with `aligned` counted from the last
-    /// axis, as what is stretched is aligned, of a result of so many axes.
-    fn common(&mut self, node: &Node, rank: usize) -> Result<Place> {
+    /// The axis of the images that all operands which are computed from them share, counted in a result of `rank` axes:
+    /// operands are aligned at their last axes.
+    fn common(&self, node: &Node, rank: usize) -> Result<Place> {
         let mut common: Option<Place> = None;
         for &id in &node.inputs {
             let Some(place) = self.place_of(id) else { continue };
@@ -222,7 +222,8 @@ impl Batched<'_> {
         Ok(if self.images[0] == 1 { FIRST } else { common.unwrap_or(FIRST) })
     }
 
-    /// What one image has of an operand, and its extents; `None` for its place where it is the same for all images.
+    /// The tensor that was made of an operand, the extents that one image has of it, and whether it is computed from the
+    /// images: else it is the same for all of them.
     fn operand(
         &mut self,
         node: &Node,

@@ -27,8 +27,11 @@ impl Graph {
         }
         let mut joined = self.clone();
         joined.join_additions();
-        let numbers: HashMap<&str, u32> =
-            joined.tensors.iter().zip(0..).map(|(tensor, number)| (tensor.name.as_str(), number)).collect();
+        self.take_numbers(joined.tensors.iter().zip(0..).map(|(tensor, number)| (&*tensor.name, number)));
+    }
+
+    fn take_numbers<'a>(&mut self, of: impl Iterator<Item = (&'a str, u32)>) {
+        let numbers: HashMap<&str, u32> = of.collect();
         for tensor in &mut self.tensors {
             tensor.number = numbers.get(tensor.name.as_str()).copied().unwrap_or(0);
         }
@@ -54,10 +57,7 @@ impl Graph {
     pub fn without_dropout(mut self) -> Graph {
         let whole = self.clone().simplify();
         self.take_dropout_away();
-        for tensor in &mut self.tensors {
-            let same = whole.tensors.iter().find(|other| other.name == tensor.name);
-            tensor.number = same.map_or(0, |same| same.number);
-        }
+        self.take_numbers(whole.tensors.iter().map(|tensor| (&*tensor.name, tensor.number)));
         self
     }
 

@@ -1005,7 +1005,7 @@ mod tests {
     }
 
     fn plain(ranks: usize) -> Manner {
-        manner(ranks, Strategy::ALLREDUCE, false)
+        manner(ranks, Strategy::Allreduce, false)
     }
 
     /// What went wrong, in words.
@@ -1348,7 +1348,7 @@ mod tests {
         assert!(message.contains("(update bytes 0..256 of bucket 0) touches"), "{message}");
         assert!(message.contains("(start transfer 0, sum of sums 0..256 over data)"), "{message}");
         // A forward step that reads parameters which have yet to come from their owners.
-        let mut scripts = example.scripts(&manner(2, Strategy::ZERO_1, false));
+        let mut scripts = example.scripts(&manner(2, Strategy::Zero(1), false));
         let at = scripts[0].actions.iter().position(|action| *action == Action::Wait(1)).unwrap();
         moved(&mut scripts[0], |action| *action == Action::Wait(1), Some(at + 1));
         let message = fault(&example, &scripts);
@@ -1374,7 +1374,7 @@ mod tests {
             "{message}"
         );
         // A barrier that one rank of the node passes by.
-        let mut scripts = example.scripts(&manner(2, Strategy::ALLREDUCE, true));
+        let mut scripts = example.scripts(&manner(2, Strategy::Allreduce, true));
         moved(&mut scripts[1], |action| *action == Action::Arrive, None);
         let message = fault(&example, &scripts);
         assert!(message.contains("at the barrier"), "{message}");

@@ -370,7 +370,7 @@ mod tests {
             let facts = plan.facts(&vec![1.0; plan.steps.len()]);
             for ranks in [2, 3] {
                 for flags in 0..4 {
-                    let strategy = if turns.gathers { Strategy::ZERO_3 } else { Strategy::ZERO_2 };
+                    let strategy = if turns.gathers { Strategy::Zero(3) } else { Strategy::Zero(2) };
                     let at = Ranks {
                         ranks,
                         nodes: if turns.gathers { ranks } else { 1 },

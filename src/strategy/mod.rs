@@ -94,15 +94,6 @@ pub enum AsyncOrder {
 use Strategy::{Allreduce, Bmuf, Easgd, Gossip, Local, Root, Server, ServerAsync, Zero};
 
 impl Strategy {
-    /// The one without flags.
-    pub const ALLREDUCE: Strategy = Allreduce;
-    /// `--zero 1`.
-    pub const ZERO_1: Strategy = Zero(1);
-    /// `--zero 2`.
-    pub const ZERO_2: Strategy = Zero(2);
-    /// `--zero 3`.
-    pub const ZERO_3: Strategy = Zero(3);
-
     /// One of each in the order of `--help`, with usual numbers, or with ones.
     pub fn all() -> impl Iterator<Item = Strategy> {
         let shared = [Allreduce, Zero(1), Zero(2), Zero(3), Root, Server(1), ServerAsync(1)];

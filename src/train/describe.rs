@@ -164,7 +164,7 @@ pub fn describe(
     }
 }
 
-/// The same with what is known when memory is taken and kernels are made. Collective.
+/// Completes the description with what is known only once memory and kernels exist. Collective.
 pub fn built(
     mut description: Description,
     job: &Job,

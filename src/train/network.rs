@@ -86,9 +86,9 @@ impl Network {
         })
     }
 
-    /// The same if its tensors can be counted, and its scores are of the classes of `--classes`, before time goes into
-    /// data: synthetic images of the largest size take seconds. What another batch or another way to share the work
-    /// decides is found with its plan.
+    /// Checks, before time goes into data, that the network's tensors can be counted and that its last layer can have
+    /// as many scores as `--classes` says: synthetic images of the largest size take seconds. What another batch or
+    /// another way to share the work decides is found with its plan.
     fn checked(self, config: &Config) -> Result<Network> {
         if config.max_batch.is_some() || config.parallel.is_some() {
             // Before anything is planned too: the last layer of a file may be none that can be another.

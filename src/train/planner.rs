@@ -12,6 +12,7 @@
 use std::fmt::Write;
 
 use super::device;
+use super::greatest;
 use super::groups::Groups;
 use super::network::Network;
 use super::plans::{Plans, measured};
@@ -105,10 +106,8 @@ impl Candidate {
     /// Who updates what.
     fn strategy(&self) -> Strategy {
         match self.zero {
-            0 => Strategy::ALLREDUCE,
-            1 => Strategy::ZERO_1,
-            2 => Strategy::ZERO_2,
-            _ => Strategy::ZERO_3,
+            0 => Strategy::Allreduce,
+            stage => Strategy::Zero(stage),
         }
     }
 
@@ -443,10 +442,9 @@ pub fn measured_within(
         return measured(groups, config, device, plans, averaging, usize::MAX);
     };
     let (world, rule) = (&groups.job, &config.optimizer.rule);
-    let mut needed = [plans.measured_bytes(rule) as f64];
-    world.max_f64(&mut needed)?;
+    let mut needed = greatest(world, plans.measured_bytes(rule))?;
     let (mut fewer, mut images) = (None, config.batch);
-    while needed[0] > limit as f64 && images > 1 {
+    while needed > limit && images > 1 {
         images /= 2;
         let of = Config { batch: images, ..config.clone() };
         let Ok(smaller) =
@@ -455,16 +453,15 @@ pub fn measured_within(
             // A single image may be too few to normalise.
             break;
         };
-        needed[0] = smaller.measured_bytes(rule) as f64;
-        world.max_f64(&mut needed)?;
+        needed = greatest(world, smaller.measured_bytes(rule))?;
         fewer = Some(smaller);
     }
-    if needed[0] > limit as f64 {
+    if needed > limit {
         let text = format!(
             "--measure: to run the whole network on {images} image{} takes {} a rank, more than --memory-limit {}; \
              predicted by rates",
             if images == 1 { "" } else { "s" },
-            bytes(needed[0] as usize),
+            bytes(needed),
             bytes(limit)
         );
         record::log(world, log::Level::Warn, &text);
@@ -477,20 +474,17 @@ pub fn measured_within(
 /// The program's memory in a run that was chosen for what its plan needs: what the planner took it for, unless the run
 /// needs so much more, for its data, that it would be another figure.
 pub fn one_figure(world: &World, known: usize, found: usize, total: usize) -> usize {
-    let apart = found.abs_diff(known) as f64;
-    if apart <= (ALIKE_MEMORY - 1.0) * total as f64 {
+    let more = found.saturating_sub(known);
+    if more as f64 <= (ALIKE_MEMORY - 1.0) * total as f64 {
         return known;
     }
-    let text = format!(
-        "the data sets of this run take {} beside what --parallel auto counted",
-        bytes(found - known.min(found))
-    );
+    let text = format!("the data sets of this run take {} beside what --parallel auto counted", bytes(more));
     record::say(world, &text);
     found
 }
 
-/// The same run, shared as a planner says that is asked for one, and what that took the program's memory for. Rank 0
-/// plans for all; collective.
+/// Chooses how the run is shared, where `--parallel auto` asks for that; also returns the bytes that the planner
+/// assumed for the program itself. Rank 0 plans for all; collective.
 ///
 /// # Errors
 /// `Usage` where nothing fits, or nodes have unlike numbers of ranks.
@@ -519,9 +513,7 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<(
     let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
     let plans = world.agree(plans)?;
     // The process with the kernels of one plan, as a run has them: of the rank that has most.
-    let mut program = [plans.program(0) as f64];
-    world.max_f64(&mut program)?;
-    let program = program[0] as usize;
+    let program = greatest(world, plans.program(0))?;
     let subject = (&network, &*device, evaluate);
     averaging = measured_within(&groups, &here, subject, &plans, averaging, parallel.memory_limit)?;
     drop(plans);

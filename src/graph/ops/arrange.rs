@@ -131,16 +131,8 @@ impl Builder {
     /// # Errors
     /// `Usage` where x has no such rows, or rows and numbers are too many for such a matrix.
     pub fn gather(&mut self, name: &str, x: TensorId, rows: &[usize]) -> Result<TensorId> {
-        let count = self.shape(x).batch();
-        let places = rows.len().checked_mul(count).filter(|&places| places <= MOST_PLACES);
-        if self.shape(x).rank() != 2 || places.is_none() || rows.iter().any(|&row| row >= count) {
-            let (shape, rows) = (self.shape(x), rows.len());
-            return Err(Error::usage(format!("layer {name}: takes {rows} rows of {shape}")));
-        }
-        let mut matrix = vec![0.0; rows.len() * count];
-        rows.iter().enumerate().for_each(|(place, &row)| matrix[place * count + row] = 1.0);
-        let matrix = self.constant(&format!("{name}.rows"), dims([rows.len(), count]), &matrix)?;
-        self.matmul(name, matrix, x, MatMul { transposed: [false; 2], scale: 1.0 })
+        let rows: Vec<Option<usize>> = rows.iter().copied().map(Some).collect();
+        self.place_rows(name, x, &rows)
     }
 
     /// Rows of x (R, C) at places, (P, C): the row of each place's number, or zeros. The way back of `gather`.
@@ -150,9 +142,9 @@ impl Builder {
     pub fn place_rows(&mut self, name: &str, x: TensorId, rows: &[Option<usize>]) -> Result<TensorId> {
         let count = self.shape(x).batch();
         let places = rows.len().checked_mul(count).filter(|&places| places <= MOST_PLACES);
-        if places.is_none() {
-            let shape = self.shape(x);
-            return Err(Error::usage(format!("layer {name}: puts {shape} at {} places", rows.len())));
+        if self.shape(x).rank() != 2 || places.is_none() || rows.iter().flatten().any(|&row| row >= count) {
+            let (shape, rows) = (self.shape(x), rows.len());
+            return Err(Error::usage(format!("layer {name}: takes {rows} rows of {shape}")));
         }
         let mut matrix = vec![0.0; rows.len() * count];
         rows.iter().enumerate().for_each(|(place, row)| {

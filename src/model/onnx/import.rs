@@ -520,6 +520,20 @@ impl<'a> Import<'a> {
         }
     }
 
+    /// The shape of a value; what was begun is finished for it.
+    ///
+    /// # Errors
+    /// As for `tensor`.
+    pub fn shape_of(&mut self, node: Node, value: &Value) -> std::result::Result<Shape, Stop> {
+        match self.dims_of(value) {
+            Some(dims) => Ok(Shape(dims)),
+            None => {
+                let id = self.tensor(node, value)?;
+                Ok(self.net.shape(id).clone())
+            }
+        }
+    }
+
     /// What the network computes. Of what was begun it is that as far as there is such a layer; what is stored is
     /// learned, and what is known stays as it is.
     ///

@@ -350,7 +350,7 @@ fn images(graph: &GraphProto, tensor_of: &HashMap<String, usize>) -> std::result
     let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
     let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
     let said: Option<Vec<usize>> =
-        // What is not known is −1 or less to some writers.
+        // Some writers give −1 or less for an extent that is not known.
         axes.iter().map(|axis| Some(node::lengths(&[axis.dim_value.max(0)])?[0])).collect();
     match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
         (Some(&[batch, a, b, c]), true) if a > 0 || PICTURE.contains(&c) => {

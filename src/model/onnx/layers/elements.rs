@@ -565,7 +565,7 @@ pub fn largest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value
     kept(import, node, y, &axes)
 }
 
-/// That of what has the other sign.
+/// The smallest over axes: the negated largest of the negated tensor.
 pub fn smallest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let x = scaled(import, node, first(inputs)?, -1.0)?;
     let rest = inputs.get(1..).unwrap_or_default();

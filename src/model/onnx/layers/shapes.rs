@@ -76,13 +76,7 @@ fn axes_of(import: &Import, node: Node, inputs: &[Value]) -> std::result::Result
 
 pub fn shape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
     let x = first(inputs)?;
-    let dims = match import.dims_of(x) {
-        Some(dims) => dims,
-        None => {
-            let x = import.tensor(node, x)?;
-            import.net.shape(x).0.clone()
-        }
-    };
+    let dims = import.shape_of(node, x)?.0;
     let rank = dims.len() as i64;
     let place = |name: &str, default: i64| {
         let at = node.int(name).unwrap_or(default);
@@ -325,13 +319,7 @@ pub fn scatter<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
         return Err("reduction is not none".into());
     }
     let at = import.constant(at).map_err(|_| "puts numbers at places that are computed")?;
-    let shape = match import.dims_of(x) {
-        Some(dims) => Shape(dims),
-        None => {
-            let x = import.tensor(node, x)?;
-            import.net.shape(x).clone()
-        }
-    };
+    let shape = import.shape_of(node, x)?;
     let wrong = || format!("puts numbers at {:?} places of {shape}", at.dims);
     let (firsts, block) = fold::blocks(&shape.0, &at).ok_or_else(wrong)?;
     if block == 0 || firsts.is_empty() {

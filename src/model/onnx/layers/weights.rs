@@ -19,13 +19,7 @@ fn convolution<'a>(
     w: &Value,
     rest: &[Value],
 ) -> Outcome {
-    let extents = match import.dims_of(w) {
-        Some(dims) => dims,
-        None => {
-            let w = import.tensor(node, w)?;
-            import.net.shape(w).0.clone()
-        }
-    };
+    let extents = import.shape_of(node, w)?.0;
     let ([outputs, of_group], kernel) = match extents[..] {
         [o, i, width] => ([o, i], [1, width]),
         [o, i, height, width] => ([o, i], [height, width]),

@@ -221,7 +221,7 @@ __device__ inline void batch_norm(const T *x, const T *residual, T *y, u8 *mask,
     else relu ? go(Yes(), No(), Yes()) : go(Yes(), No(), No());
 }
 
-// The same for whoever normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The
+// For a convolution that normalises as it reads x: y = x·scale + shift, where scale and shift (2,C) are rounded. The
 // shift is that of the rounded scale, so that the mean becomes b.
 template <class T>
 __device__ inline void batch_norm_scale(T *to, const float *w, const float *b, float *kept,

@@ -100,7 +100,7 @@ fn class_token_and_places(net: &mut Builder, x: TensorId) -> Result<TensorId> {
 
 fn attention_by_permute(net: &mut Builder, x: TensorId) -> Result<TensorId> {
     let x = rows_of(net, x)?;
-    let y = attention(net, "attention", x, 2, [2, 0, 3, 1, 4])?;
+    let y = attention(net, "attention", x, 2, false)?;
     let x = net.add("add", x, y)?;
     let n = net.shape(x).batch();
     let width = net.shape(x).0[2];
@@ -379,8 +379,8 @@ impl Drawing<'_> {
                 let y = net.layer_norm(&part("norm"), x, 1, 1e-2)?;
                 let heads = from.one_of(&[1, width]);
                 let y = match from.below(3) {
-                    0 => attention(net, &part("attention"), y, heads, [2, 0, 3, 1, 4])?,
-                    1 => attention(net, &part("attention"), y, heads, [3, 0, 1, 2, 4])?,
+                    0 => attention(net, &part("attention"), y, heads, false)?,
+                    1 => attention(net, &part("attention"), y, heads, true)?,
                     _ => {
                         let y = net.reshape(&part("rows"), y, dims([n * length, width]))?;
                         let y = net.linear(&part("qkv"), y, 3 * width);
@@ -489,15 +489,17 @@ fn attention(
     name: &str,
     x: TensorId,
     heads: usize,
-    order: [usize; 5],
+    heads_first: bool,
 ) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let [n, length, width]: [usize; 3] = net.shape(x).0[..].try_into().unwrap();
     let y = net.linear_along(&part("qkv"), x, 3 * width)?;
     // (N, L, 3, H, D), or with heads before.
-    let apart = if order[0] == 2 { [3, heads, width / heads] } else { [heads, 3, width / heads] };
-    let y = net.reshape(&part("apart"), y, dims([n, length, apart[0], apart[1], apart[2]]))?;
-    let order = if order[0] == 2 { order } else { [3, 0, 2, 1, 4] };
+    let ([a, b], order) = match heads_first {
+        false => ([3, heads], [2, 0, 3, 1, 4]),
+        true => ([heads, 3], [3, 0, 2, 1, 4]),
+    };
+    let y = net.reshape(&part("apart"), y, dims([n, length, a, b, width / heads]))?;
     let y = net.permute(&part("first"), y, &order)?;
     let mut of = |which: usize| {
         let y = net.slice(&part(&format!("part{which}")), y, 0, which..which + 1)?;

@@ -4,9 +4,8 @@
 # (`.ci/deps slurm`); accounting it has none.
 #
 # Usage: slurm.sh NODES CPUS [COMMAND…]    runs COMMAND there, else a shell; nodes are n0 … n(NODES-1), each with 4 GPUs
-#                                          by name and the feature "gpu"
-# by name and the feature "gpu". With as many CPUS as this machine has ranks are
-#                                          bound to their cores, as on clusters
+#                                          by name and the feature "gpu". With as many CPUS as this machine
+#                                          has ranks are bound to their cores, as on clusters
 #        slurm.sh enter PID COMMAND…       a command in the Slurm whose `slurm.sh` has that process number
 #        slurm.sh crash NODE               within: ends everything on a node, as a loss of power would
 set -euo pipefail
@@ -132,7 +131,7 @@ case ${1:-} in
         exec unshare --pid --fork --kill-child --net --uts --ipc --mount --propagation private "$self" within "$@"
         ;;
     *)
-        sed -n '2,12s/^# \{0,1\}//p' "$0"
+        sed -n '2,11s/^# \{0,1\}//p' "$0"
         exit 2
         ;;
 esac

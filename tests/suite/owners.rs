@@ -230,6 +230,7 @@ fn a_second_pack_export_or_autotune_names_the_first() {
         ("bench autotune --output t.json --sizes 4K".into(), ".t.json.owner"),
         (format!("{QUICK} --save-weights w.h5"), ".w.h5.owner"),
         (format!("{QUICK} --timeline l.json"), ".l.json.owner"),
+        (format!("{QUICK} --tensorboard events"), "events/.owner"),
     ] {
         let first = scratch.here(&words).spawn().unwrap();
         wait(note, || scratch.path(note).exists());

@@ -3,7 +3,7 @@
 //! - srun with this MPI's plugin makes one job of its tasks; with another's, one message
 //! - every script in jobs/ is accepted and runs to its end, given a small model, on all cores of its nodes
 //! - so does every line of README.md, docs/GUIDE.md and docs/coming-from.md that starts something by srun or sbatch, as
-//! it stands there
+//!   it stands there
 //! - told to stop, jobs/requeue.sbatch goes back into the queue and on to the same bits; it survives the loss of a node
 //! - in module `full`: 128 nodes plan, 32 train
 

@@ -42,7 +42,7 @@ fn row(model: &Model) -> Result<String> {
     // The reference device plans without compiling anything, and its layouts have no padding.
     let plan = |batch| {
         let graph = model.build(batch, model.image, model.classes)?.simplify().differentiate();
-        plan::plan(graph, &Reference, &Options { fusion_threshold: 0, training: None, stage: None })
+        plan::plan(graph, &Reference, &Options::whole(0))
     };
     // A normalisation behind which an image is a single pixel cannot train on one image.
     let [two, three] = [plan(2)?, plan(3)?];

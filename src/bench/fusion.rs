@@ -103,7 +103,7 @@ struct Cut {
 fn planned(args: &Args) -> Result<Plan> {
     let model = model::find(&args.model)?;
     let graph = model.build(args.batch, model.image, model.classes)?.simplify().differentiate();
-    plan::plan(graph, &Reference, &Options { fusion_threshold: 0, training: None, stage: None })
+    plan::plan(graph, &Reference, &Options::whole(0))
 }
 
 impl Cut {

@@ -150,7 +150,7 @@ struct Subject<'a> {
 
 impl Subject<'_> {
     fn new(device: &dyn Device, forward: Graph) -> Result<Subject<'_>> {
-        let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
+        let options = Options::whole(1 << 20);
         Ok(Subject { device, plan: plan::plan(forward.differentiate(), device, &options)? })
     }
 

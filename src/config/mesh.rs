@@ -24,6 +24,11 @@ impl MeshShape {
         MeshShape { data: ranks, pipeline: 1, tensor: 1 }
     }
 
+    /// Whether the network is cut into stages.
+    pub fn is_cut(self) -> bool {
+        self.pipeline > 1
+    }
+
     /// How many ranks it has.
     pub fn ranks(self) -> usize {
         self.data * self.pipeline * self.tensor

@@ -19,12 +19,13 @@ pub struct Pipeline {
 }
 
 /// In which order passes are done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
 #[serde(into = "String")]
 pub enum PipelineSchedule {
     /// All forward passes first.
     GPipe,
     /// One forward, one backward.
+    #[default]
     OneForwardOneBackward,
     /// The same with so many chunks a stage.
     Interleaved(usize),

@@ -711,7 +711,6 @@ mod tests {
         let last_readers = buckets.iter().map(|bucket| bucket.after).collect();
         let outline = Outline {
             steps,
-            forward: 1,
             buckets: &buckets,
             readers,
             last_readers,
@@ -722,7 +721,7 @@ mod tests {
             sums,
             share: &share,
             edges: &[],
-            passes: &[],
+            passes: plan::Pass::of_whole(1, steps).to_vec(),
             gradients: Vec::new(),
             contexts: plan::Contexts::ONE,
             ends: [true; 2],

@@ -103,7 +103,7 @@ mod tests {
     fn planned(model: &str, batch: usize) -> (Plan, Vec<f64>) {
         let model = model::find(model).unwrap();
         let graph = model.build(batch, model.image, model.classes).unwrap().simplify().differentiate();
-        let options = Options { fusion_threshold: 0, training: None, stage: None };
+        let options = Options::whole(0);
         let plan = plan(graph, &Reference, &options).unwrap();
         let seconds = step_seconds(&plan, &Tuning::built_in().parameters, 1);
         (plan, seconds)

@@ -18,8 +18,15 @@ pub struct Options<'a> {
     pub fusion_threshold: usize,
     /// For a plan without backward pass: the training plan whose parameters and statistics it reads.
     pub training: Option<&'a Plan>,
-    /// Where the network is cut: the stage that this rank computes.
-    pub stage: Option<Stage<'a>>,
+    /// The stage that this rank computes.
+    pub stage: Stage<'a>,
+}
+
+impl Options<'_> {
+    /// For a network that is one stage.
+    pub fn whole(fusion_threshold: usize) -> Options<'static> {
+        Options { fusion_threshold, training: None, stage: Stage::WHOLE }
+    }
 }
 
 /// Plans one step of a graph on a device. With a backward pass the plan is one for training.
@@ -103,11 +110,7 @@ impl Compiled {
 
     /// The plan of all of it, or of one stage.
     pub fn plan(&self, device: &dyn Device, options: &Options) -> Result<Plan> {
-        let division = match &options.stage {
-            Some(stage) => Division::new(&self.graph, stage)?,
-            None => Division::none(&self.graph),
-        };
-        self.plan_divided(device, options, &division)
+        self.plan_divided(device, options, &Division::new(&self.graph, &options.stage)?)
     }
 
     /// The plan of all of it, where parameters are gathered: the backward pass has done with a layer's weights before

@@ -18,7 +18,7 @@
 //! let graph = net.finish(logits).simplify().differentiate();
 //!
 //! // Everything is decided here: order, memory, buckets of at least a megabyte.
-//! let plan = plan(graph, &Reference, &Options { fusion_threshold: 1 << 20, training: None, stage: None })?;
+//! let plan = plan(graph, &Reference, &Options::whole(1 << 20))?;
 //! assert_eq!((plan.forward_steps, plan.buckets.len()), (3, 1));
 //!
 //! // Bound to memory it can run. All of it is zero: every class has the same score, and the loss is ln 10.

@@ -821,7 +821,6 @@ mod tests {
                 manner,
                 &Outline {
                     steps: self.steps.len(),
-                    forward: self.buckets.len(),
                     buckets: &self.buckets,
                     readers: (0..self.buckets.len()).rev().collect(),
                     last_readers: self.buckets.iter().map(|bucket| bucket.after).collect(),
@@ -832,7 +831,7 @@ mod tests {
                     sums: self.sums(),
                     share: &|bucket, index, count| self.share(bucket, index, count),
                     edges: &[],
-                    passes: &[],
+                    passes: Pass::of_whole(self.buckets.len(), self.steps.len()).to_vec(),
                     gradients: Vec::new(),
                     contexts: Contexts::ONE,
                     ends: [true; 2],

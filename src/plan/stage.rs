@@ -34,6 +34,12 @@ pub struct Stage<'a> {
     pub splits_weights: bool,
 }
 
+impl Stage<'static> {
+    /// An uncut network.
+    pub const WHOLE: Stage<'static> =
+        Stage { stages: &Stages { ranks: 1, cuts: Vec::new() }, own: 0, contexts: 1, splits_weights: false };
+}
+
 /// A tensor that goes from one stage to another, for every micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {
@@ -60,6 +66,14 @@ pub struct Pass {
     pub phase: Phase,
     /// Steps of the plan.
     pub steps: Range<usize>,
+}
+
+impl Pass {
+    /// Those of a network that is one chunk.
+    pub fn of_whole(forward: usize, steps: usize) -> [Pass; 2] {
+        [(Phase::Forward, 0..forward), (Phase::Backward, forward..steps)]
+            .map(|(phase, steps)| Pass { chunk: 0, phase, steps })
+    }
 }
 
 /// The memory of micro-batches in flight: what lies behind `first` in the arena is there once for each. The rest of the
@@ -108,8 +122,8 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Of a graph that is not cut.
-    pub fn none(graph: &Graph) -> Division {
+    /// Of a graph that is one stage.
+    fn whole(graph: &Graph) -> Division {
         let nodes = |range: Range<usize>| range.map(NodeId).collect::<Vec<_>>();
         Division {
             is_cut: false,
@@ -126,7 +140,7 @@ impl Division {
 
     /// The same with gradients of large weights behind what reads these: as far as other gradients keep their order.
     pub fn weights_last(graph: &Graph) -> Division {
-        let mut whole = Division::none(graph);
+        let mut whole = Division::whole(graph);
         let Some((_, _, nodes)) = whole.passes.last_mut() else { return whole };
         let makes_gradients =
             |id: NodeId| graph.node(id).outputs.iter().any(|id| graph.tensor(*id).role == Role::Gradient);
@@ -152,6 +166,9 @@ impl Division {
     /// # Errors
     /// `Usage` for cuts that this network does not have, or where it cannot be cut.
     pub fn new(graph: &Graph, stage: &Stage) -> Result<Division> {
+        if stage.stages.ranks == 1 {
+            return Ok(Division::whole(graph));
+        }
         let chunks = stage.stages.of_nodes(graph)?;
         stage.stages.check(graph)?;
         let ranks = stage.stages.ranks;
@@ -389,11 +406,11 @@ pub mod tests {
     }
 
     impl Held {
-        fn new(device: &dyn Device, stage: Option<Stage>) -> Held {
+        fn new(device: &dyn Device, stage: Stage) -> Held {
             Held::of(network(), device, stage)
         }
 
-        fn of(graph: Graph, device: &dyn Device, stage: Option<Stage>) -> Held {
+        fn of(graph: Graph, device: &dyn Device, stage: Stage) -> Held {
             let plan = plan(graph, device, &Options { fusion_threshold: 1, training: None, stage }).unwrap();
             let of = |bytes: usize| Memory::host(bytes).unwrap();
             let regions =
@@ -476,7 +493,7 @@ pub mod tests {
     }
 
     fn each_gives_the_bits_of_the_whole(device: &dyn Device) {
-        let mut whole = Held::new(device, None);
+        let mut whole = Held::new(device, Stage::WHOLE);
         let expected: Vec<_> = (0..2)
             .map(|micro| {
                 whole.inputs(micro);
@@ -501,7 +518,7 @@ pub mod tests {
             let splits_weights = ranks == 3;
             let of = |graph: &Graph, splits_weights| -> Vec<Held> {
                 let stage = |own| Stage { stages: &stages, own, contexts: 2, splits_weights };
-                (0..ranks).map(|own| Held::of(graph.clone(), device, Some(stage(own)))).collect()
+                (0..ranks).map(|own| Held::of(graph.clone(), device, stage(own))).collect()
             };
             let again = stages.recompute(network(), |_| 2).unwrap();
             assert!(!again.recomputed.is_empty());
@@ -558,14 +575,14 @@ pub mod tests {
                 for own in 0..ranks {
                     let contexts = schedule.in_flight(own, ranks, micro_batches);
                     let splits_weights = schedule.splits_weights();
-                    let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
+                    let stage = Stage { stages: &stages, own, contexts, splits_weights };
                     let options = Options { fusion_threshold: 1 << 10, training: None, stage };
                     let plan = plan(network(), &Reference, &options).unwrap();
                     let mesh = MeshShape { data, pipeline: ranks, tensor: 1 };
-                    let pipeline = Some((own, schedule));
                     let manner = Manner {
                         mesh,
-                        pipeline,
+                        stage: own,
+                        schedule,
                         micro_steps: micro_batches,
                         clip: data == 3,
                         ..Manner::plain(vec![0; data])

@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn plans(graph: Graph, device: &dyn Device, turns: Turns) -> [Plan; 2] {
-        let options = Options { fusion_threshold: 2 << 10, training: None, stage: None };
+        let options = Options::whole(2 << 10);
         let compiled = Compiled::new(graph, device, None).unwrap();
         let plain = compiled.plan(device, &options).unwrap();
         let mut other = match turns.gathers {

@@ -667,7 +667,7 @@ mod tests {
         let model = crate::model::find("resnet18").unwrap();
         let graph = model.build(1, model.image, model.classes).unwrap().simplify().differentiate();
         let mut plan =
-            plan(graph, &Reference, &Options { fusion_threshold: 0, training: None, stage: None }).unwrap();
+            plan(graph, &Reference, &Options::whole(0)).unwrap();
         let (mut tuning, world) = (Tuning::built_in(), Topology::of_nodes(2, 1));
         let seconds = threshold::step_seconds(&plan, &tuning.parameters, 1);
         let bytes = plan.bucket_bytes().iter().sum::<usize>() as f64;
@@ -694,7 +694,7 @@ mod tests {
             let x = net.conv2d("conv", x, 3, Conv2d::square(1)).unwrap();
             let x = net.linear("fc", x, 5);
             let graph = net.finish(x).simplify().split_rows(parts, 0).differentiate().trade_rows();
-            let options = Options { fusion_threshold: 0, training: None, stage: None };
+            let options = Options::whole(0);
             plan(graph, &Reference, &options).unwrap()
         };
         let here = planned(2, 1);

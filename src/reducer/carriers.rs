@@ -93,7 +93,7 @@ impl Carrying<'_> {
         let norms = if gathers { Some(told.agree(Norms::new(told))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| exchanges(self.peers, device, program))?;
         let links = || Link::of_script(script);
-        let in_stages = script.mesh.pipeline > 1;
+        let in_stages = script.mesh.is_cut();
         let (links, trades) = match in_stages {
             true => (links(), Vec::new()),
             false => self.trades(),

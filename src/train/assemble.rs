@@ -85,7 +85,7 @@ impl Assembly<'_> {
         let barrier = (memories.sharing.ranks > 1).then(|| Barrier::new(world));
         let ahead = match trainer.programs.first() {
             // A stage has the batches of several micro-batches at once.
-            _ if self.groups.stage.is_some() => None,
+            _ if self.groups.mesh.is_cut() => None,
             Some(bound) if !device.is_host() && self.config.data.is_some() => {
                 let inputs = &memories.regions.inputs;
                 Some(DevicePrefetch::new(device, &bound.program, inputs, self.empty_batch()))
@@ -122,7 +122,7 @@ impl Assembly<'_> {
         let manner = manner(groups.layout(), config, memories.owners, memories.sharing.ranks > 1);
         let [place, _, tensor] = groups.mesh.coordinates(world.rank());
         // Of stages each is a world of its own.
-        let place = if groups.stage.is_some() { world.rank() } else { place };
+        let place = if groups.mesh.is_cut() { world.rank() } else { place };
         let manners = Manner { tensor, ..manner }.of_round(config.relaxed(world.size()));
         let own = place..place + 1;
         let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));
@@ -136,9 +136,9 @@ impl Assembly<'_> {
         let program = self.world.agree(program)?;
         let exchanges =
             program.as_ref().map_or(Ok(None), |program| exchanges(self.peers, self.device, program))?;
-        let relay = match self.groups.stage {
-            None => None,
-            Some(_) => {
+        let relay = match self.groups.mesh.is_cut() {
+            false => None,
+            true => {
                 let links = Link::of_plan(plan, |stage| self.groups.beside(stage));
                 let edges = edges(&self.groups.job, self.device, &memories.regions.arena, links)?;
                 Some(Relay::new(edges, plan))

@@ -286,7 +286,7 @@ impl Saver {
         }
         let begun = Instant::now();
         let mut values = self.checkpoints.buffer();
-        if groups.stage.is_some() && groups.data.is_first() {
+        if groups.mesh.is_cut() && groups.data.is_first() {
             values.get_or_insert_default();
         }
         state.copy(&groups.data, peers, None, device, values.as_mut())?;

@@ -16,8 +16,8 @@ pub struct Groups {
     pub split: Option<Split>,
     /// How many ranks there are on each axis.
     pub mesh: MeshShape,
-    /// Where the network is cut: which stage this rank computes.
-    pub stage: Option<usize>,
+    /// Which stage of the network this rank computes.
+    pub stage: usize,
 }
 
 /// The ranks of a job whose layers are split.
@@ -37,15 +37,15 @@ pub struct Layout<'a> {
     pub data: &'a Topology,
     /// How many ranks there are on each axis.
     pub mesh: MeshShape,
-    /// Where the network is cut: which stage they compute.
-    pub stage: Option<usize>,
+    /// Which stage of the network they compute.
+    pub stage: usize,
 }
 
 impl Groups {
     /// Of a network that is not cut.
     pub fn whole(job: &World) -> Groups {
         let mesh = MeshShape::of_data(job.size());
-        Groups { job: job.clone(), data: job.clone(), split: None, mesh, stage: None }
+        Groups { job: job.clone(), data: job.clone(), split: None, mesh, stage: 0 }
     }
 
     /// Collective.
@@ -65,7 +65,7 @@ impl Groups {
         let Some(pipeline) = &config.pipeline else { return Ok(Groups::whole(job)) };
         let mesh = Mesh::new(job, job.agree(divided(pipeline, job.size()))?)?;
         let stage = mesh.shape.coordinates(job.rank())[1];
-        Ok(Groups { job: job.clone(), data: mesh.data, split: None, mesh: mesh.shape, stage: Some(stage) })
+        Ok(Groups { job: job.clone(), data: mesh.data, split: None, mesh: mesh.shape, stage })
     }
 
     /// Where this rank is.
@@ -86,7 +86,7 @@ impl Groups {
 
     /// Whether this rank reads images.
     pub fn reads(&self) -> bool {
-        self.stage.is_none_or(|stage| stage == 0)
+        self.stage == 0
     }
 }
 

@@ -402,8 +402,7 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
             format!("parameter {name} is not finite after step {}. {}", job.standing.at.done - 1, job.remedy),
         )),
     };
-    let Groups { stage, split, .. } = &job.groups;
-    let are_parts = stage.is_some() || split.is_some();
+    let are_parts = job.groups.mesh.is_cut() || job.groups.split.is_some();
     let unlike = job.memories.owners.are_apart() || job.memories.anchor.is_some() || are_parts;
     match unlike {
         false if found.is_ok() => Ok(()),

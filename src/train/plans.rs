@@ -34,8 +34,9 @@ use crate::strategy::Owners;
 pub struct Plans {
     /// With --evaluate that of the test, and there is no other.
     pub training: Plan,
-    /// Where the network is cut: where, and the training plans of the other stages.
-    pub stages: Option<Stages>,
+    /// Where the network is cut, which of its stages this one is, and the training plans of the others.
+    stages: Stages,
+    own: usize,
     others: Vec<Plan>,
     pub evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
@@ -58,22 +59,19 @@ impl Plans {
         evaluate: bool,
     ) -> Result<Plans> {
         let world = layout.data;
-        let options = Options {
-            fusion_threshold: config.fusion_threshold.unwrap_or(usize::MAX),
-            training: None,
-            stage: None,
-        };
+        let options = Options::whole(config.fusion_threshold.unwrap_or(usize::MAX));
+        let own = layout.stage;
         if config.evaluate {
             let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
             let extent = extent(world, config, averaging, &training, device, false);
-            let (sizes, stages, others) = (training.sizes, None, Vec::new());
+            let (sizes, stages, others) = (training.sizes, options.stage.stages.clone(), Vec::new());
             let (evaluation, kept, split, trades) = (None, None, Vec::new(), Vec::new());
-            return Ok(Plans { sizes, training, stages, others, evaluation, extent, kept, split, trades });
+            return Ok(Plans { sizes, training, stages, own, others, evaluation, extent, kept, split, trades });
         }
         let graph = network.training(config.batch)?;
         check_normalisation(world, config, &graph)?;
-        let (training, stages, others, kept) = match layout.stage {
-            None => {
+        let (stages, mut others, kept) = match layout.mesh.is_cut() {
+            false => {
                 let (graph, kept) = match config.recompute {
                     true => (
                         graph.clone().recompute(),
@@ -85,17 +83,18 @@ impl Plans {
                     Some(first) => Some(Compiled::new(first.training(config.batch)?, device, None)?),
                     None => None,
                 };
-                (whole(graph, first, world, config, device, averaging, &options)?, None, Vec::new(), kept)
+                let whole = whole(graph, first, world, config, device, averaging, &options)?;
+                (options.stage.stages.clone(), vec![whole], kept)
             }
-            Some(own) => {
+            true => {
                 let (stages, mut plans, kept) = in_stages(&graph, own, config, device, averaging, &options)?;
                 plans.iter_mut().try_for_each(|plan| averaging.cut(plan, config))?;
-                (plans.remove(own), Some(stages), plans, kept)
+                (stages, plans, kept)
             }
         };
+        let training = others.remove(own);
         let evaluation = if evaluate {
-            let stage = stages.as_ref().zip(layout.stage);
-            let stage = stage.map(|(stages, own)| Stage { stages, own, contexts: 1, splits_weights: false });
+            let stage = Stage { stages: &stages, own, contexts: 1, splits_weights: false };
             let options = Options { training: Some(&training), stage, ..options };
             Some(plan::plan(network.evaluation(config.batch)?, device, &options)?)
         } else {
@@ -105,7 +104,7 @@ impl Plans {
         let mut extent = extent(world, config, averaging, &training, device, evaluation.is_some());
         extent.checkpoint += of_other_stages(layout, config, &others);
         let (split, trades) = (network.split_layers(config.batch)?, training.trades());
-        Ok(Plans { training, stages, others, evaluation, sizes, extent, kept, split, trades })
+        Ok(Plans { training, stages, own, others, evaluation, sizes, extent, kept, split, trades })
     }
 
     /// Bytes at the least that this process has while its steps are measured.
@@ -136,8 +135,8 @@ impl Plans {
             1 => world.clone(),
             parts => world.split(world.rank() % parts, world.rank())?,
         };
-        if let Some(stages) = &self.stages {
-            groups.job.check_same(&[("where the network is cut".into(), stages.cuts.join(","))])?;
+        if groups.mesh.is_cut() {
+            groups.job.check_same(&[("where the network is cut".into(), self.stages.cuts.join(","))])?;
         }
         // How a node's ranks share the updates is agreed upon when there is memory for them.
         let owners = expected_owners(world, config.strategy, false);
@@ -188,21 +187,13 @@ impl Plans {
         config: &Config,
         ranks: &dyn Fn(&Plan, &Manner) -> Vec<usize>,
     ) -> Vec<Script> {
-        let of = |manner: &Manner, (stage, plan): (usize, &&Plan)| {
-            let pipeline = manner.pipeline.map(|(_, schedule)| (stage, schedule));
-            let manner = Manner { pipeline, ..manner.clone() };
-            plan.scripts(&manner, &config.optimizer.rule, ranks(plan, &manner))
-        };
-        let of_stages = || self.of_stages(manner.pipeline.map(|(own, _)| own));
-        let of_place = |tensor: usize| {
-            let manner = Manner { tensor, ..manner.clone() };
-            let mut scripts = Vec::new();
-            for (stage, plan) in of_stages().iter().enumerate() {
-                scripts.extend(of(&manner, (stage, plan)));
+        let mut scripts: Vec<Script> = Vec::new();
+        for tensor in 0..manner.mesh.tensor {
+            for (stage, plan) in self.of_stages().into_iter().enumerate() {
+                let manner = Manner { stage, tensor, ..manner.clone() };
+                scripts.extend(plan.scripts(&manner, &config.optimizer.rule, ranks(plan, &manner)));
             }
-            scripts
-        };
-        let mut scripts: Vec<Script> = (0..manner.mesh.tensor).flat_map(of_place).collect();
+        }
         scripts.sort_by_key(|script| script.rank);
         scripts
     }
@@ -267,7 +258,7 @@ impl Plans {
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
         let facts = |plan: &&Plan| plan.facts(&step_seconds(plan, config, averaging));
-        let facts: Vec<_> = self.of_stages(layout.stage).iter().map(facts).collect();
+        let facts: Vec<_> = self.of_stages().iter().map(facts).collect();
         let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte;
         plan::rehearse(
@@ -403,16 +394,17 @@ impl Plans {
         Ok(described + &shards + &script + &self.roofline(config))
     }
 
-    /// The training plans of all stages, in their order; the one that there is where the network is not cut.
-    pub fn of_stages(&self, own: Option<usize>) -> Vec<&Plan> {
-        let own = own.unwrap_or(0);
-        let before = self.others[..own].iter();
-        before.chain([&self.training]).chain(&self.others[own..]).collect()
+    /// The training plans of all stages, in their order.
+    pub fn of_stages(&self) -> Vec<&Plan> {
+        let (before, behind) = self.others.split_at(self.own);
+        before.iter().chain([&self.training]).chain(behind).collect()
     }
 
     /// A line for each stage. `waits` has of each rank of the job the share of a step in which it waits.
     fn stage_table(&self, layout: Layout, config: &Config, averaging: &Averaging, waits: &[f64]) -> String {
-        let (Some(stages), Some(pipeline)) = (&self.stages, &config.pipeline) else { return String::new() };
+        let Some(pipeline) = config.pipeline.as_ref().filter(|_| layout.mesh.is_cut()) else {
+            return String::new();
+        };
         let mut text = format!(
             "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% at best\n  stage  \
              layers{:34}parameters  activations  in flight  sends a step  seconds   idle\n",
@@ -423,8 +415,8 @@ impl Plans {
             100.0 * pipeline.schedule.bubble(pipeline.stages, config.accumulation),
             ""
         );
-        for (stage, plan) in self.of_stages(layout.stage).into_iter().enumerate() {
-            let layers = stages.layers_of(&plan.graph, stage).join("; ");
+        for (stage, plan) in self.of_stages().into_iter().enumerate() {
+            let layers = self.stages.layers_of(&plan.graph, stage).join("; ");
             let seconds: f64 = averaging.step_seconds(plan).iter().sum::<f64>() * config.accumulation as f64;
             let sent =
                 plan.edges.iter().filter(|edge| edge.sends).map(|edge| edge.place.bytes).sum::<usize>();
@@ -664,11 +656,11 @@ pub fn measured(
     world.barrier()?;
     let times = world.agree(subject.time(steps))?;
     // Every rank fills in what its stage took.
-    let all = plans.of_stages(groups.stage);
+    let all = plans.of_stages();
     let mut seconds: Vec<f64> = Vec::new();
     let mut updates = [times.updates, rule.bytes_moved(times.updated) as f64];
     for (stage, plan) in all.iter().enumerate() {
-        match stage == groups.stage.unwrap_or(0) {
+        match stage == groups.stage {
             true => seconds.extend(&times.steps),
             false => seconds.extend(vec![0.0; plan.steps.len()]),
         }
@@ -686,9 +678,11 @@ pub fn measured(
 
 /// How a step of this run is done.
 pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) -> Manner {
+    let pipeline = config.pipeline.as_ref().filter(|_| layout.mesh.is_cut());
     Manner {
         mesh: layout.mesh,
-        pipeline: layout.stage.zip(config.pipeline.as_ref().map(|pipeline| pipeline.schedule)),
+        stage: layout.stage,
+        schedule: pipeline.map(|pipeline| pipeline.schedule).unwrap_or_default(),
         owners,
         wire: config.wire,
         in_common,
@@ -861,7 +855,7 @@ fn in_stages(
     let of_stage = |compiled: &Compiled, own: usize| {
         let contexts = schedule.in_flight(own, ranks, config.accumulation);
         let splits_weights = schedule.splits_weights();
-        let stage = Some(Stage { stages: &stages, own, contexts, splits_weights });
+        let stage = Stage { stages: &stages, own, contexts, splits_weights };
         compiled.plan(device, &Options { stage, ..*options })
     };
     let activations = match again {
@@ -1063,7 +1057,7 @@ fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: u
 /// Bytes of a checkpoint that the first rank has of other stages than its own.
 fn of_other_stages(layout: Layout, config: &Config, others: &[Plan]) -> usize {
     let of = |plan: &Plan| checkpoint_bytes(layout.data, config, plan, 0);
-    if layout.stage == Some(0) { others.iter().map(of).sum() } else { 0 }
+    if layout.stage == 0 { others.iter().map(of).sum() } else { 0 }
 }
 
 /// Bytes of the largest parameter.

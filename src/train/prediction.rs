@@ -104,13 +104,12 @@ pub struct Places {
     /// Those that compute the same with other images.
     pub data: Topology,
     mesh: MeshShape,
-    stage: Option<usize>,
 }
 
 impl Places {
     /// What plans are made for.
     pub fn layout(&self) -> Layout<'_> {
-        Layout { data: &self.data, mesh: self.mesh, stage: self.stage }
+        Layout { data: &self.data, mesh: self.mesh, stage: 0 }
     }
 }
 
@@ -218,7 +217,7 @@ impl Predictor<'_> {
     ) -> Result<Planned> {
         let (places, config, trained) = shared(nodes, self.local, config, self.network)?;
         let averaging = self.averaging.elsewhere(&places.data, &config, network)?;
-        let averaging = if places.stage.is_some() { averaging.over_stages(&places.all) } else { averaging };
+        let averaging = if places.mesh.is_cut() { averaging.over_stages(&places.all) } else { averaging };
         let averaging = if config.tensor.is_some() { averaging.over_groups(places.mesh) } else { averaging };
         let shape = Shape::of(&config, &trained);
         let mut plans = match before.filter(|(_, known)| *known == shape && !shape.sharded.gradients) {
@@ -259,7 +258,7 @@ impl Predictor<'_> {
         }
         let config = Config { tensor: None, spatial: 1, sync_bn: SyncBatchNorm::Off, ..config.clone() };
         let (all, network) = (Topology::of_nodes(1, 1), self.network.among(&config, [0, 1])?);
-        let places = Places { data: all.clone(), mesh: MeshShape::of_data(1), all, stage: None };
+        let places = Places { data: all.clone(), mesh: MeshShape::of_data(1), all };
         let plans = Plans::new(places.layout(), &config, &network, self.device, averaging, false)?;
         let case = Case { places: &places, config: &config, averaging, plans: &plans, beside: &[] };
         Ok(images / case.alone()?)
@@ -317,7 +316,7 @@ fn places(nodes: usize, local: usize, config: &Config) -> Result<Places> {
     let Some(pipeline) = &config.pipeline else {
         let of_groups = config.tensor.map(|tensor| in_groups(tensor, all.size())).transpose()?;
         let mesh = of_groups.unwrap_or_else(|| MeshShape::of_data(all.size()));
-        return Ok(Places { data: all.clone(), all, mesh, stage: None });
+        return Ok(Places { data: all.clone(), all, mesh });
     };
     let mesh = divided(pipeline, all.size())?;
     // The first stage; the others are as it is.
@@ -331,7 +330,7 @@ fn places(nodes: usize, local: usize, config: &Config) -> Result<Places> {
             )));
         }
     };
-    Ok(Places { all, data, mesh, stage: Some(0) })
+    Ok(Places { all, data, mesh })
 }
 
 fn has_room(network: Option<&Interconnect>, nodes: usize) -> Result<()> {
@@ -407,9 +406,9 @@ impl Case<'_> {
         let alike = every + 1 - manners.len();
         let mut rounds = Vec::new();
         // Between stages some have less of their links than others.
-        let unlike = match places.stage {
-            Some(_) => averaging.alike(places.mesh, most_classes(places.mesh.ranks())),
-            None => Vec::new(),
+        let unlike = match places.mesh.is_cut() {
+            true => averaging.alike(places.mesh, most_classes(places.mesh.ranks())),
+            false => Vec::new(),
         };
         for (index, manner) in manners.iter().enumerate() {
             if manner.asynchronous && size > MOST_ALONE {
@@ -461,14 +460,14 @@ impl Case<'_> {
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte(config, averaging);
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
         let prices = Prices { update: &update, add: &add, ..Prices::FREE };
-        if places.stage.is_some() {
+        if places.mesh.is_cut() {
             // It does what all stages do.
             let of = |plan: &&Plan| {
                 let computes: f64 = step_seconds(plan, config, averaging).iter().sum();
                 let sums = if micro_steps > 1 { add(plan.sizes.gradients) } else { 0.0 };
                 micro_steps as f64 * (computes + sums) + update(plan.sizes.parameters)
             };
-            return Ok(plans.of_stages(places.stage).iter().map(of).sum());
+            return Ok(plans.of_stages().iter().map(of).sum());
         }
         let facts = plans.training.facts(&step_seconds(&plans.training, config, averaging));
         Ok(plan::rehearse(&plans.training.scripts(&manner, &rule, 0..1), &[&facts], &prices)?.seconds)
@@ -479,7 +478,7 @@ impl Case<'_> {
     /// all that needs to be rehearsed; in a pipeline all of a stage do.
     fn jittered(&self, rounds: &[(usize, Vec<Script>)], cv: f64) -> Result<f64> {
         let (size, stage) = (self.places.all.size(), self.places.data.size());
-        let computing = if self.places.stage.is_some() { size } else { self.config.data_ranks(size) };
+        let computing = if self.places.mesh.is_cut() { size } else { self.config.data_ranks(size) };
         let alone = self.config.strategy.is_asynchronous();
         let mut sum = 0.0;
         for step in 0..DRAWS {

@@ -229,7 +229,7 @@ impl<'a> OpenedRun<'a> {
         if keep_apart_alike(world, device)? {
             plans = plan(&averaging)?;
         }
-        let cuts_anew = groups.stage.is_some() && config.measure.is_some();
+        let cuts_anew = groups.mesh.is_cut() && config.measure.is_some();
         // Each stage runs its own steps, and the network is cut anew by what they took.
         let averaging = match cuts_anew {
             true => measured(groups, config, device, &plans, averaging, usize::MAX)?,
@@ -544,7 +544,7 @@ fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usi
         let averaging = Averaging::new(&groups.data, config, device, threads)?;
         return Ok(averaging.over_groups(groups.mesh));
     }
-    if groups.stage.is_none() {
+    if !groups.mesh.is_cut() {
         return Averaging::new(&groups.data, config, device, threads);
     }
     // What stages are cut by must be the same on all of them.

@@ -111,18 +111,18 @@ impl<'a> Cast<'a> {
         let (mut stages, mut lines) = (Vec::new(), Vec::new());
         for of_place in &plans {
             let setting = of_place.setting(layout, case.config, case.averaging);
-            for plan in of_place.of_stages(layout.stage) {
+            for plan in of_place.of_stages() {
                 let script = &scripts[stages.len() * if parts > 1 { 1 } else { layout.data.size() }];
                 let course = |transfer: &Transfer| match transfer.kind {
                     // The two ends of an edge, and what few bytes go round among all stages, have messages of their
                     // own.
                     Kind::Send { .. } | Kind::Receive { .. } => Some(None),
-                    _ if transfer.axis == Axis::Job && layout.stage.is_some() => Some(None),
+                    _ if transfer.axis == Axis::Job && layout.mesh.is_cut() => Some(None),
                     _ => case.averaging.course(transfer, setting, machine).map(Some),
                 };
                 let courses = script.transfers.iter().map(course).collect::<Option<Vec<_>>>()?;
                 // Places of a group find each other's lines by the same numbers; stages have others.
-                if layout.stage.is_some() {
+                if layout.mesh.is_cut() {
                     lines.clear();
                 }
                 let line_of = numbered(script, &mut lines);

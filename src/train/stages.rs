@@ -7,7 +7,7 @@ use crate::record::{Array, Contents};
 /// The arrays of all stages, one stage behind the other. The first rank of each stage has `values`, those of its own
 /// arrays; the first rank of the job then has all. Collective.
 pub fn collect(groups: &Groups, own: Vec<Array>, values: &mut Option<Vec<f32>>) -> Result<Vec<Array>> {
-    if groups.stage.is_none() {
+    if !groups.mesh.is_cut() {
         return Ok(own);
     }
     let head = Contents { arrays: own.clone(), ..Contents::default() }.head();

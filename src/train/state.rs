@@ -233,9 +233,9 @@ impl State<'_> {
         device: &dyn Device,
         from: &Contents,
     ) -> Result<()> {
-        let of_stage = match groups.stage {
-            Some(_) => Some(stages::distribute(groups, from, |path| self.wants(path))?),
-            None => None,
+        let of_stage = match groups.mesh.is_cut() {
+            true => Some(stages::distribute(groups, from, |path| self.wants(path))?),
+            false => None,
         };
         let (world, from) = (&groups.data, of_stage.as_ref().unwrap_or(from));
         self.check(from)?;

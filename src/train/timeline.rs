@@ -91,7 +91,7 @@ impl Timeline {
 
 /// The names of the steps of each stage's plan.
 fn labels_of_stages(groups: &Groups, labels: &[String]) -> Result<Vec<Vec<String>>> {
-    if groups.stage.is_none() {
+    if !groups.mesh.is_cut() {
         return Ok(vec![labels.to_vec()]);
     }
     let own = if groups.data.is_first() { labels.join("\n") } else { String::new() };

@@ -278,7 +278,7 @@ pub fn save(
     let counted = plan.statistics.iter().map(|of| (of.name.clone(), of.spec.shape.0.clone()));
     let mut shapes: Vec<_> = learned.chain(counted).collect();
     let world = &groups.job;
-    if groups.stage.is_none() && !apart && !split {
+    if !(groups.mesh.is_cut() || apart || split) {
         world.agree(record::once(world, || record::write_weights(path, &shapes, about, &values, of)))?;
     } else {
         let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };

@@ -580,7 +580,7 @@ fn rows_that_are_taken_get_their_gradients_and_constants_stay() {
     bound.run(0..steps, &Scalars { gradient_scale: 0.5, ..SCALARS });
     // Two samples, each (1/2 − 1) for its class, halved: −1/2 in all, times 3.
     assert_eq!(bound.gradient(&table), [0.0, 0.0, 0.0, 0.0, -1.5, 0.0]);
-    let options = Options { fusion_threshold: 0, training: Some(&bound.plan), stage: None };
+    let options = Options { training: Some(&bound.plan), ..Options::whole(0) };
     let evaluation = plan(build().for_evaluation(), &Reference, &options).unwrap();
     let places = |plan: &Plan| plan.constants.iter().map(|constant| constant.place).collect::<Vec<_>>();
     assert_eq!(places(&evaluation), places(&bound.plan));

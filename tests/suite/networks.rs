@@ -61,7 +61,7 @@ impl Step<'_> {
         (stages, splits_weights): (&Stages, bool),
     ) -> Gradients {
         let of = |own: usize| {
-            let stage = Some(Stage { stages, own, contexts: 1, splits_weights });
+            let stage = Stage { stages, own, contexts: 1, splits_weights };
             let options = Options { fusion_threshold: 1, training: None, stage };
             Bound::of(self.device, compiled.plan(self.device, &options).unwrap())
         };

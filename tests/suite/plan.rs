@@ -347,7 +347,7 @@ fn normalisation_over_ranks_is_that_of_the_whole_batch() {
 
 /// The loss of evaluation on the same images, with the parameters and statistics of a training run.
 fn evaluate(training: &Run, forward: Graph) -> f64 {
-    let options = Options { fusion_threshold: 1, training: Some(&training.plan), stage: None };
+    let options = Options { training: Some(&training.plan), ..Options::whole(1) };
     let plan = plan(forward.for_evaluation().simplify(), training.device, &options).unwrap();
     let own = |bytes| training.device.allocate(bytes).unwrap();
     let regions = Regions {
@@ -401,7 +401,7 @@ fn running_statistics_are_kept_by_training_and_read_by_evaluation() {
 fn an_evaluation_plan_shares_the_parameters() {
     let cpu = Cpu::new(1).unwrap();
     let training = Run::new(&cpu, graph(), 1 << 20);
-    let options = Options { fusion_threshold: 1, training: Some(&training.plan), stage: None };
+    let options = Options { training: Some(&training.plan), ..Options::whole(1) };
     let forward = residual_net().unwrap().for_evaluation().simplify();
     let evaluation = plan(forward, &cpu, &options).unwrap();
     assert_eq!(evaluation.parameters.len(), training.plan.parameters.len());
@@ -418,7 +418,7 @@ fn an_evaluation_plan_shares_the_parameters() {
 /// weights.
 #[test]
 fn updates_are_given_single_parameters_or_runs_of_them() {
-    let options = Options { fusion_threshold: usize::MAX, training: None, stage: None };
+    let options = Options::whole(usize::MAX);
     let plan = plan(residual_net().unwrap().simplify().differentiate(), &Reference, &options).unwrap();
     let bucket = &plan.buckets[0];
     let lars = Rule::Lars { momentum: 0.9, trust: 0.001, weight_decay: 0.0 };
@@ -447,7 +447,7 @@ fn shares_of_an_update_cover_every_parameter_once() {
     let lars = Rule::Lars { momentum: 0.9, trust: 0.001, weight_decay: 0.0 };
     let sgd = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
     for threshold in [0, 3000, usize::MAX] {
-        let options = Options { fusion_threshold: threshold, training: None, stage: None };
+        let options = Options::whole(threshold);
         let plan = plan(residual_net().unwrap().simplify().differentiate(), &Reference, &options).unwrap();
         for (rule, ranks) in [lars, sgd].into_iter().flat_map(|rule| (1..20).map(move |ranks| (rule, ranks)))
         {
@@ -532,7 +532,7 @@ fn what_is_computed_again_has_the_same_bits() {
 fn recomputation_halves_the_activations_of_resnet152_at_least() {
     let net = model::find("resnet152").unwrap();
     let graph = net.build(4, net.image, net.classes).unwrap().simplify().differentiate();
-    let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
+    let options = Options::whole(1 << 20);
     let [kept, computed] =
         [graph.clone(), graph.recompute()].map(|graph| plan(graph, &Reference, &options).unwrap());
     assert!(2 * computed.sizes.activations < kept.sizes.activations);
@@ -543,7 +543,7 @@ fn recomputation_halves_the_activations_of_resnet152_at_least() {
 /// No model loses by it, and none changes what is learned.
 #[test]
 fn recomputation_suits_every_model() {
-    let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
+    let options = Options::whole(1 << 20);
     for net in model::MODELS {
         let graph = net.build(2, net.image, net.classes).unwrap().simplify().differentiate();
         let [kept, computed] =
@@ -603,7 +603,7 @@ fn the_cpu_remakes_what_large_linear_layers_read() {
         let remade = graph.clone().remake(operations);
         let count = remade.recomputed.iter().filter(|id| remade.node(**id).op != Op::Reshape).count();
         assert_eq!(count, 3 * layers, "{name}");
-        let options = Options { fusion_threshold: 1 << 20, training: None, stage: None };
+        let options = Options::whole(1 << 20);
         let [kept, remade] =
             [graph, remade].map(|graph| plan(graph, &Reference, &options).unwrap().sizes.activations);
         // Of the 19 widths that a layer keeps of each token (3 of them probabilities) 6 are remade.

@@ -17,7 +17,7 @@ pub struct Bound<'a> {
 
 impl Bound<'_> {
     pub fn new(device: &dyn Device, graph: Graph, threshold: usize) -> Bound<'_> {
-        let options = Options { fusion_threshold: threshold, training: None, stage: None };
+        let options = Options::whole(threshold);
         Bound::of(device, plan(graph, device, &options).unwrap())
     }
 

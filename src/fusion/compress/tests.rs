@@ -189,7 +189,7 @@ fn valid(plan: &Plan, device: &dyn Device) -> Vec<f32> {
 
 fn with_plan(check: impl Fn(&Plan, &dyn Device)) {
     let device = Cpu::new(1).unwrap();
-    let options = Options { fusion_threshold: 4096, training: None, stage: None };
+    let options = Options::whole(4096);
     let plan = crate::plan::plan(net().unwrap().simplify().differentiate(), &device, &options).unwrap();
     assert!(plan.buckets.len() > 2);
     check(&plan, &device);

@@ -322,7 +322,7 @@ fn an_imported_resnet50_is_planned_as_the_zoos() {
     std::fs::File::create(place.path().join("zeros.bin")).unwrap().set_len(2 * largest).unwrap();
     let of = |net: &Model| {
         let graph = net.build(2, [3, 64, 64], 1000).unwrap().simplify().differentiate();
-        plan(graph, &Reference, &Options { fusion_threshold: 1 << 20, training: None, stage: None }).unwrap()
+        plan(graph, &Reference, &Options::whole(1 << 20)).unwrap()
     };
     let [ours, theirs] = [of(&model::open(&path).unwrap()), of(&model::find("resnet50").unwrap())];
     assert_eq!(steps(&ours), steps(&theirs));

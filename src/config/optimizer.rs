@@ -147,6 +147,13 @@ pub struct Optimizer {
     pub ema: Option<f32>,
 }
 
+impl Optimizer {
+    /// How many numbers there are beside each parameter: states, and its average.
+    pub fn copies(&self) -> usize {
+        self.rule.states() + usize::from(self.ema.is_some())
+    }
+}
+
 /// A rule as `kind`, its name, and its numbers.
 fn named<S: Serializer>(rule: &Rule, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]

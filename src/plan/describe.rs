@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Kind, Plan, PlannedStep};
+use super::{Kind, Ledger, MemoryKind, Plan, PlannedStep};
 use crate::graph::{Node, NodeId, TensorId};
 
 /// Bytes of each kind of memory that a rank needs for a plan.
@@ -26,44 +26,6 @@ pub struct Sizes {
     pub gradients: usize,
 }
 
-/// What a run needs beyond what a plan states once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
-    /// Copies of the gradients: two with accumulation, a micro-step's own and their sum.
-    pub gradients: usize,
-    /// Where gradients take turns in windows: bytes of sums beside these.
-    pub shards: Option<usize>,
-    /// Bytes of parameters: all of them, or what the rank owns and what an evaluation gathers.
-    pub parameters: usize,
-    /// Ranks of a node for which there is one copy of the parameters, of which each updates a share.
-    pub sharers: usize,
-    /// Bytes of optimizer state, and of averaged parameters, that the rank works on.
-    pub optimizer: usize,
-    /// Copies of a batch: the device's, and those that the host fills.
-    pub batches: usize,
-    /// How many of these the device has.
-    pub batches_on_device: usize,
-    /// Bytes of other ranks' gradients that this rank works on where they lie. They count for every rank that maps
-    /// them, and are there once.
-    pub mapped: usize,
-    /// Bytes in which messages come in.
-    pub messages: usize,
-    /// Bytes of the copy from which a checkpoint is written, on rank 0.
-    pub checkpoint: usize,
-    /// Bytes that compression of gradients keeps and sends.
-    pub compression: usize,
-    /// Of these, what lies on a device that does it itself.
-    pub compression_on_device: usize,
-    /// Bytes of the process without any of the above: libraries, compiled kernels, data sets.
-    pub program: usize,
-    /// Bytes of the copies in halves that a device with memory of its own keeps of the parameters.
-    pub halves: usize,
-    /// And of those that it keeps of weights' gradients.
-    pub narrow: usize,
-    /// Whether the device has memory of its own, apart from the host's.
-    pub own_memory: bool,
-}
-
 impl Sizes {
     /// What two plans need that take turns in the same memory.
     pub fn shared_with(self, other: Sizes) -> Sizes {
@@ -77,62 +39,6 @@ impl Sizes {
             constants: self.constants.max(other.constants),
             gradients: self.gradients.max(other.gradients),
         }
-    }
-}
-
-impl Sizes {
-    /// What a rank needs of each kind.
-    pub fn kinds(&self, extent: Extent) -> [(&'static str, usize); 12] {
-        let [gradients, windows] = match extent.shards {
-            Some(shards) => [shards, self.gradients],
-            None => [extent.gradients * self.gradients, 0],
-        };
-        [
-            ("activations", self.activations),
-            ("gradients", gradients + extent.narrow),
-            ("windows", windows),
-            ("parameters", extent.parameters + extent.halves),
-            ("optimizer", extent.optimizer),
-            ("statistics", self.statistics + self.constants),
-            ("workspace", self.workspace),
-            ("input", extent.batches * self.inputs + self.metrics),
-            ("allreduce", extent.mapped + extent.messages),
-            ("checkpoint", extent.checkpoint),
-            ("compression", extent.compression),
-            ("program", extent.program),
-        ]
-    }
-
-    /// Bytes that a rank has at its peak: what the operating system calls the peak resident set of its process. Without
-    /// what lies on a device with memory of its own.
-    pub fn total(&self, extent: Extent) -> usize {
-        self.kinds(extent).iter().map(|(_, size)| size).sum::<usize>() - self.on_device(extent)
-    }
-
-    /// Bytes on a device with memory of its own.
-    pub fn on_device(&self, extent: Extent) -> usize {
-        if !extent.own_memory {
-            return 0;
-        }
-        let inputs = extent.batches_on_device * self.inputs;
-        let steps =
-            self.activations + self.workspace + inputs + self.metrics + self.statistics + self.constants;
-        let gradients = extent.shards.map_or(extent.gradients * self.gradients, |s| s + self.gradients);
-        let learned = gradients + extent.parameters + extent.optimizer;
-        steps + learned + extent.halves + extent.narrow + extent.compression_on_device
-    }
-
-    /// What a batch is limited by: the device's memory where it has its own, else the host's.
-    pub fn limiting(&self, extent: Extent) -> usize {
-        if extent.own_memory { self.on_device(extent) } else { self.total(extent) }
-    }
-
-    /// Of these, what its machine must still give once the plan is there: neither what other ranks bring nor what the
-    /// process has already.
-    pub fn to_come(&self, extent: Extent) -> usize {
-        // Of parameters that it shares the rank brings its part.
-        let brought = extent.parameters - extent.parameters / extent.sharers;
-        self.total(extent) - brought - extent.mapped - extent.program
     }
 }
 
@@ -172,14 +78,14 @@ impl Plan {
     pub fn describe(
         &self,
         device: &str,
-        sizes: &Sizes,
-        extent: Extent,
+        ledger: &Ledger,
         kept: Option<usize>,
         sums: &[(&str, f64)],
     ) -> String {
         let mut text = String::new();
         self.describe_layers(&mut text);
-        self.describe_memory(&mut text, device, sizes, extent);
+        let _ = writeln!(text, "memory a rank at its peak, on {device}");
+        self.describe_memory(&mut text, ledger);
         if let Some(kept) = kept {
             self.describe_recomputation(&mut text, kept);
         }
@@ -323,30 +229,25 @@ impl Plan {
         );
     }
 
-    fn describe_memory(&self, out: &mut String, device: &str, sizes: &Sizes, extent: Extent) {
-        let rows = sizes.kinds(extent);
-        let _ = writeln!(out, "memory a rank at its peak, on {device}");
-        // Without ZeRO's later stages there are no windows.
-        for (kind, size) in rows.into_iter().filter(|(kind, size)| *kind != "windows" || *size > 0) {
+    fn describe_memory(&self, out: &mut String, ledger: &Ledger) {
+        let mut line = |kind: &str, size: usize| {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
+        };
+        let kinds = MemoryKind::ALL.map(|kind| (kind, ledger.bytes(kind)));
+        // Without ZeRO's later stages there are no windows.
+        for (kind, size) in kinds.into_iter().filter(|(kind, size)| *kind != MemoryKind::Windows || *size > 0)
+        {
+            line(&kind.name(), size);
         }
-        let on_device = sizes.on_device(extent);
-        let total = sizes.total(extent) + on_device;
-        let _ = writeln!(out, "  {:<12} {:>10}  ({} bytes)", "in all", bytes(total), group(total));
-        if extent.own_memory {
-            let _ = writeln!(
-                out,
-                "  {:<12} {:>10}  ({} bytes)",
-                "on the GPU",
-                bytes(on_device),
-                group(on_device)
-            );
+        line("in all", ledger.of_host() + ledger.of_device());
+        if ledger.own_memory {
+            line("on the GPU", ledger.of_device());
         }
-        if extent.sharers > 1 {
+        if ledger.sharers > 1 {
             let _ = writeln!(
                 out,
                 "  parameters are there once for {} ranks of a node, of which each updates its share",
-                extent.sharers
+                ledger.sharers
             );
         }
         let _ = writeln!(

@@ -40,6 +40,7 @@ mod balance;
 mod bucket;
 mod compile;
 mod describe;
+mod ledger;
 mod measure;
 mod pipeline;
 mod program;
@@ -62,8 +63,9 @@ use crate::graph::{Graph, Init, NodeId, Op, Rows, Shape, Shard, Spec, Statistics
 pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Compiled, Options, plan};
 pub use describe::{
-    Extent, Sizes, bytes as describe_bytes, flops as describe_flops, group, seconds as describe_seconds,
+    Sizes, bytes as describe_bytes, flops as describe_flops, group, seconds as describe_seconds,
 };
+pub use ledger::{Ledger, MemoryKind};
 pub use measure::{Measured, Times};
 pub use pipeline::{ChunkPass, Phase};
 pub use program::{Exchange, Program, Regions, has_not_finite};

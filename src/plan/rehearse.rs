@@ -755,7 +755,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::script::{Manner, Outline, Part, TransferId, representatives, scripts};
-    use super::super::{Bucket, Contexts};
+    use super::super::{Bucket, Contexts, Pass};
     use super::*;
     use crate::config::{MeshShape, Wire};
     use crate::cuts::{Cuts, segment};

@@ -71,8 +71,11 @@ pub struct Pass {
 impl Pass {
     /// Those of a network that is one chunk.
     pub fn of_whole(forward: usize, steps: usize) -> [Pass; 2] {
-        [(Phase::Forward, 0..forward), (Phase::Backward, forward..steps)]
-            .map(|(phase, steps)| Pass { chunk: 0, phase, steps })
+        [(Phase::Forward, 0..forward), (Phase::Backward, forward..steps)].map(|(phase, steps)| Pass {
+            chunk: 0,
+            phase,
+            steps,
+        })
     }
 }
 

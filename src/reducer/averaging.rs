@@ -666,8 +666,7 @@ mod tests {
     fn buckets_are_those_of_a_run_also_where_steps_were_measured() {
         let model = crate::model::find("resnet18").unwrap();
         let graph = model.build(1, model.image, model.classes).unwrap().simplify().differentiate();
-        let mut plan =
-            plan(graph, &Reference, &Options::whole(0)).unwrap();
+        let mut plan = plan(graph, &Reference, &Options::whole(0)).unwrap();
         let (mut tuning, world) = (Tuning::built_in(), Topology::of_nodes(2, 1));
         let seconds = threshold::step_seconds(&plan, &tuning.parameters, 1);
         let bytes = plan.bucket_bytes().iter().sum::<usize>() as f64;

@@ -14,6 +14,6 @@ mod sharing;
 pub use averaging::{Averaging, Expected, Setting, StepTimes};
 pub use carriers::{Carrying, Places, Pushes, edges, exchanges};
 pub use sharing::{
-    Gradients, ParameterMemory, Sharing, Travelling, codes_on_device, expected_owners, largest_share, nodes,
-    seats, share_of, shares_gradients, turns, windows_apart,
+    Gradients, ParameterMemory, Sharing, Travelling, beside_parameters, codes_on_device, expected_owners,
+    largest_share, nodes, seats, share_of, shares_gradients, turns, windows_apart,
 };

@@ -81,6 +81,15 @@ pub fn expected_owners(world: &Topology, strategy: Strategy, in_common: bool) ->
     strategy.owners(Ranks { ranks: world.size(), nodes: world.nodes(), in_common })
 }
 
+/// Copies of state and of the average that lie beside the parameters, as large as these: none where each owner has its
+/// own.
+pub fn beside_parameters(world: &Topology, config: &Config, in_common: bool) -> usize {
+    match expected_owners(world, config.strategy, in_common).are_apart() {
+        true => 0,
+        false => config.optimizer.copies(),
+    }
+}
+
 /// Whether the ranks of a node are to share parameters at all. Those that split layers have unlike ones.
 fn may_share(world: &Topology, Config { strategy, tensor, .. }: &Config) -> bool {
     let at = Ranks { ranks: world.size(), nodes: world.nodes(), in_common: true };
@@ -147,7 +156,7 @@ impl ParameterMemory {
         let (bytes, strategy) = (sizes.parameters, config.strategy);
         let wanted = device.is_host() && some_share(world) && may_share(world, config);
         let apart = expected_owners(world, strategy, wanted).are_apart();
-        let beside = if apart { 0 } else { copies };
+        let beside = beside_parameters(world, config, wanted);
         let common = if wanted { NodeShared::allocate(world, (1 + beside) * bytes)? } else { None };
         let owners = expected_owners(world, strategy, common.is_some());
         let Some(common) = common else {

@@ -7,7 +7,7 @@ use crate::config::{Config, most};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host;
-use crate::plan::{Extent, describe_bytes as bytes};
+use crate::plan::{MemoryKind, describe_bytes as bytes};
 use crate::reducer::Averaging;
 
 /// The largest batch within a limit, with its bytes and those of one image more.
@@ -34,11 +34,12 @@ pub fn answer(
     let one = planned(groups, network, config, device, averaging, 1);
     let program = one
         .or_else(|e| planned(groups, network, config, device, averaging, 2).map_err(|_| e))?
-        .extent
-        .program;
+        .ledger
+        .bytes(MemoryKind::Program);
     let total = |batch| {
-        let plans = planned(groups, network, config, device, averaging, batch)?;
-        Ok(plans.sizes.limiting(Extent { program, ..plans.extent }))
+        let mut ledger = planned(groups, network, config, device, averaging, batch)?.ledger;
+        ledger.set_program(program);
+        Ok(ledger.limiting())
     };
     let Fit { batch, bytes: needed, next } = largest(limit, total)?;
     let (name, limit) = (network.model.name(), bytes(limit));
@@ -76,15 +77,15 @@ pub fn check(
     let ranks = world.local_size().max(1);
     if let Some(share) = device.free_bytes()? {
         let place = format!("{} has {} free on the rank's GPU", world.host(), bytes(share));
-        fits(network, config, plans.on_device(), share, &place, |batch| {
-            Ok(planned(groups, network, config, device, averaging, batch)?.on_device())
+        fits(network, config, plans.ledger.of_device(), share, &place, |batch| {
+            Ok(planned(groups, network, config, device, averaging, batch)?.ledger.of_device())
         })?;
     }
     let Some(available) = host::available_memory() else { return Ok(()) };
     let (share, plural) = (available / ranks, if ranks == 1 { "" } else { "s" });
     let place = format!("{} has {} free for each of its {ranks} rank{plural}", world.host(), bytes(share));
-    fits(network, config, plans.to_come(), share, &place, |batch| {
-        Ok(planned(groups, network, config, device, averaging, batch)?.to_come())
+    fits(network, config, plans.ledger.to_come(), share, &place, |batch| {
+        Ok(planned(groups, network, config, device, averaging, batch)?.ledger.to_come())
     })
 }
 

@@ -74,7 +74,7 @@ impl Memories {
         let gradients = Gradients::new(world, device, plan, summed, config, averaging)?;
         let gathers = plan.gathers();
         let (windows, written) = windows(world, device, plans, config, &gradients)?;
-        let copies = rule.states() + usize::from(config.optimizer.ema.is_some());
+        let copies = config.optimizer.copies();
         let seat = seats(world)[world.rank()];
         let owned = |owners| plan.owned(owners, rule, seat, world.rank());
         let held = gathers.then(|| owned(expected_owners(world, config.strategy, false)));

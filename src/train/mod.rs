@@ -1,7 +1,8 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
-//! batches come from, `doubts` whether data, network and weights go together, `plans`, `describe` for the record),
+//! batches come from, `doubts` whether data, network and weights go together, `plans`, of stages by `cutting`, their
+//! memory by `ledger`, `describe` for the record),
 //! `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the losses on theirs, `device`
 //! what a rank drives, `meeting` where ranks with parameters of their own come together, `shards` what does not depend
 //! on their number, `asynchronous` and `server` what ranks and servers do that do not wait for all, `evaluate` the test
@@ -16,12 +17,14 @@ mod assemble;
 mod asynchronous;
 mod checkpoint;
 mod commit;
+mod cutting;
 mod describe;
 mod device;
 mod device_prefetch;
 mod doubts;
 mod evaluate;
 mod groups;
+mod ledger;
 mod length;
 mod max_batch;
 mod meeting;

@@ -513,7 +513,7 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<(
     let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
     let plans = world.agree(plans)?;
     // The process with the kernels of one plan, as a run has them: of the rank that has most.
-    let program = greatest(world, plans.program(0))?;
+    let program = greatest(world, plans.program(&here, 0))?;
     let subject = (&network, &*device, evaluate);
     averaging = measured_within(&groups, &here, subject, &plans, averaging, parallel.memory_limit)?;
     drop(plans);

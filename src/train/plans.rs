@@ -4,30 +4,25 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::checkpoint;
+use super::cutting::{in_stages, whole};
 use super::groups::{Groups, Layout};
-use super::meeting;
-use super::memory::keeps as keeps_sums;
+use super::ledger::{self, Needs, of_other_stages};
 use super::network::Network;
 use crate::comm::{Topology, World};
-use crate::config::{Config, MeshShape, Pipeline, PipelineSchedule, Precision, Session, SyncBatchNorm};
-use crate::data::AHEAD;
+use crate::config::{Config, MeshShape, Precision, SyncBatchNorm};
 use crate::device::{Device, Rule};
 use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
-use crate::fusion::compress;
-use crate::graph::{Graph, NodeId, Op, Role, SplitLayers};
+use crate::graph::{Graph, Op, SplitLayers};
 use crate::host;
 use crate::interconnect::{Load, Rounds};
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Axis, Compiled, Extent, Line, Manner, Measured, Options, Parameter, Plan, Prices, Rehearsal,
+    self, Axis, Compiled, Ledger, Line, Manner, Measured, MemoryKind, Options, Plan, Prices, Rehearsal,
     Script, Stage, Stages, StepFacts, Trading, Transfer,
 };
-use crate::reducer::{
-    Averaging, Expected, Setting, Sharing, StepTimes, codes_on_device, expected_owners, largest_share, nodes,
-    share_of, shares_gradients, turns,
-};
+use crate::reducer::{Averaging, Expected, Setting, StepTimes, expected_owners, nodes};
 use crate::strategy::Owners;
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
@@ -40,7 +35,8 @@ pub struct Plans {
     others: Vec<Plan>,
     pub evaluation: Option<Plan>,
     pub sizes: plan::Sizes,
-    pub extent: Extent,
+    /// What a rank has in memory.
+    pub ledger: Ledger,
     /// With recomputation: what the activations would take without.
     pub kept: Option<usize>,
     /// Layers that are split.
@@ -63,10 +59,22 @@ impl Plans {
         let own = layout.stage;
         if config.evaluate {
             let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
-            let extent = extent(world, config, averaging, &training, device, false);
+            let needs = Needs { world, config, averaging, device, evaluate: false };
+            let ledger = needs.ledger(&training, &training.sizes);
             let (sizes, stages, others) = (training.sizes, options.stage.stages.clone(), Vec::new());
             let (evaluation, kept, split, trades) = (None, None, Vec::new(), Vec::new());
-            return Ok(Plans { sizes, training, stages, own, others, evaluation, extent, kept, split, trades });
+            return Ok(Plans {
+                sizes,
+                training,
+                stages,
+                own,
+                others,
+                evaluation,
+                ledger,
+                kept,
+                split,
+                trades,
+            });
         }
         let graph = network.training(config.batch)?;
         check_normalisation(world, config, &graph)?;
@@ -101,10 +109,11 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let mut extent = extent(world, config, averaging, &training, device, evaluation.is_some());
-        extent.checkpoint += of_other_stages(layout, config, &others);
+        let needs = Needs { world, config, averaging, device, evaluate };
+        let mut ledger = needs.ledger(&training, &sizes);
+        ledger.on_host(MemoryKind::Checkpoint, of_other_stages(layout, config, &others));
         let (split, trades) = (network.split_layers(config.batch)?, training.trades());
-        Ok(Plans { training, stages, own, others, evaluation, sizes, extent, kept, split, trades })
+        Ok(Plans { training, stages, own, others, evaluation, sizes, ledger, kept, split, trades })
     }
 
     /// Bytes at the least that this process has while its steps are measured.
@@ -114,15 +123,23 @@ impl Plans {
     }
 
     /// Bytes that are touched only when steps run: what the set-up lets go of before takes none beside them.
-    pub fn untouched(&self) -> usize {
-        let own = if self.extent.sharers > 1 { 0 } else { self.extent.gradients * self.sizes.gradients };
+    pub fn untouched(&self, config: &Config) -> usize {
+        let own = match self.share_parameters() {
+            true => 0,
+            false => ledger::gradient_copies(config) * self.sizes.gradients,
+        };
         self.sizes.activations + own
     }
 
     /// What the process has without what plans speak of, where the set-up has so many bytes more while it reads a file
     /// of weights, which it lets go of before the first step.
-    pub fn program(&self, read: usize) -> usize {
-        self.extent.program + read.saturating_sub(self.untouched())
+    pub fn program(&self, config: &Config, read: usize) -> usize {
+        self.ledger.bytes(MemoryKind::Program) + read.saturating_sub(self.untouched(config))
+    }
+
+    /// Whether the ranks of a node have parameters in common.
+    fn share_parameters(&self) -> bool {
+        self.ledger.sharers > 1
     }
 
     /// Makes sure that all ranks have the same plan. Collective.
@@ -200,7 +217,7 @@ impl Plans {
 
     /// How the steps of a round are done, the one in which ranks meet last.
     pub fn manners(&self, layout: Layout, config: &Config) -> Vec<Manner> {
-        let in_common = self.extent.sharers > 1;
+        let in_common = self.share_parameters();
         let owners = expected_owners(layout.data, config.strategy, in_common);
         manner(layout, config, owners, in_common).of_round(config.relaxed(layout.data.size()))
     }
@@ -212,7 +229,7 @@ impl Plans {
         config: &Config,
         averaging: &Averaging,
     ) -> Setting<'_> {
-        let (in_common, buckets) = (self.extent.sharers > 1, self.training.bucket_bytes());
+        let (in_common, buckets) = (self.share_parameters(), self.training.bucket_bytes());
         Setting {
             shared: averaging.selection.expects_shared(world, &buckets),
             in_common,
@@ -289,11 +306,12 @@ impl Plans {
     ) -> Result<()> {
         let plans = self.others.iter_mut().chain([&mut self.training]);
         plans.into_iter().try_for_each(|plan| averaging.cut(plan, config))?;
-        let program = self.extent.program;
-        let evaluates = self.evaluation.is_some();
-        self.extent =
-            Extent { program, ..extent(layout.data, config, averaging, &self.training, device, evaluates) };
-        self.extent.checkpoint += of_other_stages(layout, config, &self.others);
+        let program = self.ledger.bytes(MemoryKind::Program);
+        let needs =
+            Needs { world: layout.data, config, averaging, device, evaluate: self.evaluation.is_some() };
+        self.ledger = needs.ledger(&self.training, &self.sizes);
+        self.ledger.set_program(program);
+        self.ledger.on_host(MemoryKind::Checkpoint, of_other_stages(layout, config, &self.others));
         Ok(())
     }
 
@@ -305,10 +323,13 @@ impl Plans {
         averaging: &Averaging,
         device: &dyn Device,
     ) -> usize {
-        let evaluates = self.evaluation.is_some();
+        let program = self.ledger.bytes(MemoryKind::Program);
+        let needs =
+            Needs { world: layout.data, config, averaging, device, evaluate: self.evaluation.is_some() };
         let of = |plan: &Plan| {
-            let extent = extent(layout.data, config, averaging, plan, device, evaluates);
-            plan.sizes.total(Extent { program: self.extent.program, ..extent })
+            let mut ledger = needs.ledger(plan, &plan.sizes);
+            ledger.set_program(program);
+            ledger.of_host()
         };
         self.others.iter().map(of).fold(self.total(), usize::max)
     }
@@ -328,26 +349,12 @@ impl Plans {
 
     /// Bytes that a rank has at its peak.
     pub fn total(&self) -> usize {
-        self.sizes.total(self.extent)
+        self.ledger.of_host()
     }
 
     /// These by kind.
     pub fn kinds(&self) -> Vec<(String, u64)> {
-        self.sizes
-            .kinds(self.extent)
-            .into_iter()
-            .map(|(kind, bytes)| (kind.to_string(), bytes as u64))
-            .collect()
-    }
-
-    /// Bytes on a device with memory of its own.
-    pub fn on_device(&self) -> usize {
-        self.sizes.on_device(self.extent)
-    }
-
-    /// Of these, what the machine must still give.
-    pub fn to_come(&self) -> usize {
-        self.sizes.to_come(self.extent)
+        MemoryKind::ALL.iter().map(|&kind| (kind.name(), self.ledger.bytes(kind) as u64)).collect()
     }
 
     /// What `--dry-run` prints.
@@ -377,7 +384,7 @@ impl Plans {
             config.batch,
             config.accumulation,
             config.images_a_step(config.strategy.computing(ranks)) / config.spatial,
-            self.training.describe(&opening(config, device), &self.sizes, self.extent, self.kept, &choices)
+            self.training.describe(&opening(config, device), &self.ledger, self.kept, &choices)
         );
         let (waits, script) = match config.evaluate {
             true => (Vec::new(), String::new()),
@@ -487,7 +494,7 @@ impl Plans {
     fn shards(&self, config: &Config, ranks: usize) -> String {
         let Some(shards) = config.shards else { return String::new() };
         let (own, bytes) =
-            (config.accumulation, self.extent.gradients.saturating_sub(1) * self.sizes.gradients);
+            (config.accumulation, (ledger::gradient_copies(config) - 1) * self.sizes.gradients);
         format!(
             "\nshards: {shards} of {} images, of which a rank of {ranks} computes {own} one after the other; {} for \
              their sums; nothing is summed before the last\n",
@@ -696,378 +703,6 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
         asynchronous: config.strategy.is_asynchronous(),
         ..Manner::plain(nodes(layout.data))
     }
-}
-
-/// The plan of a network that is not cut, in buckets. Where gradients take turns in windows these are those that they
-/// would have without. Parameters lie as they do on the `first` of ranks with other rows of the images.
-fn whole(
-    graph: Graph,
-    first: Option<Compiled>,
-    world: &Topology,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    options: &Options,
-) -> Result<Plan> {
-    let mut compiled = Compiled::new(graph, device, None)?;
-    if let Some(first) = first {
-        compiled = compiled.keeping(&first);
-    }
-    let mut plan = compiled.plan(device, options)?;
-    averaging.cut(&mut plan, config)?;
-    let Some(turns) = turns(world, device, config) else { return Ok(plan) };
-    if turns.gathers {
-        let owned = |parameter: &&Parameter| {
-            plan.buckets.iter().any(|bucket| bucket.bytes.contains(&parameter.offset))
-        };
-        if let Some(parameter) = plan.parameters.iter().find(|parameter| !owned(parameter)) {
-            return Err(Error::usage(format!(
-                "--zero 3: {} has no gradient, so that nobody updates it and nobody owns it; use --zero 2",
-                parameter.name
-            )));
-        }
-        let mut gathering = compiled.plan_gathering(device, options)?;
-        gathering.cut_as(&plan)?;
-        plan = gathering;
-    }
-    Ok(plan.in_windows(turns))
-}
-
-/// Seconds that the gradients which a node makes take beside it, in each micro-step: they are added up, and in the end
-/// the parameters are updated.
-fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f64 {
-    let micro_steps = config.accumulation as f64;
-    let adding = if config.accumulation > 1 { ADDING } else { 0.0 };
-    let rule = config.optimizer.rule;
-    move |graph, node| {
-        let made = graph.node(node).outputs.iter().map(|id| graph.tensor(*id));
-        let bytes: usize = made
-            .filter(|tensor| tensor.role == Role::Gradient)
-            .map(|tensor| 4 * tensor.spec.shape.elements())
-            .sum();
-        per_byte * (adding * bytes as f64 + rule.bytes_moved(bytes) as f64 / micro_steps)
-    }
-}
-
-/// A network that is to be cut.
-struct Uncut<'a> {
-    graph: &'a Graph,
-    config: &'a Config,
-    device: &'a dyn Device,
-    averaging: &'a Averaging,
-    options: &'a Options<'a>,
-    /// Stages.
-    ranks: usize,
-    schedule: PipelineSchedule,
-    /// The layers before which it can be cut.
-    possible: Vec<String>,
-}
-
-impl Uncut<'_> {
-    /// The uncut plan of a graph of this network, and what each of its nodes takes with the gradients that it makes.
-    fn seconds(&self, compiled: &Compiled) -> Result<(Plan, Vec<f64>)> {
-        let Uncut { config, averaging, .. } = *self;
-        let whole = compiled.plan(self.device, self.options)?;
-        let mut seconds = vec![0.0; whole.graph.nodes.len()];
-        let mut waiting = 0.0;
-        let beside = of_gradients(config, per_byte(config, averaging));
-        for (step, taken) in whole.steps.iter().zip(step_seconds(&whole, config, averaging)) {
-            // A reorder is for the node behind it.
-            waiting += taken;
-            if let Some(node) = step.node {
-                seconds[node.0] += std::mem::take(&mut waiting) + beside(&whole.graph, node);
-            }
-        }
-        Ok((whole, seconds))
-    }
-
-    /// Where it is cut so that its stages take equally long, each node so long.
-    fn balanced(&self, whole: &Plan, seconds: &[f64]) -> Result<Stages> {
-        let counts = [self.ranks, self.ranks * self.schedule.chunks()];
-        let link = self.averaging.between_stages();
-        Stages::balanced(&whole.graph, &self.possible, counts, seconds, link)
-    }
-
-    /// The graph of these stages in which each computes its activations again.
-    fn again(&self, stages: &Stages) -> Result<Compiled> {
-        let in_flight = |own: usize| self.schedule.in_flight(own, self.ranks, self.config.accumulation);
-        Compiled::for_stages(stages.recompute(self.graph.clone(), in_flight)?, self.device)
-    }
-
-    /// Where it is cut if activations are computed again, and that graph. What is computed again follows from the cuts:
-    /// it is first cut as if every forward node were, and then once more by what these stages really run. That has
-    /// other segments, so the better one is taken.
-    fn balanced_again(&self, kept: &Compiled) -> Result<(Stages, Compiled)> {
-        let (whole, mut seconds) = self.seconds(kept)?;
-        seconds[..whole.graph.forward_nodes].iter_mut().for_each(|seconds| *seconds *= 2.0);
-        let link = self.averaging.between_stages();
-        let of = |stages: Stages| -> Result<_> {
-            let compiled = self.again(&stages)?;
-            let (whole, seconds) = self.seconds(&compiled)?;
-            let slowest = stages.slowest(&whole.graph, &seconds, link)?;
-            let next = self.balanced(&whole, &seconds)?;
-            Ok((slowest, stages, compiled, next))
-        };
-        let (slowest, stages, compiled, next) = of(self.balanced(&whole, &seconds)?)?;
-        if next != stages {
-            let (other, next, again, _) = of(next)?;
-            if other < slowest {
-                return Ok((next, again));
-            }
-        }
-        Ok((stages, compiled))
-    }
-}
-
-/// Where the network is cut, the plans of its stages, and with recomputation what activations of this rank's would take
-/// without.
-fn in_stages(
-    graph: &Graph,
-    own: usize,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    options: &Options,
-) -> Result<(Stages, Vec<Plan>, Option<usize>)> {
-    let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
-        return Err(Error::internal("a stage of no pipeline"));
-    };
-    let (ranks, schedule) = (*ranks, *schedule);
-    let kept = Compiled::for_stages(graph.clone(), device)?;
-    let possible = kept.possible_cuts()?;
-    let uncut = Uncut { graph, config, device, averaging, options, ranks, schedule, possible };
-    let given = (!cuts.is_empty()).then(|| Stages { ranks, cuts: cuts.clone() });
-    let (stages, again) = match (given, config.recompute) {
-        (Some(stages), false) => (stages, None),
-        (Some(stages), true) => {
-            let again = uncut.again(&stages)?;
-            (stages, Some(again))
-        }
-        (None, false) => {
-            let (whole, seconds) = uncut.seconds(&kept)?;
-            (uncut.balanced(&whole, &seconds)?, None)
-        }
-        (None, true) => {
-            let (stages, again) = uncut.balanced_again(&kept)?;
-            (stages, Some(again))
-        }
-    };
-    let of_stage = |compiled: &Compiled, own: usize| {
-        let contexts = schedule.in_flight(own, ranks, config.accumulation);
-        let splits_weights = schedule.splits_weights();
-        let stage = Stage { stages: &stages, own, contexts, splits_weights };
-        compiled.plan(device, &Options { stage, ..*options })
-    };
-    let activations = match again {
-        Some(_) => Some(of_stage(&kept, own)?.sizes.activations),
-        None => None,
-    };
-    let compiled = again.unwrap_or(kept);
-    let of = |own: usize| {
-        let plan = of_stage(&compiled, own)?;
-        match plan.gradients.is_empty() {
-            true => Err(Error::usage(format!(
-                "--pipeline: stage {own} has no layer that learns; cut the network elsewhere (--pipeline-cuts)"
-            ))),
-            false => Ok(plan),
-        }
-    };
-    let plans = (0..ranks).map(of).collect::<Result<Vec<_>>>()?;
-    Ok((stages, plans, activations))
-}
-
-/// What the run of a plan needs beyond it. The process is looked at now, when it has loaded its libraries and data and
-/// compiled its kernels, and none of the memory that the plan speaks of.
-fn extent(
-    world: &Topology,
-    config: &Config,
-    averaging: &Averaging,
-    plan: &Plan,
-    device: &dyn Device,
-    evaluate: bool,
-) -> Extent {
-    let own_memory = !device.is_host();
-    // In windows these are no longer than all gradients.
-    let summed = plan.summed_bytes(config.accumulation);
-    let ([mapped, mut messages], compression) = match config.compress {
-        None => (averaging.selection.memory(world, &plan.bucket_bytes()), compress::Bytes::default()),
-        Some(scheme) => (
-            [0, 0],
-            compress::memory(
-                (scheme, !config.strategy.is_relaxed()),
-                &averaging.selection,
-                plan,
-                device,
-                world,
-            ),
-        ),
-    };
-    // Gradients go to the host for the others to see.
-    let staged = own_memory && !averaging.on_device && !codes_on_device(config, world, device);
-    messages += if staged { summed } else { 0 };
-    // What ranks have parts of, no other one adds up in place.
-    let mapped = if mapped > 0 { (world.local_size() - 1) * (summed - plan.split) } else { 0 };
-    // Batches have room for whole images, of which rows are kept.
-    let read = 4 * config.batch * plan.graph.image().elements();
-    let read_whole =
-        if plan.graph.rows.is_some() && !evaluate { read.saturating_sub(plan.sizes.inputs) } else { 0 };
-    // While one set is read ahead, batches of the other wait.
-    let threads = config.input.loader_threads.unwrap_or(0);
-    let read_ahead =
-        if threads > 0 && config.data.is_some() { AHEAD * (1 + usize::from(evaluate)) } else { 0 };
-    // `DevicePrefetch`: on the device, page-locked, and as the loader gives it.
-    let sent_ahead = own_memory && config.data.is_some();
-    let (rule, averages) = (config.optimizer.rule, usize::from(config.optimizer.ema.is_some()));
-    // A micro-step's own, and their sum or the levels of their tree.
-    let gradients = match (config.accumulation, config.shards) {
-        (1, _) => 1,
-        (micro_steps, Some(_)) => 1 + micro_steps.ilog2() as usize,
-        _ => 2,
-    };
-    let [of_gradients, untouched] = match shares_gradients(config, averaging, plan) {
-        true => [world.local_size() * summed, plan.sizes.activations],
-        false => [0, plan.sizes.activations + gradients * plan.sizes.gradients],
-    };
-    let copies = rule.states() + averages;
-    let alone = expected_owners(world, config.strategy, true).are_apart();
-    let beside = 1 + if alone { 0 } else { copies };
-    let in_common = beside * plan.sizes.parameters + of_gradients;
-    let sharing = Sharing::expected(world, device, config, in_common);
-    let owners = expected_owners(world, config.strategy, sharing.ranks > 1);
-    let serves = owners.serves(world.size() - 1);
-    // A rank that serves has none of this.
-    let steps = plan.sizes.activations + plan.sizes.workspace + plan.sizes.inputs;
-    let mut share = largest_share(world, plan, &rule, owners);
-    let mut checkpoint = checkpoint_bytes(world, config, plan, untouched);
-    // Only the first rank copies what goes to a checkpoint, and where owners are apart it may own less than another:
-    // the one that needs more counts.
-    let copied_by_first =
-        matches!(config.session, Session { checkpoint: Some(_), commit: None, resume: None, .. });
-    if copied_by_first && owners.are_apart() {
-        let first = share_of(world, plan, &rule, owners, 0);
-        let regions = copies + usize::from(keeps_sums(plan, config)) + usize::from(plan.gathers());
-        let more = if serves { (copies * share).saturating_sub(steps) } else { (share - first) * regions };
-        match more > checkpoint {
-            true => checkpoint = 0,
-            false => share = first,
-        }
-    }
-    let kept = keeps(config) && sharing.ranks > 1;
-    let relaxed = config.relaxed(world.size());
-    let anchors = meeting::memory(relaxed, plan, own_memory);
-    let optimizer = match owners {
-        // A server takes more than another rank where this is more than what steps need.
-        _ if serves => (copies * share).saturating_sub(steps),
-        _ if owners.are_apart() => copies * share,
-        // Each rank touches its share; of averages also what is frozen. An evaluation reads all averages, and the rank
-        // that writes checkpoints reads what others have touched.
-        _ => {
-            let states = if kept { plan.sizes.parameters } else { share };
-            let averaged =
-                if kept || evaluate { plan.sizes.parameters } else { share + sharing.largest_frozen(plan) };
-            rule.states() * states + averages * averaged
-        }
-    };
-    // What takes the place of gradients that are whole: sums that stay, of what the rank owns or of micro-steps.
-    let shards = plan.windows.is_some().then_some(match config.accumulation {
-        1 if keeps_sums(plan, config) => share,
-        1 => 0,
-        _ => summed,
-    });
-    let parameters = match plan.gathers() {
-        true => share + if evaluate { plan.sizes.parameters } else { 0 },
-        false => plan.sizes.parameters,
-    };
-    // The mean is taken when a checkpoint has been copied, in memory that this needed.
-    let copied = if keeps(config) { largest_parameter(plan) } else { 0 };
-    messages += meeting::mean_memory(relaxed, plan).saturating_sub(copied);
-    // From the host's memory parameters of a device go to other ranks.
-    messages += match relaxed {
-        _ if !own_memory => 0,
-        // They are gathered where sums are, or where there is no place for these.
-        _ if plan.gathers() && config.accumulation > 1 => plan.sizes.gradients,
-        _ if plan.gathers() => 0,
-        // What comes lies beside.
-        Some(relaxed) if relaxed.sends_parameters() => 2 * plan.sizes.parameters,
-        _ if owners.are_apart() => plan.sizes.parameters,
-        _ => 0,
-    };
-    Extent {
-        gradients,
-        shards,
-        parameters,
-        sharers: sharing.ranks,
-        optimizer: optimizer + anchors,
-        batches: (if evaluate { 3 } else { 2 }) + read_ahead + if sent_ahead { 3 } else { 0 },
-        batches_on_device: if sent_ahead { 2 } else { 1 },
-        mapped,
-        messages: messages + read_whole * (1 + read_ahead),
-        checkpoint,
-        compression: compression.mapped + compression.own + compression.on_device,
-        compression_on_device: compression.on_device,
-        program: host::rss().unwrap_or(0),
-        halves: halves(config, world, plan),
-        narrow: plan.steps.iter().map(|step| step.kernel.kept()).sum(),
-        own_memory,
-    }
-}
-
-/// Bytes of a device's copies in halves, which are those of all memory that the parameters are allocated in.
-fn halves(config: &Config, world: &Topology, plan: &Plan) -> usize {
-    let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
-    let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
-    match reads_some {
-        true if plan.gathers() => plan.sizes.gradients / 2,
-        true => plan.sizes.parameters / 2 * if pairs { 2 } else { 1 },
-        false => 0,
-    }
-}
-
-/// Bytes of the copy from which checkpoints are written. A run that goes on has as much of what it goes on from, until
-/// it is restored: before it touches what its steps alone need, gradients that no other rank sees and activations.
-fn checkpoint_bytes(world: &Topology, config: &Config, plan: &Plan, untouched: usize) -> usize {
-    let copies = 1 + config.optimizer.rule.states() + usize::from(config.optimizer.ema.is_some());
-    // What is not the same on all ranks comes to rank 0 from a copy of a parameter.
-    let passing = largest_parameter(plan);
-    let copied = config.strategy.is_relaxed() || expected_owners(world, config.strategy, true).are_apart();
-    let passing = if copied { passing } else { 0 };
-    let residuals = if config.compress.is_some() { plan.sizes.gradients } else { 0 };
-    let relaxed = config.relaxed(world.size());
-    let copies = match relaxed {
-        Some(relaxed) => copies * world.size() + meeting::kept_copies(relaxed),
-        None => copies,
-    };
-    // Files have whole layers.
-    let whole = |p: &Parameter| p.layout.bytes() * p.shard.map_or(0, |shard| shard.of - 1);
-    let parts: usize = plan.parameters.iter().map(whole).sum();
-    // A rank's own come to the first rank from a copy.
-    let bytes = copies * (plan.sizes.parameters + parts)
-        + world.size() * (plan.sizes.statistics + residuals)
-        + residuals
-        + passing;
-    match &config.session {
-        // What is committed is a second copy, made after the first in the same memory for what passes.
-        Session { checkpoint: Some(_), commit: Some(_), .. } => 2 * bytes - residuals - passing,
-        Session { checkpoint: Some(_), .. } => bytes,
-        Session { resume: Some(_), .. } => bytes.saturating_sub(untouched),
-        _ => 0,
-    }
-}
-
-/// Bytes of a checkpoint that the first rank has of other stages than its own.
-fn of_other_stages(layout: Layout, config: &Config, others: &[Plan]) -> usize {
-    let of = |plan: &Plan| checkpoint_bytes(layout.data, config, plan, 0);
-    if layout.stage == 0 { others.iter().map(of).sum() } else { 0 }
-}
-
-/// Bytes of the largest parameter.
-fn largest_parameter(plan: &Plan) -> usize {
-    plan.parameters.iter().map(|parameter| parameter.layout.bytes()).max().unwrap_or(0)
-}
-
-/// Whether the state of the run is copied to a checkpoint, or from one.
-fn keeps(config: &Config) -> bool {
-    config.session.checkpoint.is_some() || config.session.resume.is_some()
 }
 
 /// The device and what it computes with, in one line.

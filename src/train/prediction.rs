@@ -227,7 +227,7 @@ impl Predictor<'_> {
             }
             None => Plans::new(places.layout(), &config, &trained, self.device, &averaging, self.evaluate)?,
         };
-        plans.extent.program = self.program;
+        plans.ledger.set_program(self.program);
         let mut planned = Planned { places, config, averaging, plans, shape, beside: Vec::new() };
         // The first place has as many rows as any, and the second neighbours on both sides.
         if planned.config.spatial > 2 {
@@ -243,7 +243,7 @@ impl Predictor<'_> {
             let network = self.network.among(config, [place, config.data_ranks(places.all.size())])?;
             let layout = places.layout();
             let mut plans = Plans::new(layout, config, &network, self.device, averaging, self.evaluate)?;
-            plans.extent.program = self.program;
+            plans.ledger.set_program(self.program);
             Ok(plans)
         };
         others.map(of).collect()

@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::interconnect::Interconnect;
 use crate::model::Model;
 use crate::optim::{self, Schedule};
-use crate::plan::Plan;
+use crate::plan::{MemoryKind, Plan};
 use crate::record::{self, Checkpoints, Description, Recorder};
 use crate::reducer::Averaging;
 
@@ -242,10 +242,11 @@ impl<'a> OpenedRun<'a> {
         // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
         let resumed_bytes = kept.resumed.as_ref().map_or(0, Resumed::bytes);
         let read = kept.start.as_ref().map_or(0, Start::largest);
-        let program = plans.program(read) + self.source.kept();
-        plans.extent.program = greatest(world, program.saturating_sub(resumed_bytes))?;
+        let program = plans.program(config, read) + self.source.kept();
+        let program = greatest(world, program.saturating_sub(resumed_bytes))?;
+        plans.ledger.set_program(program);
         if let Some(known) = known {
-            plans.extent.program = planner::one_figure(world, known, plans.extent.program, plans.total());
+            plans.ledger.set_program(planner::one_figure(world, known, program, plans.total()));
         }
         Ok(PlannedRun { opened: self, plans, averaging })
     }
@@ -465,7 +466,7 @@ fn predicted(
     if !world.is_first() {
         return Ok(String::new());
     }
-    let (local, program) = (world.local_size(), plans.extent.program);
+    let (local, program) = (world.local_size(), plans.ledger.bytes(MemoryKind::Program));
     Predictor { config, local, network, device, averaging, evaluate, program }.answer(
         asked,
         interconnect.as_ref(),

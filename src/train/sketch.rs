@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::ledger::gradient_copies;
 use super::network::Network;
 use super::planner::{Candidate, parts};
 use super::plans::{ADDING, per_byte, step_seconds};
@@ -11,6 +12,7 @@ use crate::config::{Config, Tensor, Wire};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Role, SplitLayers};
 use crate::interconnect::Interconnect;
+use crate::plan::MemoryKind;
 
 /// What of the activations of whole images a rank has of rows is more than its share of the work by so much: rows at
 /// edges.
@@ -247,13 +249,15 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
         whole = Some(planned);
     }
     let planned = whole.ok_or_else(|| Error::internal("no plan"))?;
-    let (plan, rule) = (&planned.plans.training, &planned.config.optimizer.rule);
-    let states = rule.states() + usize::from(planned.config.optimizer.ema.is_some());
+    let plan = &planned.plans.training;
+    let states = planned.config.optimizer.copies();
     let sum = planned.averaging.seconds(plan.sizes.gradients, true);
     let sum = if sum.is_finite() { sum } else { 0.0 };
     let ranks = predictor.local * nodes;
-    let extent = planned.plans.extent;
-    let gradients = extent.gradients * plan.sizes.gradients;
+    let ledger = &planned.plans.ledger;
+    let gradients = gradient_copies(&planned.config) * plan.sizes.gradients;
+    let mapped = ledger.brought(MemoryKind::Allreduce);
+    let own = ledger.bytes(MemoryKind::Parameters) + ledger.bytes(MemoryKind::Optimizer);
     let shared = Shared { predictor, planned: &planned, ranks };
     let split = parts(ranks).filter_map(|parts| Some((parts, shared.split_layers(parts)?))).collect();
     let rows = parts(ranks).filter_map(|parts| Some((parts, shared.rows(parts)?))).collect();
@@ -265,8 +269,8 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
         largest: plan.graph.nodes.iter().map(|node| of_layer(&plan.graph, node)).max().unwrap_or(0),
         beside: 1 + states,
         states: states * plan.sizes.parameters,
-        learned: extent.parameters + gradients + extent.mapped + extent.optimizer,
-        mapped: extent.mapped / plan.sizes.gradients.max(1),
+        learned: own + gradients + mapped,
+        mapped: mapped / plan.sizes.gradients.max(1),
         windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
         evaluates: predictor.evaluate,
         sum,

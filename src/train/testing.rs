@@ -15,6 +15,7 @@ use crate::comm::{self, Phase, World};
 use crate::config::Config;
 use crate::data::{Reading, Sets, TestLoader};
 use crate::error::{Error, ErrorKind, Result};
+use crate::plan::MemoryKind;
 use crate::record;
 use crate::reducer::Averaging;
 
@@ -48,7 +49,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let mut plans =
         world.agree(Plans::new(groups.layout(), config, &network, &*device, &averaging, false))?;
     plans.compare(groups, config, &*device)?;
-    plans.extent.program = greatest(world, plans.extent.program)?;
+    plans.ledger.set_program(greatest(world, plans.ledger.bytes(MemoryKind::Program))?);
     if config.dry_run {
         record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
         return world.agree(record::printed());

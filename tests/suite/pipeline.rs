@@ -312,8 +312,7 @@ mod full {
         schedule: PipelineSchedule,
     ) -> Result<bool> {
         let possible = compiled.possible_cuts()?;
-        let whole =
-            compiled.plan(device, &Options::whole(1 << 20))?;
+        let whole = compiled.plan(device, &Options::whole(1 << 20))?;
         let nodes = whole.graph.nodes.len();
         let seconds: Vec<f64> =
             (0..nodes).map(|node| whole.graph.cost(NodeId(node)).flops as f64 * 1e-11).collect();
@@ -330,7 +329,8 @@ mod full {
             let plan =
                 compiled.plan(device, &Options { fusion_threshold: 1 << 20, training: None, stage })?;
             let mesh = MeshShape { data: 1, pipeline: ranks, tensor: 1 };
-            let manner = Manner { mesh, stage: own, schedule, micro_steps: 2 * ranks, ..Manner::plain(vec![0]) };
+            let manner =
+                Manner { mesh, stage: own, schedule, micro_steps: 2 * ranks, ..Manner::plain(vec![0]) };
             let rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
             scripts.extend(plan.scripts(&manner, &rule, 0..1));
             facts.push(plan.facts(&vec![1e-3; plan.steps.len()]));

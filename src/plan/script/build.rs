@@ -180,8 +180,7 @@ impl Script {
         before.sort_unstable_by_key(|(step, actions)| (*step, first_transfer(actions)));
         if let Some(windows) = outline.summed_in(manner) {
             let in_time = windows.gradients.iter().enumerate().take(windows.freed_in_time(outline.steps));
-            before
-                .extend(in_time.map(|(index, window)| (window.freed, self.sum_comes(index, manner, flow))));
+            before.extend(in_time.map(|(index, window)| (window.freed, self.sum_comes(index, manner, flow))));
         }
         before.extend(outline.windows.iter().flat_map(|windows| windows.gathering(&flow.gathers)));
         for actions in [&mut before, &mut after] {

@@ -7,7 +7,6 @@
 //! PyTorch (`torch.distributed.pipelining`) and DeepSpeed (`runtime/pipe/schedule.py`) have such lists for pipelines;
 //! here it is the whole step.
 
-
 use std::ops::Range;
 use std::rc::Rc;
 

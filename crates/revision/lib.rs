@@ -11,10 +11,13 @@ use proc_macro::TokenStream;
 /// What the revision speaks for. A change in any of these while HEAD stays is a "-dirty" build.
 const SOURCES: [&str; 6] = ["src", "kernels", "crates", "build.rs", "Cargo.toml", "Cargo.lock"];
 
-/// HEAD in twelve digits, with "-dirty" where tracked sources differ from it; "unknown" without git, or in a tarball.
+/// HEAD in twelve digits, with "-dirty" where tracked sources differ from it; in a tarball of `make dist` what its file
+/// REVISION says, and "unknown" without either.
 #[proc_macro]
 pub fn revision(_: TokenStream) -> TokenStream {
-    let (revision, files) = read().unwrap_or_else(|| ("unknown".into(), Vec::new()));
+    let kept = || std::fs::read_to_string(Path::new(&std::env::var_os("CARGO_MANIFEST_DIR")?).join("REVISION")).ok();
+    let kept = || kept().map_or("unknown".into(), |revision| revision.trim().to_string());
+    let (revision, files) = read().unwrap_or_else(|| (kept(), Vec::new()));
     // The compiler looks at what is included, and expands the macro again when it changes.
     let looked_at: String =
         files.iter().map(|file| format!("const _: &[u8] = include_bytes!({file:?});")).collect();

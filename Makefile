@@ -24,7 +24,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard test-fields lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-fields bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall dist test-dist test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -83,6 +83,10 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 	@.ci/deps $(MPI) tensorboard
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
+test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) as dltrain inspect and as h5py read them (installs 70 MB)
+	@.ci/deps $(MPI) fields
+	@$(WITH_MPI) .deps/fields/bin/python tests/fields/read.py $(DLTRAIN) .deps/fields/lib
+
 lint: deps ## check format, warnings, documentation, scripts, which module uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint
 	@.ci/lint
@@ -129,6 +133,10 @@ bench-data: build ## measure decoding and preparing images against torchvision
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/data/run.sh $(DLTRAIN)
 
+bench-fields: build ## measure reading samples of HDF5 files against h5py and PyTorch's DataLoader
+	@.ci/deps $(MPI) torch
+	@$(WITH_MPI) benchmarks/fields/run.sh $(DLTRAIN)
+
 bench-checkpoint: build ## measure how much checkpoints disturb training (MODEL=resnet50)
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/checkpoint/run.sh $(DLTRAIN)
@@ -170,6 +178,13 @@ bench-measured: build ## measure steps between namespaces that act as hosts besi
 install: ## put dltrain into PREFIX (/usr/local), for each MPI that is here, or for MPI
 	@set -e; for mpi in $(HERE); do $(MAKE) --no-print-directory build MPI=$$mpi; done
 	@.ci/install $(PREFIX) $(HERE)
+
+dist: ## dist/dltrain-VERSION.tar.gz: the last commit with all crates, to be built without a network; checksum and SBOM
+	@.ci/dist
+
+test-dist: ## what make dist leaves builds in a network namespace that has none (minutes)
+	@.ci/deps $(MPI)
+	@tests/dist.sh $(MPI)
 
 uninstall: ## remove it from PREFIX
 	@.ci/install --remove $(PREFIX)

@@ -18,6 +18,7 @@ use dltrain::config::{AllreduceKind, Augment, Compression, DataFormat, Input, Jp
 use dltrain::data::packed::{CHUNK, Header};
 use dltrain::data::{self, Jpeg, Picture, Wanted};
 use dltrain::error::Result;
+use dltrain::fields::{Decoder, Filter, View};
 use dltrain::files::crc32;
 use dltrain::model;
 use dltrain::record::{Contents, RankInfo, WeightsFile, find_checkpoint};
@@ -26,7 +27,7 @@ use dltrain::record::{Contents, RankInfo, WeightsFile, find_checkpoint};
 pub type Target = fn(&[u8]) -> bool;
 
 /// By name, with what a byte of input may cost in bytes of memory at most.
-pub const TARGETS: [(&str, Target, usize); 9] = [
+pub const TARGETS: [(&str, Target, usize); 11] = [
     // Deflate makes 1032 bytes of one, a growing array doubles, and images are scaled to a size that may be larger.
     ("idx", idx, 4 * 1032),
     ("cifar", cifar, 16),
@@ -39,6 +40,9 @@ pub const TARGETS: [(&str, Target, usize); 9] = [
     ("onnx", onnx, 512),
     ("checkpoint", checkpoint, 64),
     ("config", config, 256),
+    ("view", view, 256),
+    // Deflate makes 1032 bytes of one, and each filter has a buffer.
+    ("chunk", chunk, 4 * 1032),
 ];
 
 /// Memory that does not depend on the input: names, buffers of readers, tables of decoders, a chunk of a packed file.
@@ -163,6 +167,42 @@ fn checkpoint(bytes: &[u8]) -> bool {
 }
 
 /// Values of flags, and the file of `bench autotune`.
+/// An array's shape, four bytes of axes, and a view of it.
+fn view(bytes: &[u8]) -> bool {
+    let [a, b, c, d, text @ ..] = bytes else { return false };
+    let Some(view) = std::str::from_utf8(text).ok().and_then(|text| View::from_str(text).ok()) else {
+        return false;
+    };
+    assert_eq!(View::from_str(&view.to_string()), Ok(view.clone()));
+    let shape = [a, b, c, d].map(|places| usize::from(*places));
+    for axes in 0..=shape.len() {
+        let Ok(samples) = view.samples(&shape[..axes]) else { continue };
+        let last = samples.len().saturating_sub(1);
+        for index in [0, last / 2, last] {
+            let window = samples.window(index);
+            let inside = |axis: usize| window.first[axis] + window.len[axis] <= shape[axis];
+            assert!((0..axes).all(inside), "{view} of {:?}: {window:?}", &shape[..axes]);
+            assert_eq!(samples.shape().iter().product::<usize>(), window.len.iter().product::<usize>());
+        }
+    }
+    true
+}
+
+/// Three filters (two bits each), what was left out, bytes of a number, the length in two bytes, and a chunk.
+fn chunk(bytes: &[u8]) -> bool {
+    let [filters, skipped, number, low, high, bytes @ ..] = bytes else { return false };
+    let all = [Filter::Deflate, Filter::Shuffle, Filter::Fletcher32, Filter::Lzf];
+    let filters: Vec<Filter> = (0..3).map(|at| all[usize::from(filters >> (2 * at) & 3)]).collect();
+    let length = usize::from(u16::from_le_bytes([*low, *high]));
+    let mut chunk = bytes.to_vec();
+    let number = 1 << (number & 3);
+    let decoded = Decoder::default().decode(&filters, u32::from(*skipped), number, length, &mut chunk);
+    if decoded.is_ok() {
+        assert_eq!(chunk.len(), length);
+    }
+    decoded.is_ok()
+}
+
 fn config(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     let augment = Augment::from_str(text);

@@ -23,6 +23,7 @@ use clap::{Parser, Subcommand};
 use dltrain::bench;
 use dltrain::elastic;
 use dltrain::export;
+use dltrain::inspect;
 use dltrain::pack;
 use dltrain::report;
 
@@ -87,6 +88,8 @@ pub enum Command {
     Export(export::Args),
     /// Measure parts: collectives, the layers of a model, the cores' arithmetic.
     Bench(bench::Args),
+    /// Say what arrays HDF5 and netCDF-4 files hold, how they lie there, and what reading samples of them takes.
+    Inspect(inspect::Args),
     /// Pack images into HDF5 files that are read in large pieces; --verify reads them again.
     Pack(pack::Args),
     /// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
@@ -110,7 +113,11 @@ impl Cli {
         matches!(
             self.command,
             Some(
-                Command::Report(_) | Command::Elastic(_) | Command::Completions { .. } | Command::Man { .. }
+                Command::Report(_)
+                    | Command::Inspect(_)
+                    | Command::Elastic(_)
+                    | Command::Completions { .. }
+                    | Command::Man { .. }
             )
         )
     }
@@ -126,6 +133,7 @@ impl Command {
             Command::Predict { .. } => "predict",
             Command::Export(_) => "export",
             Command::Bench(_) => "bench",
+            Command::Inspect(_) => "inspect",
             Command::Pack(_) => "pack",
             Command::Report(_) => "report",
             Command::Elastic(_) => "elastic",

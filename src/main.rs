@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use dltrain::comm::{self, NotStarted, World};
 use dltrain::error::{Error, Result};
 use dltrain::record::Volume;
-use dltrain::{bench, elastic, export, files, info, models, pack, record, train};
+use dltrain::{bench, elastic, export, files, info, inspect, models, pack, record, train};
 
 use cli::{Asked, Command, Parsed};
 
@@ -87,6 +87,7 @@ fn dispatch(world: &World, asked: Asked, started: Instant) -> Result<()> {
 fn run_local(command: Option<&Command>) -> Result<()> {
     match command {
         Some(Command::Report(args)) => dltrain::report::run(args),
+        Some(Command::Inspect(args)) => inspect::run(args),
         Some(Command::Completions { shell }) => {
             cli::completions(*shell);
             Ok(())

@@ -85,14 +85,26 @@ macro_rules! survive {
     ($($target:ident)*) => { $(#[test] fn $target() { survives(stringify!($target)); })* };
 }
 
-survive!(idx cifar picture tar packed weights onnx checkpoint config);
+survive!(idx cifar picture tar packed weights onnx checkpoint config view chunk);
 
 #[test]
 fn every_target_has_a_test_and_a_program() {
     let names = targets::TARGETS.map(|(name, ..)| name);
     assert_eq!(
         names,
-        ["idx", "cifar", "picture", "tar", "packed", "weights", "onnx", "checkpoint", "config"]
+        [
+            "idx",
+            "cifar",
+            "picture",
+            "tar",
+            "packed",
+            "weights",
+            "onnx",
+            "checkpoint",
+            "config",
+            "view",
+            "chunk"
+        ]
     );
     let manifest = include_str!("../../fuzz/Cargo.toml");
     for name in names {

@@ -22,6 +22,7 @@ mod doubles;
 mod elastic;
 mod example;
 mod export;
+mod fields;
 mod fuzz;
 mod gpu_probe;
 mod gpu_sums;

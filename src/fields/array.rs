@@ -1,0 +1,344 @@
+//! The arrays of a file: what each holds, where its bytes lie and how they are coded, as the HDF5 library says it.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hdf5::dataset::{DatasetCreate, Layout};
+use hdf5::types::{FixedAscii, FloatSize, TypeDescriptor, VarLenArray, VarLenAscii, VarLenUnicode};
+use hdf5::{Attribute, Dataset, File, Group, LocationType, ObjectReference1, ReferencedObject};
+
+use super::element::Element;
+use super::filter::Filter;
+use super::library;
+use crate::error::{Error, Result};
+use crate::files::{self, Kept};
+
+/// One array of one file.
+pub struct Array {
+    /// "group/array".
+    pub name: String,
+    /// Places of each axis.
+    pub shape: Vec<usize>,
+    /// The type of its numbers.
+    pub element: Element,
+    /// Where its bytes lie.
+    pub storage: Storage,
+    /// What the file calls its axes, as netCDF's do; an empty name where it says none.
+    pub axes: Vec<String>,
+    /// Whether it only says where the places of an axis are, or between what they lie (netCDF's coordinates and bounds).
+    pub is_coordinate: bool,
+    /// The unit of its numbers, where the file says it.
+    pub unit: Option<String>,
+    /// Numbers that stand for none: `_FillValue`, `missing_value`.
+    pub missing: Vec<f64>,
+    /// What a number is multiplied by, and what is then added (netCDF's packing).
+    pub packing: Option<(f64, f64)>,
+    /// What a number is that was never written.
+    pub(super) fill: f32,
+    /// No other array of this process has the same.
+    pub(super) id: u64,
+    pub(super) file: Kept,
+    /// Bytes of the file.
+    pub(super) end: u64,
+    path: PathBuf,
+    chunks: OnceLock<std::result::Result<Vec<Chunk>, String>>,
+}
+
+/// Where the bytes of an array lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Storage {
+    /// One after the other, from this byte of the file on.
+    Contiguous(u64),
+    /// In pieces of this shape, each of which went through these filters.
+    Chunked(Vec<usize>, Vec<Filter>),
+    /// Nowhere yet: every number is the one that stands for what was never written.
+    Unwritten,
+    /// Where only the library finds them, and why.
+    Library(String),
+}
+
+/// Where one chunk lies; without bytes it was never written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub at: u64,
+    pub bytes: u64,
+    /// The filters that it did not go through, a bit each.
+    pub skipped: u32,
+}
+
+/// What of a file can be trained from, and what is left out.
+pub struct Arrays {
+    /// The arrays of numbers, by name.
+    pub arrays: Vec<Array>,
+    /// The others and links that lead nowhere: the name, and what it is.
+    pub left_out: Vec<(String, String)>,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+/// Groups in groups; what is deeper is a link that leads back.
+const DEEPEST: usize = 32;
+
+/// h5py's LZF among the filters that the HDF Group has registered.
+const LZF: i32 = 32000;
+
+/// Most chunks of one array, each of which takes 24 bytes of memory.
+const MOST_CHUNKS: usize = 1 << 27;
+
+impl Arrays {
+    /// Reads what a file says of its arrays, and none of their numbers.
+    ///
+    /// # Errors
+    /// `Data`: no HDF5 file, or one that the library does not read.
+    pub fn of(path: &Path) -> Result<Arrays> {
+        let file = open(path)?;
+        let bytes = file.size();
+        let mut arrays = Arrays { arrays: Vec::new(), left_out: Vec::new(), bytes };
+        arrays.add(path, &file, "", 0).map_err(|error| Error::data(path, first_line(&error)))?;
+        arrays.arrays.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(arrays)
+    }
+
+    fn add(&mut self, path: &Path, group: &Group, before: &str, depth: usize) -> hdf5::Result<()> {
+        for name in group.member_names()? {
+            let whole = format!("{before}{name}");
+            match group.loc_type_by_name(&name) {
+                Ok(LocationType::Group) if depth < DEEPEST => {
+                    self.add(path, &group.group(&name)?, &format!("{whole}/"), depth + 1)?;
+                }
+                Ok(LocationType::Dataset) => match Array::from(path, &whole, &group.dataset(&name)?) {
+                    Ok(array) => self.arrays.push(array),
+                    Err(what) => self.left_out.push((whole, what)),
+                },
+                Ok(LocationType::Group) => self.left_out.push((whole, "a link that leads back".into())),
+                Ok(_) => {}
+                Err(_) => self.left_out.push((whole, "a link that leads nowhere".into())),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens a file by the library. What is no HDF5 file is named as what it is.
+fn open(path: &Path) -> Result<File> {
+    let start = files::open(path).and_then(|file| {
+        let mut start = [0; 8];
+        std::os::unix::fs::FileExt::read_at(&file, &mut start, 0).map(|read| start[..read.min(8)].to_vec())
+    });
+    let start = start.map_err(|error| Error::data(path, error))?;
+    File::open(path).map_err(|error| match start[..] {
+        [b'C', b'D', b'F', ..] => Error::data(
+            path,
+            "a classic netCDF file, which is no HDF5; nccopy -k netCDF-4 OLD NEW makes one that can be read",
+        ),
+        [137, b'H', b'D', b'F', ..] => {
+            Error::data(path, format!("a damaged HDF5 file: {}", first_line(&error)))
+        }
+        _ => files::unreadable(path, "no HDF5 or netCDF-4 file".into()),
+    })
+}
+
+fn first_line(error: &hdf5::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().trim().into()
+}
+
+impl Array {
+    /// # Errors
+    /// `Data`: the file cannot be read, has no such array, or one that is not of numbers.
+    pub fn open(path: &Path, name: &str) -> Result<Array> {
+        let file = open(path)?;
+        let dataset = file.dataset(name).map_err(|_| Error::data(path, format!("it has no array {name}")))?;
+        Array::from(path, name, &dataset).map_err(|what| Error::data(path, format!("{name} holds {what}")))
+    }
+
+    fn from(path: &Path, name: &str, dataset: &Dataset) -> std::result::Result<Array, String> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let library = |error: hdf5::Error| first_line(&error);
+        let datatype = dataset.dtype().map_err(library)?;
+        let shape = dataset.get_shape().map_err(library)?;
+        let element = library::element(&datatype)?;
+        let numbers = shape.iter().try_fold(element.bytes(), |all, &extent| all.checked_mul(extent));
+        numbers.filter(|&all| all <= isize::MAX as usize).ok_or("more numbers than memory can have")?;
+        let scale = number(dataset, "scale_factor").zip(number(dataset, "add_offset").or(Some(0.0)));
+        let (kept, file) = Kept::open(path).map_err(|error| error.to_string())?;
+        let end = file.metadata().map_err(|error| error.to_string())?.len();
+        Ok(Array {
+            name: name.into(),
+            storage: storage(dataset, element, shape.len()).map_err(library)?,
+            axes: axes(dataset, shape.len()),
+            is_coordinate: text(dataset, "CLASS").is_some_and(|class| class == "DIMENSION_SCALE")
+                || ["_bnds", "_bounds"].iter().any(|end| name.ends_with(end)),
+            unit: text(dataset, "units"),
+            missing: ["_FillValue", "missing_value"]
+                .iter()
+                .filter_map(|name| number(dataset, name))
+                .collect(),
+            packing: scale.or_else(|| number(dataset, "add_offset").map(|offset| (1.0, offset))),
+            fill: dataset.dcpl().map_or(0.0, |list| fill(&list)),
+            id: COUNT.fetch_add(1, Ordering::Relaxed),
+            file: kept,
+            end,
+            path: path.to_path_buf(),
+            chunks: OnceLock::new(),
+            shape,
+            element,
+        })
+    }
+
+    /// The file that it is in.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of all its numbers, uncompressed.
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64 * self.element.bytes() as u64
+    }
+
+    /// Bytes that it takes in the file, where they can be told.
+    pub fn stored(&self) -> Option<u64> {
+        match &self.storage {
+            Storage::Contiguous(_) => Some(self.bytes()),
+            Storage::Chunked(..) => {
+                self.chunks().ok().map(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
+            }
+            Storage::Unwritten => Some(0),
+            Storage::Library(_) => None,
+        }
+    }
+
+    /// How many chunks lie along each axis.
+    pub(super) fn grid(&self, chunk: &[usize]) -> Vec<usize> {
+        self.shape.iter().zip(chunk).map(|(extent, chunk)| extent.div_ceil(*chunk)).collect()
+    }
+
+    /// Where its chunks lie, in the order of their places. The library is asked once.
+    ///
+    /// # Errors
+    /// `Data`: it does not say it, or there are more than memory is meant for.
+    pub(super) fn chunks(&self) -> Result<&[Chunk]> {
+        let chunks = self.chunks.get_or_init(|| self.find_chunks());
+        chunks.as_deref().map_err(|what| Error::data(&self.path, format!("{}: {what}", self.name)))
+    }
+
+    fn find_chunks(&self) -> std::result::Result<Vec<Chunk>, String> {
+        let Storage::Chunked(chunk, _) = &self.storage else { return Ok(Vec::new()) };
+        let grid = self.grid(chunk);
+        let count = grid.iter().try_fold(1, |all: usize, &along| all.checked_mul(along));
+        let count = count.filter(|&count| count <= MOST_CHUNKS).ok_or("it has too many chunks")?;
+        let dataset = File::open(&self.path).and_then(|file| file.dataset(&self.name));
+        let dataset = dataset.map_err(|error| first_line(&error))?;
+        let mut first = vec![0; grid.len()];
+        (0..count)
+            .map(|mut at| {
+                for axis in (0..grid.len()).rev() {
+                    first[axis] = (at % grid[axis] * chunk[axis]) as u64;
+                    at /= grid[axis];
+                }
+                library::chunk(&dataset, &first)
+            })
+            .collect()
+    }
+
+    /// All numbers of a window, by the library, in the array's order.
+    ///
+    /// # Errors
+    /// `Data`.
+    pub(super) fn by_library(&self, first: &[usize], len: &[usize]) -> Result<Vec<f32>> {
+        let read = || -> hdf5::Result<Vec<f32>> {
+            let dataset = File::open(&self.path)?.dataset(&self.name)?;
+            if first.is_empty() {
+                return Ok(vec![dataset.as_reader().read_scalar::<f32>()?]);
+            }
+            let slices = first.iter().zip(len).map(|(&first, &len)| (first..first + len).into());
+            let selection = hdf5::Hyperslab::new(slices.collect::<Vec<hdf5::SliceOrIndex>>());
+            Ok(dataset
+                .as_reader()
+                .read_slice::<f32, _, ndarray::IxDyn>(selection)?
+                .into_raw_vec_and_offset()
+                .0)
+        };
+        read().map_err(|error| Error::data(&self.path, format!("{}: {}", self.name, first_line(&error))))
+    }
+}
+
+/// Where the bytes of a dataset lie.
+fn storage(dataset: &Dataset, element: Element, axes: usize) -> hdf5::Result<Storage> {
+    let by = |why: &str| Ok(Storage::Library(why.into()));
+    let list = dataset.dcpl()?;
+    if dataset.file()?.userblock() > 0 {
+        // Versions of the library differ in whether they count it in a chunk's place.
+        return by("something else stands in front of the file (a user block)");
+    }
+    match list.layout() {
+        Layout::Contiguous if !list.external().is_empty() => {
+            by("its numbers are in other files (external storage)")
+        }
+        Layout::Contiguous => Ok(dataset.offset().map_or(Storage::Unwritten, Storage::Contiguous)),
+        Layout::Compact => by("its numbers are in its header (compact)"),
+        Layout::Virtual => by("it is put together of other arrays (virtual)"),
+        Layout::Chunked => {
+            let Some(chunk) = list.chunk().filter(|chunk| chunk.len() == axes && !chunk.contains(&0)) else {
+                return by("its chunks have another shape");
+            };
+            let bytes = chunk.iter().try_fold(element.bytes(), |all, &extent| all.checked_mul(extent));
+            if bytes.is_none_or(|bytes| bytes >= 1 << 32) {
+                return by("its chunks are larger than the format has them");
+            }
+            let mut filters = Vec::new();
+            for filter in list.filters() {
+                filters.push(match filter {
+                    hdf5::filters::Filter::Deflate(_) => Filter::Deflate,
+                    hdf5::filters::Filter::Shuffle => Filter::Shuffle,
+                    hdf5::filters::Filter::Fletcher32 => Filter::Fletcher32,
+                    hdf5::filters::Filter::User(LZF, _) => Filter::Lzf,
+                    other => return by(&format!("the filter {other:?}")),
+                });
+            }
+            Ok(Storage::Chunked(chunk, filters))
+        }
+    }
+}
+
+/// What a number is that was never written. The library converts it.
+fn fill(list: &DatasetCreate) -> f32 {
+    let value = list.get_fill_value(&TypeDescriptor::Float(FloatSize::U4));
+    value.ok().flatten().and_then(|value| value.cast::<f32>().ok()).unwrap_or(0.0)
+}
+
+/// The first number of an attribute.
+fn number(dataset: &Dataset, name: &str) -> Option<f64> {
+    let attribute = attribute(dataset, name)?;
+    match attribute.dtype().and_then(|datatype| datatype.to_descriptor()) {
+        Ok(TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_)) => {}
+        _ => return None,
+    }
+    attribute.read_raw::<f64>().ok()?.first().copied()
+}
+
+/// An attribute that is text.
+fn text(dataset: &Dataset, name: &str) -> Option<String> {
+    let attribute = attribute(dataset, name)?;
+    let unicode = attribute.read_scalar::<VarLenUnicode>().map(|text| text.to_string());
+    let ascii = || attribute.read_scalar::<VarLenAscii>().map(|text| text.to_string());
+    let fixed = || attribute.read_scalar::<FixedAscii<64>>().map(|text| text.to_string());
+    unicode.or_else(|_| ascii()).or_else(|_| fixed()).ok().filter(|text| !text.is_empty())
+}
+
+fn attribute(dataset: &Dataset, name: &str) -> Option<Attribute> {
+    dataset.attr(name).ok()
+}
+
+/// What the scales of a dataset's axes are called (netCDF's dimensions).
+fn axes(dataset: &Dataset, count: usize) -> Vec<String> {
+    let named = || -> Option<Vec<String>> {
+        let lists = attribute(dataset, "DIMENSION_LIST")?.read_raw::<VarLenArray<ObjectReference1>>().ok()?;
+        let of = |list: &VarLenArray<ObjectReference1>| match dataset.dereference(list.first()?) {
+            Ok(ReferencedObject::Dataset(scale)) => Some(scale.name().rsplit('/').next()?.to_string()),
+            _ => None,
+        };
+        Some(lists.iter().map(|list| of(list).unwrap_or_default()).collect())
+    };
+    named().filter(|names| names.len() == count).unwrap_or_else(|| vec![String::new(); count])
+}

@@ -1,0 +1,103 @@
+//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies, and how a type lays out its
+//! bits.
+
+use hdf5::sync::sync;
+use hdf5::{Dataset, Datatype};
+use hdf5_sys::h5d::H5Dget_chunk_info_by_coord;
+use hdf5_sys::h5t::{
+    H5T_class_t, H5T_norm_t, H5T_order_t, H5T_sign_t, H5Tget_class, H5Tget_ebias, H5Tget_fields, H5Tget_norm,
+    H5Tget_offset, H5Tget_order, H5Tget_precision, H5Tget_sign, H5Tget_size,
+};
+
+use super::array::Chunk;
+use super::element::{Element, Kind};
+
+/// Where the chunk lies whose first number has these places; a chunk without bytes was never written.
+///
+/// # Errors
+/// The library does not say it.
+pub(super) fn chunk(dataset: &Dataset, first: &[u64]) -> Result<Chunk, String> {
+    let (mut skipped, mut at, mut bytes) = (0, 0, 0);
+    // SAFETY: the dataset lives and is chunked, `first` has a place for each of its axes, and the library writes to the
+    // three numbers alone. The lock is held.
+    let status = sync(|| unsafe {
+        H5Dget_chunk_info_by_coord(
+            dataset.id(),
+            first.as_ptr(),
+            &raw mut skipped,
+            &raw mut at,
+            &raw mut bytes,
+        )
+    });
+    if status < 0 {
+        return Err("the HDF5 library does not find its chunks".into());
+    }
+    Ok(if at == u64::MAX || bytes == 0 { Chunk::default() } else { Chunk { at, bytes, skipped } })
+}
+
+/// The numbers of a type, if they are ones that processors know.
+///
+/// # Errors
+/// What they are instead.
+pub(super) fn element(datatype: &Datatype) -> Result<Element, String> {
+    let id = datatype.id();
+    // SAFETY: the type lives, and the calls only read it. The lock is held.
+    let (class, bytes, order, signed, bits) = sync(|| unsafe {
+        let bits = (H5Tget_precision(id), H5Tget_offset(id));
+        (H5Tget_class(id), H5Tget_size(id), H5Tget_order(id), H5Tget_sign(id) == H5T_sign_t::H5T_SGN_2, bits)
+    });
+    let big_endian = match order {
+        H5T_order_t::H5T_ORDER_BE => true,
+        H5T_order_t::H5T_ORDER_LE | H5T_order_t::H5T_ORDER_NONE => false,
+        _ => return Err("numbers in an order of bytes of their own".into()),
+    };
+    let whole = bits == (8 * bytes, 0);
+    let kind = match class {
+        H5T_class_t::H5T_INTEGER => match (bytes, signed) {
+            _ if !whole => return Err(format!("integers of {} bits", bits.0)),
+            (1, true) => Kind::I8,
+            (2, true) => Kind::I16,
+            (4, true) => Kind::I32,
+            (8, true) => Kind::I64,
+            (1, false) => Kind::U8,
+            (2, false) => Kind::U16,
+            (4, false) => Kind::U32,
+            (8, false) => Kind::U64,
+            _ => return Err(format!("integers of {bytes} bytes")),
+        },
+        H5T_class_t::H5T_FLOAT => match float(id) {
+            _ if !whole => return Err(format!("real numbers of {} bits", bits.0)),
+            Some([15, 10, 5, 0, 10, 15]) if bytes == 2 => Kind::F16,
+            Some([31, 23, 8, 0, 23, 127]) if bytes == 4 => Kind::F32,
+            Some([63, 52, 11, 0, 52, 1023]) if bytes == 8 => Kind::F64,
+            _ => return Err(format!("real numbers of {bytes} bytes in a format of their own")),
+        },
+        H5T_class_t::H5T_STRING => return Err("text".into()),
+        H5T_class_t::H5T_COMPOUND => return Err("compounds of several fields".into()),
+        H5T_class_t::H5T_ENUM => return Err("names of an enumeration".into()),
+        H5T_class_t::H5T_VLEN => return Err("lists of various lengths".into()),
+        H5T_class_t::H5T_ARRAY => return Err("arrays in an array".into()),
+        H5T_class_t::H5T_REFERENCE => return Err("references".into()),
+        _ => return Err("no numbers".into()),
+    };
+    Ok(Element { kind, big_endian })
+}
+
+/// Where sign, exponent (and its bits) and mantissa (and its bits) of a real number lie, and the exponent's bias.
+fn float(id: hdf5_sys::h5i::hid_t) -> Option<[usize; 6]> {
+    let [mut sign, mut exponent, mut exponent_bits, mut mantissa, mut mantissa_bits] = [0; 5];
+    // SAFETY: the type lives and is one of real numbers; the library writes to the five numbers alone. The lock is held.
+    let (status, bias, norm) = sync(|| unsafe {
+        let status = H5Tget_fields(
+            id,
+            &raw mut sign,
+            &raw mut exponent,
+            &raw mut exponent_bits,
+            &raw mut mantissa,
+            &raw mut mantissa_bits,
+        );
+        (status, H5Tget_ebias(id), H5Tget_norm(id))
+    });
+    let sound = status >= 0 && norm == H5T_norm_t::H5T_NORM_IMPLIED;
+    sound.then_some([sign, exponent, exponent_bits, mantissa, mantissa_bits, bias])
+}

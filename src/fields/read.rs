@@ -1,0 +1,297 @@
+//! Reading a sample: its window of the array, the chunks that hold it, their bytes decoded, the numbers as `f32` in a
+//! network's order. No lock is taken but that of the list of open files.
+
+use std::iter::Sum;
+
+use super::array::{Array, Chunk, Storage};
+use super::element::Element;
+use super::filter::Decoder;
+use super::view::Samples;
+use crate::error::{Error, Result};
+
+/// What one thread needs to read. It keeps the chunk that it decoded last.
+#[derive(Default)]
+pub struct Reader {
+    decoder: Decoder,
+    bytes: Vec<u8>,
+    /// The array and the number of the chunk in `bytes`.
+    holds: Option<(u64, usize)>,
+    /// Bytes since the last call of `take_amount`.
+    amount: Amount,
+}
+
+/// What reading took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Bytes that came from files.
+    pub read: u64,
+    /// Bytes that these were when decoded.
+    pub decoded: u64,
+    /// Bytes of them that are numbers of samples.
+    pub used: u64,
+}
+
+impl Sum for Amount {
+    fn sum<I: Iterator<Item = Amount>>(amounts: I) -> Amount {
+        let add = |a: Amount, b: Amount| Amount {
+            read: a.read + b.read,
+            decoded: a.decoded + b.decoded,
+            used: a.used + b.used,
+        };
+        amounts.fold(Amount::default(), add)
+    }
+}
+
+/// What is read of a contiguous array at once, in bytes, also where some of it is not needed.
+const PIECE: usize = 1 << 20;
+
+/// For each axis of a box how many places, how far apart the numbers are where they come from, and in the output.
+type Walk = Vec<[usize; 3]>;
+
+impl Reader {
+    /// Reads one sample. Numbers that stand for none become NaN, packed ones what they stand for. `to` has as many places
+    /// as a sample.
+    ///
+    /// # Errors
+    /// `Data`, with file, array and place: what is there cannot be read or decoded.
+    pub fn read(&mut self, array: &Array, samples: &Samples, index: usize, to: &mut [f32]) -> Result<()> {
+        let window = samples.window(index);
+        let mut strides = vec![0; window.len.len()];
+        let mut stride = 1;
+        for &axis in samples.order().iter().rev() {
+            strides[axis] = stride;
+            stride *= window.len[axis];
+        }
+        self.window(array, &window.first, &window.len, &strides, to)
+    }
+
+    fn window(
+        &mut self,
+        array: &Array,
+        first: &[usize],
+        len: &[usize],
+        strides: &[usize],
+        to: &mut [f32],
+    ) -> Result<()> {
+        let numbers: usize = len.iter().product();
+        if to.len() != numbers {
+            return Err(Error::internal(format!("{numbers} numbers in {} places", to.len())));
+        }
+        self.amount.used += (numbers * array.element.bytes()) as u64;
+        match &array.storage {
+            Storage::Unwritten => to.fill(array.fill),
+            Storage::Library(_) => self.by_library(array, first, len, strides, to)?,
+            Storage::Contiguous(at) => self.contiguous(array, *at, first, len, strides, to)?,
+            Storage::Chunked(chunk, _) => self.chunked(array, chunk, first, len, strides, to)?,
+        }
+        means(array, to);
+        Ok(())
+    }
+
+    /// Reads a box of an array, in the array's order: from `first` on, `len` places of each axis.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn read_box(&mut self, array: &Array, first: &[usize], len: &[usize], to: &mut [f32]) -> Result<()> {
+        self.window(array, first, len, &row_major(len), to)
+    }
+
+    /// What reading took since the last call.
+    pub fn take_amount(&mut self) -> Amount {
+        std::mem::take(&mut self.amount)
+    }
+
+    fn by_library(
+        &mut self,
+        array: &Array,
+        first: &[usize],
+        len: &[usize],
+        strides: &[usize],
+        to: &mut [f32],
+    ) -> Result<()> {
+        let numbers = array.by_library(first, len)?;
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.amount.decoded += bytes.len() as u64;
+        place(Element::F32, &bytes, 0, &walk(len, &row_major(len), strides), to, 0);
+        Ok(())
+    }
+
+    fn contiguous(
+        &mut self,
+        array: &Array,
+        at: u64,
+        first: &[usize],
+        len: &[usize],
+        strides: &[usize],
+        to: &mut [f32],
+    ) -> Result<()> {
+        let from = row_major(&array.shape);
+        let number = array.element.bytes();
+        let span = |axis: usize| {
+            let last: usize = (axis..len.len()).map(|axis| (len[axis] - 1) * from[axis]).sum();
+            (last + 1) * number
+        };
+        // The axes from here on are read at once.
+        let inner = (0..len.len()).find(|&axis| span(axis) <= PIECE).unwrap_or(len.len().saturating_sub(1));
+        let (bytes, inside) = (span(inner), walk(&len[inner..], &from[inner..], &strides[inner..]));
+        self.holds = None;
+        for outer in places(&len[..inner]) {
+            let sum =
+                |strides: &[usize], of: &[usize]| strides.iter().zip(of).map(|(a, b)| a * b).sum::<usize>();
+            let start = sum(&from, first) + sum(&from, &outer);
+            self.fetch(array, at + (start * number) as u64, bytes as u64)?;
+            self.amount.decoded += bytes as u64;
+            place(array.element, &self.bytes, 0, &inside, to, sum(strides, &outer));
+        }
+        Ok(())
+    }
+
+    fn chunked(
+        &mut self,
+        array: &Array,
+        chunk: &[usize],
+        first: &[usize],
+        len: &[usize],
+        strides: &[usize],
+        to: &mut [f32],
+    ) -> Result<()> {
+        let chunks = array.chunks()?;
+        let grid = array.grid(chunk);
+        let from = row_major(chunk);
+        let low: Vec<usize> = first.iter().zip(chunk).map(|(first, chunk)| first / chunk).collect();
+        let count = |axis: usize| (first[axis] + len[axis]).div_ceil(chunk[axis]) - low[axis];
+        let along: Vec<usize> = (0..len.len()).map(count).collect();
+        for step in places(&along) {
+            let (mut number, mut source, mut target) = (0, 0, 0);
+            let mut part = Vec::with_capacity(len.len());
+            for axis in 0..len.len() {
+                let at = low[axis] + step[axis];
+                number = number * grid[axis] + at;
+                let begin = first[axis].max(at * chunk[axis]);
+                let end = (first[axis] + len[axis]).min((at + 1) * chunk[axis]);
+                source += (begin - at * chunk[axis]) * from[axis];
+                target += (begin - first[axis]) * strides[axis];
+                part.push(end - begin);
+            }
+            let inside = walk(&part, &from, strides);
+            if chunks[number].bytes == 0 {
+                fill(array.fill, &inside, to, target);
+                continue;
+            }
+            self.decode(array, chunk, number, chunks[number])?;
+            place(array.element, &self.bytes, source * array.element.bytes(), &inside, to, target);
+        }
+        Ok(())
+    }
+
+    /// Makes `bytes` the numbers of a chunk.
+    fn decode(&mut self, array: &Array, shape: &[usize], number: usize, chunk: Chunk) -> Result<()> {
+        let holds = Some((array.id, number));
+        if self.holds == holds {
+            return Ok(());
+        }
+        self.holds = None;
+        let Storage::Chunked(_, filters) = &array.storage else { return Ok(()) };
+        let size = array.element.bytes();
+        let whole = shape.iter().product::<usize>() * size;
+        self.fetch(array, chunk.at, chunk.bytes)?;
+        self.decoder.decode(filters, chunk.skipped, size, whole, &mut self.bytes).map_err(|what| {
+            let what = format!("{}: the chunk at byte {} is damaged: {what}", array.name, chunk.at);
+            Error::data(array.path(), what)
+        })?;
+        self.amount.decoded += whole as u64;
+        self.holds = holds;
+        Ok(())
+    }
+
+    /// Makes `bytes` those of the file from one place on.
+    fn fetch(&mut self, array: &Array, at: u64, bytes: u64) -> Result<()> {
+        if at.checked_add(bytes).is_none_or(|end| end > array.end) {
+            let what = format!(
+                "{}: {bytes} bytes at {at} are behind the end of the file, which has {}: it was cut off",
+                array.name, array.end
+            );
+            return Err(Error::data(array.path(), what));
+        }
+        self.bytes.resize(bytes as usize, 0);
+        let read = array.file.read_exact_at(&mut self.bytes, at);
+        read.map_err(|error| Error::data(array.path(), format!("{}: {error}", array.name)))?;
+        self.amount.read += bytes;
+        Ok(())
+    }
+}
+
+/// What numbers of a file stand for.
+fn means(array: &Array, to: &mut [f32]) {
+    for &missing in &array.missing {
+        let missing = missing as f32;
+        to.iter_mut().filter(|number| **number == missing).for_each(|number| *number = f32::NAN);
+    }
+    if let Some((scale, offset)) = array.packing {
+        to.iter_mut().for_each(|number| *number = (f64::from(*number) * scale + offset) as f32);
+    }
+}
+
+/// How far apart numbers are along each axis.
+fn row_major(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    strides
+}
+
+/// All places of a grid, the last axis fastest; one without axes has one.
+fn places(grid: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+    (0..grid.iter().product()).map(|mut at: usize| {
+        let mut place = vec![0; grid.len()];
+        for (axis, along) in grid.iter().enumerate().rev() {
+            place[axis] = at % along;
+            at /= along;
+        }
+        place
+    })
+}
+
+/// The axes of a box without those of one place; neighbours that are one after the other in both are one.
+fn walk(len: &[usize], from: &[usize], to: &[usize]) -> Walk {
+    let mut walk: Walk = Vec::with_capacity(len.len());
+    for axis in 0..len.len() {
+        let next = [len[axis], from[axis], to[axis]];
+        match walk.last_mut() {
+            _ if next[0] == 1 => {}
+            Some(last) if last[1] == next[0] * next[1] && last[2] == next[0] * next[2] => {
+                *last = [last[0] * next[0], next[1], next[2]];
+            }
+            _ => walk.push(next),
+        }
+    }
+    walk
+}
+
+/// Copies a box from the bytes of a chunk, from one byte on, to places of the output, from one place on.
+fn place(element: Element, bytes: &[u8], at: usize, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
+    let size = element.bytes();
+    match walk {
+        [] => element.spread(&bytes[at..at + size], &mut to[first..first + 1], 1),
+        &[[len, 1, stride]] => {
+            element.spread(
+                &bytes[at..at + len * size],
+                &mut to[first..first + (len - 1) * stride + 1],
+                stride,
+            );
+        }
+        [[len, from, stride], inner @ ..] => {
+            (0..*len)
+                .for_each(|k| place(element, bytes, at + k * from * size, inner, to, first + k * stride));
+        }
+    }
+}
+
+/// Puts one number to all places of a box.
+fn fill(number: f32, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
+    match walk {
+        [] => to[first] = number,
+        [[len, _, stride], inner @ ..] => (0..*len).for_each(|k| fill(number, inner, to, first + k * stride)),
+    }
+}

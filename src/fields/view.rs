@@ -1,0 +1,415 @@
+//! Views: which axes of an array number the samples, which are channels and space, and what of them is taken.
+//!
+//! ```text
+//! VIEW    NAME | NAME[AXIS, …]               the axes in the file's order; without brackets the first numbers samples
+//! AXIS    n | t                              numbers the samples
+//!         n+K | t-K                          the same, K places further on: what follows, or came before
+//!         n*S+K..L                           samples of L places, one every S, the first at K: L is a sample's axis s
+//!         c | d | h | w                      channels, depth, height, width of a sample
+//!         h/K                                tiles of K, each of which is a sample
+//!         c=K..L                             L places from K on
+//!         K                                  this place alone, and no axis
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+/// An array by its name in the file, and what each of its axes is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// "group/array".
+    pub array: String,
+    /// One for each axis of the array; `None` where the view has no brackets.
+    pub axes: Option<Vec<Axis>>,
+}
+
+/// What one axis of an array is, and what of it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Axis {
+    /// One of `n t c d h w`; `None` for a single place.
+    name: Option<char>,
+    take: Take,
+}
+
+/// What of an axis belongs to a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Take {
+    All,
+    Place(usize),
+    Range { first: usize, len: usize },
+    Tile(usize),
+    Sample { stride: usize, shift: i64, len: Option<usize> },
+}
+
+/// The axes of a sample as a network reads them: channels, depth, height, width, places in a sequence.
+const ORDER: &str = "cdhws";
+
+/// Those that number samples, in the order in which they count: the last is the fastest.
+const COUNTED: &str = "ntdhw";
+
+/// The largest number in a view: any that a file can have, and sums of a few do not overflow.
+const LARGEST: usize = 1 << 48;
+
+impl FromStr for View {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<View, String> {
+        let wrong = |what: String| format!("the view {text:?}: {what}");
+        let text = text.trim();
+        let (array, axes) = match text.split_once('[') {
+            None => (text, None),
+            Some((array, rest)) => {
+                let inner = rest.strip_suffix(']').ok_or_else(|| wrong("it has no ] at its end".into()))?;
+                let axes: Result<Vec<Axis>, String> = inner.split(',').map(Axis::parse).collect();
+                (array, Some(axes.map_err(wrong)?))
+            }
+        };
+        let array = array.trim().trim_matches('/');
+        if array.is_empty() || array.contains(']') {
+            return Err(wrong("it names no array, as temperature[n,h,w] does".into()));
+        }
+        let axes_of = axes.iter().flatten().filter_map(|axis| axis.name).collect::<Vec<char>>();
+        if let Some(twice) = (1..axes_of.len()).find(|&at| axes_of[..at].contains(&axes_of[at])) {
+            return Err(wrong(format!("two axes are called {}", axes_of[twice])));
+        }
+        Ok(View { array: array.into(), axes })
+    }
+}
+
+impl Axis {
+    fn parse(text: &str) -> Result<Axis, String> {
+        let text: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
+        let number = |digits: &str| -> Result<usize, String> {
+            let number = digits.parse().ok().filter(|&number| number <= LARGEST);
+            number.ok_or_else(|| format!("{text:?}: {digits:?} is no number of places"))
+        };
+        let length = |digits: &str| {
+            let length = number(digits)?;
+            if length == 0 { Err(format!("{text:?} takes nothing")) } else { Ok(length) }
+        };
+        let Some(name) = text.chars().next().filter(|letter| !letter.is_ascii_digit()) else {
+            return Ok(Axis { name: None, take: Take::Place(number(&text)?) });
+        };
+        let rest = &text[name.len_utf8()..];
+        let take = match name {
+            _ if rest.is_empty() => match name {
+                'n' | 't' => Take::Sample { stride: 1, shift: 0, len: None },
+                _ => Take::All,
+            },
+            'n' | 't' => {
+                let (rest, len) = match rest.split_once("..") {
+                    Some((rest, len)) => (rest, Some(length(len)?)),
+                    None => (rest, None),
+                };
+                let (stride, shift) = match rest.find(['+', '-']) {
+                    Some(at) => {
+                        let shift = number(&rest[at + 1..])? as i64;
+                        (&rest[..at], if rest[at..].starts_with('-') { -shift } else { shift })
+                    }
+                    None => (rest, 0),
+                };
+                let stride = match stride.strip_prefix('*') {
+                    Some(stride) => length(stride)?,
+                    None if stride.is_empty() => 1,
+                    None => return Err(format!("{text:?} is no axis of samples, as n, n+1 and n*8..8 are")),
+                };
+                Take::Sample { stride, shift, len }
+            }
+            'c' | 'd' | 'h' | 'w' => match (rest.strip_prefix('/'), rest.strip_prefix('=')) {
+                (Some(tile), _) if name != 'c' => Take::Tile(length(tile)?),
+                (_, Some(range)) => match range.split_once("..") {
+                    Some((first, len)) => Take::Range { first: number(first)?, len: length(len)? },
+                    None => {
+                        return Err(format!(
+                            "{text:?}: a place alone is written without a name, a range as c=0..3"
+                        ));
+                    }
+                },
+                _ => return Err(format!("{text:?} is no axis, as h, h/128 and c=0..3 are")),
+            },
+            _ => {
+                return Err(format!(
+                    "{text:?}: axes are called n and t (samples), c (channels), d, h and w (space)"
+                ));
+            }
+        };
+        if !"ntcdhw".contains(name) {
+            return Err(format!(
+                "{text:?}: axes are called n and t (samples), c (channels), d, h and w (space)"
+            ));
+        }
+        Ok(Axis { name: Some(name), take })
+    }
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = self.name {
+            write!(f, "{name}")?;
+        }
+        match self.take {
+            Take::All => Ok(()),
+            Take::Place(place) => write!(f, "{place}"),
+            Take::Range { first, len } => write!(f, "={first}..{len}"),
+            Take::Tile(len) => write!(f, "/{len}"),
+            Take::Sample { stride, shift, len } => {
+                if stride != 1 {
+                    write!(f, "*{stride}")?;
+                }
+                if shift != 0 {
+                    write!(f, "{shift:+}")?;
+                }
+                len.map_or(Ok(()), |len| write!(f, "..{len}"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(axes) = &self.axes else { return write!(f, "{}", self.array) };
+        let axes: Vec<String> = axes.iter().map(Axis::to_string).collect();
+        write!(f, "{}[{}]", self.array, axes.join(","))
+    }
+}
+
+/// A box of an array: for each axis the first place and how many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// The first place of each axis.
+    pub first: Vec<usize>,
+    /// How many places of each axis; 1 where the axis is none of the sample's.
+    pub len: Vec<usize>,
+}
+
+/// How a view divides an array of one shape into samples.
+#[derive(Debug, Clone)]
+pub struct Samples {
+    axes: Vec<Axis>,
+    /// Places of each axis that all samples have, the first of each.
+    window: Window,
+    /// Which axes number samples, the slowest first: the axis, the first number that it can have, and how many.
+    counted: Vec<(usize, i64, usize)>,
+    /// The axes of a sample, in a network's order.
+    order: Vec<usize>,
+    /// Places that no sample takes, for each axis: what is left behind the last whole tile or window.
+    rest: Vec<usize>,
+}
+
+impl View {
+    /// The samples of an array of this shape.
+    ///
+    /// # Errors
+    /// What of the view the array does not have.
+    pub fn samples(&self, shape: &[usize]) -> Result<Samples, String> {
+        let axes = match &self.axes {
+            Some(axes) if axes.len() == shape.len() => axes.clone(),
+            Some(axes) => {
+                return Err(format!("{self} names {} axes, and the array has {}", axes.len(), shape.len()));
+            }
+            None => {
+                let all = Axis { name: None, take: Take::All };
+                let first = Axis { name: Some('n'), take: Take::Sample { stride: 1, shift: 0, len: None } };
+                [first].into_iter().chain(std::iter::repeat(all)).take(shape.len()).collect()
+            }
+        };
+        let mut samples = Samples {
+            window: Window { first: vec![0; shape.len()], len: vec![1; shape.len()] },
+            counted: Vec::new(),
+            order: Vec::new(),
+            rest: vec![0; shape.len()],
+            axes,
+        };
+        for (at, &extent) in shape.iter().enumerate() {
+            samples.add(at, extent).map_err(|what| format!("{self}: {what}"))?;
+        }
+        // Axes without names stay as they are in the file.
+        let letter = |at: &usize| match samples.axes[*at] {
+            Axis { take: Take::Sample { .. }, .. } => 's',
+            axis => axis.name.unwrap_or('s'),
+        };
+        samples.order.sort_by_key(|at| ORDER.find(letter(at)));
+        let rank = |at: usize| samples.axes[at].name.and_then(|name| COUNTED.find(name));
+        samples.counted.sort_by_key(|&(at, ..)| rank(at));
+        Ok(samples)
+    }
+}
+
+impl Samples {
+    fn add(&mut self, at: usize, extent: usize) -> Result<(), String> {
+        let lacks = |what: String| Err(format!("axis {at} has {extent} places, {what}"));
+        match self.axes[at].take {
+            Take::All => {
+                self.window.len[at] = extent;
+                self.order.push(at);
+            }
+            Take::Place(place) => {
+                if place >= extent {
+                    return lacks(format!("none is {place}"));
+                }
+                self.window.first[at] = place;
+                self.rest[at] = extent - 1;
+            }
+            Take::Range { first, len } => {
+                if first + len > extent {
+                    return lacks(format!("not {len} from {first} on"));
+                }
+                (self.window.first[at], self.window.len[at]) = (first, len);
+                self.order.push(at);
+                self.rest[at] = extent - len;
+            }
+            Take::Tile(len) => {
+                if len > extent {
+                    return lacks(format!("fewer than a tile of {len}"));
+                }
+                self.window.len[at] = len;
+                self.order.push(at);
+                self.counted.push((at, 0, extent / len));
+                self.rest[at] = extent % len;
+            }
+            Take::Sample { stride, shift, len } => {
+                let (step, long) = (stride as i64, len.unwrap_or(1) as i64);
+                // The numbers i with 0 ≤ i·stride + shift and i·stride + shift + len ≤ extent.
+                let first = (-shift).max(0).div_euclid(step) + i64::from((-shift).max(0) % step != 0);
+                let last = (extent as i64 - long - shift).div_euclid(step);
+                if last < first {
+                    return lacks(format!("too few for one sample of {}", self.axes[at]));
+                }
+                let count = (last - first + 1) as usize;
+                self.counted.push((at, first, count));
+                self.window.len[at] = long as usize;
+                if len.is_some() {
+                    self.order.push(at);
+                }
+                let taken = (count as i64 - 1) * step.min(long) + long;
+                self.rest[at] =
+                    (extent as i64 - if step > long { count as i64 * long } else { taken }) as usize;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many there are; 1 where no axis numbers samples.
+    pub fn len(&self) -> usize {
+        self.counted.iter().map(|&(_, _, count)| count).product()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether an axis of the array numbers samples, alone or with others.
+    pub fn counts(&self, axis: usize) -> bool {
+        self.counted.iter().any(|&(at, ..)| at == axis)
+    }
+
+    /// The shape of one sample, in a network's order.
+    pub fn shape(&self) -> Vec<usize> {
+        self.order.iter().map(|&at| self.window.len[at]).collect()
+    }
+
+    /// The axes of the array that a sample has, in a network's order.
+    pub fn order(&self) -> &[usize] {
+        &self.order
+    }
+
+    /// Places of each axis of the array that are in no sample.
+    pub fn rest(&self) -> &[usize] {
+        &self.rest
+    }
+
+    /// What of the array one sample is. `index` is below `len`.
+    pub fn window(&self, mut index: usize) -> Window {
+        let mut window = self.window.clone();
+        for &(at, first, count) in self.counted.iter().rev() {
+            let number = first + (index % count) as i64;
+            index /= count;
+            window.first[at] = match self.axes[at].take {
+                Take::Sample { stride, shift, .. } => (number * stride as i64 + shift) as usize,
+                _ => number as usize * window.len[at],
+            };
+        }
+        window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(view: &str, shape: &[usize]) -> Samples {
+        view.parse::<View>().unwrap().samples(shape).unwrap()
+    }
+
+    #[test]
+    fn a_view_is_written_as_it_is_read() {
+        for text in
+            ["a", "g/a[n,c,h,w]", "a[n+1,t-2,h/128,w/64]", "a[n*1024+1..1024]", "a[3,c=0..3,h]", "a[t*2]"]
+        {
+            assert_eq!(text.parse::<View>().unwrap().to_string(), text);
+        }
+        assert_eq!(" /a[ n , h / 4 ]".parse::<View>().unwrap().to_string(), "a[n,h/4]");
+    }
+
+    #[test]
+    fn axes_are_put_in_order_by_name() {
+        let of = samples("climate/data[h,w,c]", &[768, 1152, 16]);
+        assert_eq!((of.len(), of.shape(), of.order()), (1, vec![16, 768, 1152], &[2, 0, 1][..]));
+        let of = samples("mesh", &[10, 3, 4]);
+        assert_eq!((of.len(), of.shape()), (10, vec![3, 4]));
+        assert!(samples("flux", &[10]).shape().is_empty());
+    }
+
+    #[test]
+    fn tiles_are_samples_and_the_rest_is_counted() {
+        let of = samples("full[d/4,h/4,w/5,c]", &[8, 9, 10, 4]);
+        assert_eq!((of.len(), of.shape(), of.rest()), (8, vec![4, 4, 4, 5], &[0, 1, 0, 0][..]));
+        assert_eq!(of.window(7), Window { first: vec![4, 4, 5, 0], len: vec![4, 4, 5, 4] });
+        assert_eq!(of.window(1).first, [0, 0, 5, 0]);
+    }
+
+    #[test]
+    fn shifts_and_windows_stay_within_the_array() {
+        let of = samples("x[n+1,c]", &[5, 2]);
+        assert_eq!((of.len(), of.window(0).first[0], of.window(3).first[0]), (4, 1, 4));
+        let before = samples("x[t-2,c]", &[5, 2]);
+        assert_eq!((before.len(), before.window(0).first[0]), (5, 0));
+        let tokens = samples("tokens[n*4+1..4]", &[14]);
+        assert_eq!((tokens.len(), tokens.shape(), tokens.window(2).first[0]), (3, vec![4], 9));
+        let overlapping = samples("x[n*2..6]", &[11]);
+        assert_eq!((overlapping.len(), overlapping.rest()), (3, &[1][..]));
+        let two = samples("x[n,t,h]", &[3, 4, 2]);
+        assert_eq!((two.len(), two.window(5).first), (12, vec![1, 1, 0]));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, what) in [
+            ("[n]", "names no array"),
+            ("a[n", "no ] at its end"),
+            ("a[x]", "axes are called n and t"),
+            ("a[n,n]", "two axes are called n"),
+            ("a[h/0]", "takes nothing"),
+            ("a[c/2]", "is no axis"),
+            ("a[h=3]", "written without a name"),
+            ("a[n*x]", "\"x\" is no number"),
+            ("a[n/3]", "is no axis of samples"),
+            ("a[99999999999999999]", "is no number of places"),
+            ("a[]", "\"\" is no number"),
+        ] {
+            let said = text.parse::<View>().unwrap_err();
+            assert!(said.contains(what), "{text}: {said}");
+        }
+        for (text, what) in [
+            ("a[n,c,h]", "names 3 axes, and the array has 2"),
+            ("a[9,c]", "none is 9"),
+            ("a[c=1..9,h]", "not 9 from 1 on"),
+            ("a[h/9,c]", "fewer than a tile of 9"),
+            ("a[n+8,c]", "too few for one sample of n+8"),
+        ] {
+            let said = text.parse::<View>().unwrap().samples(&[4, 2]).unwrap_err();
+            assert!(said.contains(what), "{text}: {said}");
+        }
+    }
+}

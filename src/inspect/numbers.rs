@@ -1,0 +1,210 @@
+//! What numbers an array holds: their range, mean and deviation, what of them stands for none, and of few integers how
+//! often each is there.
+
+use std::collections::BTreeMap;
+
+use rayon::ThreadPool;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+
+use crate::error::Result;
+use crate::fields::{Array, Reader, Storage};
+use crate::plan::group;
+
+/// Numbers that are looked at unless all are, about: 16 MB as f32.
+const PART: usize = 4 << 20;
+
+/// Numbers of a piece of an array that lies in one piece.
+const PIECE: usize = 1 << 18;
+
+/// Different integers that are listed, as labels are.
+const MOST_LABELS: usize = 16;
+
+/// How often such integers are there on the average, at least, or they only count places.
+const OFTEN: usize = 4;
+
+/// What some numbers are like.
+#[derive(Debug, Default, Clone, PartialEq)]
+struct Numbers {
+    count: u64,
+    /// NaN in the file, or what stands for none.
+    none: u64,
+    infinite: u64,
+    low: f32,
+    high: f32,
+    mean: f64,
+    /// The sum of squares of what is between a number and the mean.
+    squares: f64,
+    /// How often each integer is there; `None` once there are too many.
+    labels: Option<BTreeMap<i64, u64>>,
+}
+
+impl Numbers {
+    fn of(numbers: &[f32], integers: bool) -> Numbers {
+        let mut all = Numbers {
+            low: f32::INFINITY,
+            high: f32::NEG_INFINITY,
+            labels: integers.then(BTreeMap::new),
+            ..Numbers::default()
+        };
+        let mut sum = 0.0;
+        for &number in numbers {
+            if number.is_finite() {
+                all.count += 1;
+                (all.low, all.high) = (all.low.min(number), all.high.max(number));
+                sum += f64::from(number);
+            } else if number.is_nan() {
+                all.none += 1;
+            } else {
+                all.infinite += 1;
+            }
+        }
+        all.mean = sum / all.count.max(1) as f64;
+        let finite = numbers.iter().filter(|number| number.is_finite());
+        all.squares = finite.map(|&number| (f64::from(number) - all.mean).powi(2)).sum();
+        if let Some(labels) = &mut all.labels {
+            for &number in numbers.iter().filter(|number| number.is_finite()) {
+                *labels.entry(number as i64).or_default() += 1;
+                if labels.len() > MOST_LABELS {
+                    break;
+                }
+            }
+        }
+        all.few()
+    }
+
+    fn few(mut self) -> Numbers {
+        self.labels = self.labels.filter(|labels| labels.len() <= MOST_LABELS);
+        self
+    }
+
+    /// Both together (Chan, Golub, LeVeque: updating formulae for variances, 1979).
+    fn and(self, other: &Numbers) -> Numbers {
+        let count = self.count + other.count;
+        let (a, b) = (self.count as f64, other.count as f64);
+        let between = other.mean - self.mean;
+        let labels = self.labels.zip(other.labels.clone()).map(|(mut labels, more)| {
+            more.into_iter().for_each(|(label, count)| *labels.entry(label).or_default() += count);
+            labels
+        });
+        let together = Numbers {
+            count,
+            none: self.none + other.none,
+            infinite: self.infinite + other.infinite,
+            low: self.low.min(other.low),
+            high: self.high.max(other.high),
+            mean: self.mean + between * b / (a + b).max(1.0),
+            squares: self.squares + other.squares + between * between * a * b / (a + b).max(1.0),
+            labels,
+        };
+        together.few()
+    }
+
+    fn describe(&self, looked_at: u64, of: u64) -> String {
+        let mut text = if looked_at < of {
+            format!("of {} of {} numbers: ", group(looked_at as usize), group(of as usize))
+        } else {
+            String::new()
+        };
+        text += &match (&self.labels, self.count) {
+            (_, 0) => "no number".into(),
+            (Some(labels), _) if labels.len() == 1 => format!("all {}", labels.keys().next().unwrap_or(&0)),
+            (None, _) if self.low == self.high => format!("all {}", self.low),
+            (Some(labels), count) if count >= (OFTEN * labels.len()) as u64 => {
+                let share = |(label, times): (&i64, &u64)| {
+                    format!("{label} {:.4} %", 100.0 * *times as f64 / count as f64)
+                };
+                labels.iter().map(share).collect::<Vec<_>>().join(", ")
+            }
+            (_, count) => {
+                let deviation = (self.squares / count as f64).sqrt();
+                format!("{} … {}, mean {:.6}, deviation {deviation:.6}", self.low, self.high, self.mean)
+            }
+        };
+        for (count, what) in [(self.none, "missing or NaN"), (self.infinite, "infinite")] {
+            if count > 0 {
+                text += &format!("; {} {what}", group(count as usize));
+            }
+        }
+        text
+    }
+}
+
+/// One line on the numbers of an array: of all, or of pieces that lie evenly in it.
+///
+/// # Errors
+/// As for `Reader::read`.
+pub fn of(array: &Array, all: bool, pool: &ThreadPool) -> Result<String> {
+    let whole: usize = array.shape.iter().product();
+    let piece = piece(array);
+    let grid: Vec<usize> =
+        array.shape.iter().zip(&piece).map(|(extent, piece)| extent.div_ceil(*piece)).collect();
+    let pieces: usize = grid.iter().product();
+    let wanted = if all { pieces } else { (PART / piece.iter().product::<usize>().max(1)).clamp(1, pieces) };
+    let read = |reader: &mut (Reader, Vec<f32>), number: usize| -> Result<(u64, Numbers)> {
+        let mut at = number * pieces / wanted;
+        let (mut first, mut len) = (piece.clone(), piece.clone());
+        for axis in (0..grid.len()).rev() {
+            first[axis] = at % grid[axis] * piece[axis];
+            len[axis] = piece[axis].min(array.shape[axis] - first[axis]);
+            at /= grid[axis];
+        }
+        reader.1.resize(len.iter().product(), 0.0);
+        reader.0.read_box(array, &first, &len, &mut reader.1)?;
+        Ok((
+            reader.1.len() as u64,
+            Numbers::of(&reader.1, array.element.is_integer() && array.packing.is_none()),
+        ))
+    };
+    let parts: Result<Vec<(u64, Numbers)>> = pool
+        .install(|| (0..wanted).into_par_iter().map_init(|| (Reader::default(), Vec::new()), read).collect());
+    let parts = parts?;
+    let looked_at = parts.iter().map(|(count, _)| count).sum();
+    let numbers = parts.into_iter().map(|(_, numbers)| numbers).reduce(|all, part| all.and(&part));
+    Ok(numbers.unwrap_or_default().describe(looked_at, whole as u64))
+}
+
+/// The shape of what is read at once: a chunk, or as much of the last axes as a piece has.
+fn piece(array: &Array) -> Vec<usize> {
+    if let Storage::Chunked(chunk, _) = &array.storage {
+        return chunk.clone();
+    }
+    let mut piece = array.shape.clone();
+    while piece.iter().product::<usize>() > PIECE {
+        let Some(axis) = piece.iter().position(|&places| places > 1) else { break };
+        piece[axis] = piece[axis].div_ceil(2);
+    }
+    piece
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_together_are_the_whole() {
+        let numbers: Vec<f32> = (0..100).map(|at| (at * at % 17) as f32 - 3.0).collect();
+        let whole = Numbers::of(&numbers, false);
+        let parts = numbers
+            .chunks(7)
+            .map(|part| Numbers::of(part, false))
+            .reduce(|all, part| all.and(&part))
+            .unwrap();
+        assert!((whole.mean - parts.mean).abs() < 1e-12 && (whole.squares - parts.squares).abs() < 1e-9);
+        assert_eq!((whole.low, whole.high, whole.count), (parts.low, parts.high, parts.count));
+    }
+
+    #[test]
+    fn few_integers_are_listed_and_what_stands_for_none_is_counted() {
+        let labels = [[0.0, 1.0, 1.0, 2.0]; 3].concat();
+        assert_eq!(Numbers::of(&labels, true).describe(12, 12), "0 25.0000 %, 1 50.0000 %, 2 25.0000 %");
+        let places = Numbers::of(&[0.0, 1.0, 2.0], true).describe(3, 3);
+        assert_eq!(places, "0 … 2, mean 1.000000, deviation 0.816497");
+        assert_eq!(Numbers::of(&[7.0; 5], true).describe(5, 5), "all 7");
+        let text = Numbers::of(&[1.0, f32::NAN, f32::INFINITY, 3.0], false).describe(4, 8);
+        assert_eq!(
+            text,
+            "of 4 of 8 numbers: 1 … 3, mean 2.000000, deviation 1.000000; 1 missing or NaN; 1 infinite"
+        );
+        assert_eq!(Numbers::of(&[f32::NAN], false).describe(1, 1), "no number; 1 missing or NaN");
+    }
+}

@@ -1,0 +1,293 @@
+//! Arrays of HDF5 and netCDF-4 files: every type, layout and filter is read as the HDF5 library reads it, whatever the
+//! window; damaged files end in one message; `dltrain inspect` says what is there.
+
+use std::path::{Path, PathBuf};
+
+use dltrain::fields::{Arrays, Reader, Storage, View};
+use hdf5::{Hyperslab, SliceOrIndex};
+use proptest::prelude::*;
+
+use crate::support::job::{DLTRAIN, finish};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fields.hdf5")
+}
+
+/// A box of an array as the library reads it.
+fn by_library(path: &Path, name: &str, first: &[usize], len: &[usize]) -> Vec<f32> {
+    let dataset = hdf5::File::open(path).unwrap().dataset(name).unwrap();
+    if first.is_empty() {
+        return vec![dataset.read_scalar::<f32>().unwrap()];
+    }
+    let slices: Vec<SliceOrIndex> =
+        first.iter().zip(len).map(|(&first, &len)| (first..first + len).into()).collect();
+    let read = dataset.as_reader().read_slice::<f32, _, ndarray::IxDyn>(Hyperslab::new(slices));
+    read.unwrap_or_else(|error| panic!("{name}: {error}")).into_raw_vec_and_offset().0
+}
+
+/// All boxes of a few arrays, drawn ones of all: the numbers and their order.
+#[test]
+fn every_type_layout_and_filter_is_read_as_by_the_library() {
+    let path = fixture();
+    let arrays = Arrays::of(&path).unwrap().arrays;
+    assert!(arrays.len() > 45, "{}", arrays.len());
+    let mut by_itself = 0;
+    let mut draw = 7u32;
+    let mut below = |bound: usize| {
+        draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (draw >> 8) as usize % bound
+    };
+    for array in &arrays {
+        by_itself += usize::from(!matches!(array.storage, Storage::Library(_)));
+        let mut reader = Reader::default();
+        // The system's library has no LZF; the same numbers are beside it.
+        let other = if array.name.starts_with("filters/lzf") { "filters/none" } else { &array.name };
+        for _ in 0..12 {
+            let first: Vec<usize> = array.shape.iter().map(|&extent| below(extent)).collect();
+            let len: Vec<usize> =
+                array.shape.iter().zip(&first).map(|(extent, first)| 1 + below(extent - first)).collect();
+            let mut ours = vec![f32::INFINITY; len.iter().product()];
+            reader.read_box(array, &first, &len, &mut ours).unwrap();
+            let mut theirs = by_library(&path, other, &first, &len);
+            if array.name == "temperature" {
+                // What netCDF's readers make of it.
+                let means =
+                    |raw: f32| if raw == -999.0 { f32::NAN } else { (f64::from(raw) * 0.01 + 273.15) as f32 };
+                theirs.iter_mut().for_each(|number| *number = means(*number));
+            }
+            let same = ours.iter().zip(&theirs).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
+            assert!(same, "{} {first:?} {len:?}: {ours:?}, not {theirs:?}", array.name);
+        }
+    }
+    let library: Vec<&str> = arrays
+        .iter()
+        .filter(|array| matches!(array.storage, Storage::Library(_)))
+        .map(|array| array.name.as_str())
+        .collect();
+    assert_eq!(library, ["filters/scaleoffset", "layouts/compact", "layouts/virtual"]);
+    assert_eq!(by_itself + library.len(), arrays.len());
+}
+
+/// A sample's axes are those of its network, whatever their order in the file.
+#[test]
+fn a_sample_is_put_in_a_networks_order() {
+    let path = fixture();
+    let array = dltrain::fields::Array::open(&path, "filters/all").unwrap();
+    let theirs = by_library(&path, "filters/all", &[0, 0], &[11, 13]);
+    for (view, index, expected) in [
+        ("filters/all[n,c]", 4, (0..13).map(|c| (4, c)).collect::<Vec<_>>()),
+        ("filters/all[w,h]", 0, (0..13).flat_map(|h| (0..11).map(move |w| (w, h))).collect()),
+        ("filters/all[h/5,c=2..3]", 1, (2..5).flat_map(|c| (5..10).map(move |h| (h, c))).collect()),
+        ("filters/all[n*3+1..2,7]", 2, vec![(7, 7), (8, 7)]),
+    ] {
+        let samples = view.parse::<View>().unwrap().samples(&array.shape).unwrap();
+        let mut ours = vec![0.0; samples.shape().iter().product()];
+        Reader::default().read(&array, &samples, index, &mut ours).unwrap();
+        let expected: Vec<f32> = expected.iter().map(|&(row, column)| theirs[row * 13 + column]).collect();
+        assert_eq!(ours, expected, "{view}");
+    }
+}
+
+/// What is said to be read is what the system read for this thread.
+#[test]
+fn bytes_are_those_that_the_system_counts() {
+    let read_so_far = || -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    };
+    let arrays = Arrays::of(&fixture()).unwrap().arrays;
+    for view in ["filters/all[n,c]", "filters/none[h/4,w]", "types/float64[n,c=1..2]", "temperature[n,h,w]"] {
+        let view = view.parse::<View>().unwrap();
+        let array = arrays.iter().find(|array| array.name == view.array).unwrap();
+        let samples = view.samples(&array.shape).unwrap();
+        let mut sample = vec![0.0; samples.shape().iter().product()];
+        // The library is asked where the chunks lie.
+        array.stored();
+        let mut reader = Reader::default();
+        let (first, begun) = (read_so_far(), read_so_far());
+        (0..samples.len()).for_each(|index| reader.read(array, &samples, index, &mut sample).unwrap());
+        let counted = read_so_far() - begun - (begun - first);
+        let amount = reader.take_amount();
+        // The system's own numbers grow by a digit or two.
+        assert!(counted.abs_diff(amount.read) <= 4 && amount.read > 0, "{view}: {counted}, not {amount:?}");
+    }
+}
+
+/// How one array is written and which box of it is read.
+#[derive(Debug, Clone)]
+struct Drawn {
+    shape: Vec<usize>,
+    chunk: Vec<usize>,
+    filters: [bool; 3],
+    window: Vec<(usize, usize)>,
+}
+
+fn drawn() -> impl Strategy<Value = Drawn> {
+    let axis = (1usize..12).prop_flat_map(|extent| {
+        (Just(extent), 1..=extent, 0..extent).prop_flat_map(|(extent, chunk, first)| {
+            (Just(extent), Just(chunk), Just(first), 1..=extent - first)
+        })
+    });
+    (proptest::collection::vec(axis, 1..5), any::<[bool; 3]>()).prop_map(|(axes, filters)| Drawn {
+        shape: axes.iter().map(|axis| axis.0).collect(),
+        chunk: axes.iter().map(|axis| axis.1).collect(),
+        window: axes.iter().map(|axis| (axis.2, axis.3)).collect(),
+        filters,
+    })
+}
+
+/// Arrays, chunks, filters and boxes that nobody thought of.
+#[test]
+fn any_box_of_any_array_is_that_of_the_library() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("drawn.h5");
+    proptest!(ProptestConfig::with_cases(60), |(drawn in drawn())| {
+        let numbers: Vec<f64> = (0..drawn.shape.iter().product::<usize>()).map(|at| (at * at % 1009) as f64).collect();
+        let content = ndarray::ArrayD::from_shape_vec(drawn.shape.clone(), numbers).unwrap();
+        {
+            let file = hdf5::File::create(&path).unwrap();
+            let [gzip, shuffle, sum] = drawn.filters;
+            let mut builder = file.new_dataset_builder().with_data(&content).chunk(drawn.chunk.clone());
+            if shuffle { builder = builder.shuffle(); }
+            if gzip && hdf5::filters::deflate_available() { builder = builder.deflate(4); }
+            if sum { builder = builder.fletcher32(); }
+            builder.create("a").unwrap();
+        }
+        let arrays = Arrays::of(&path).unwrap().arrays;
+        let (first, len): (Vec<usize>, Vec<usize>) = drawn.window.iter().copied().unzip();
+        let mut ours = vec![0.0; len.iter().product()];
+        Reader::default().read_box(&arrays[0], &first, &len, &mut ours).unwrap();
+        prop_assert_eq!(ours, by_library(&path, "a", &first, &len));
+    });
+}
+
+/// Every cut, and every byte changed in turn: a message or other numbers, and neither a panic nor memory without end.
+#[test]
+fn damaged_files_end_in_messages() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("damaged.h5");
+    let whole = std::fs::read(fixture()).unwrap();
+    let at = {
+        let array = dltrain::fields::Array::open(&fixture(), "filters/all").unwrap();
+        let Storage::Chunked(chunk, filters) = &array.storage else { panic!("{:?}", array.storage) };
+        assert_eq!((chunk.as_slice(), filters.len()), (&[4, 5][..], 3));
+        hdf5::File::open(fixture()).unwrap().dataset("filters/all").unwrap().chunk_info(0).unwrap()
+    };
+    let read = |name: &str| -> dltrain::error::Result<Vec<f32>> {
+        let array = dltrain::fields::Array::open(&path, name)?;
+        let mut numbers = vec![0.0; array.shape.iter().product()];
+        let all = array.shape.clone();
+        Reader::default().read_box(&array, &vec![0; all.len()], &all, &mut numbers)?;
+        Ok(numbers)
+    };
+    for byte in 0..at.size as usize {
+        let mut bytes = whole.clone();
+        bytes[at.addr as usize + byte] ^= 0x55;
+        std::fs::write(&path, &bytes).unwrap();
+        let error = read("filters/all").expect_err("the checksum shows it").to_string();
+        assert!(error.contains("damaged.h5: filters/all: the chunk at byte"), "{error}");
+    }
+    std::fs::write(&path, &whole[..at.addr as usize + 3]).unwrap();
+    let error = read("filters/all").unwrap_err().to_string();
+    assert!(error.contains("damaged.h5"), "{error}");
+}
+
+#[test]
+fn inspect_says_what_is_there() {
+    let fixture = fixture().display().to_string();
+    let printed = alone(&["inspect", &fixture]).0;
+    for expected in [
+        "  temperature  6×4×5 i16 [time, lat, lon] in K; chunks 1×4×5 (40 B), shuffle, deflate",
+        "stands for numbers × 0.01 + 273.15 (netCDF's packing)",
+        "; 1 missing or NaN",
+        "  guessed view temperature[n,h,w]: 6 samples of 4×5",
+        "  types/float16_be  3×5 f16 big-endian; 30 B in one piece",
+        "  layouts/virtual  2×11×13 i32; read through the HDF5 library, one thread at a time: it is put together of",
+        "  other/compound: left out: compounds of several fields",
+        "  other/nowhere: left out: a link that leads nowhere",
+        "  other/elsewhere: left out: a link that leads nowhere",
+    ] {
+        assert!(printed.contains(expected), "{expected}\n{printed}");
+    }
+    let labels = printed.lines().skip_while(|line| !line.starts_with("  labels")).nth(1).unwrap();
+    assert!(labels.contains("0 4") && labels.contains(" %, 1 ") && labels.contains(" %, 2 "), "{labels}");
+}
+
+/// A tile of 4 × 13 in chunks of 4 × 5 lies in three of them: 240 bytes are decoded for 208.
+#[test]
+fn a_view_says_what_reading_takes() {
+    let fixture = fixture().display().to_string();
+    let printed = alone(&["inspect", &fixture, "--view", "filters/none[h/4,w]", "--threads", "1"]).0;
+    assert!(
+        printed
+            .contains("  view filters/none[h/4,w]: 2 samples of 4×13; 3 of 11 places of axis 0 are left out"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains(
+            "a sample has 208 B, reads 240 B of the file and decodes 240 B (1.15 times what it uses)"
+        ),
+        "{printed}"
+    );
+    let one = alone(&["inspect", &fixture, "--view", "filters/none[n,3]", "--threads", "1"]).0;
+    assert!(
+        one.contains("chunks of 1×1 would be read whole, 1 a sample in place of 1 of 4×5: h5repack"),
+        "{one}"
+    );
+}
+
+#[test]
+fn files_alike_are_described_once_and_others_for_themselves() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, shape: (usize, usize)| {
+        let path = directory.path().join(name);
+        let file = hdf5::File::create(&path).unwrap();
+        file.new_dataset_builder().with_data(&ndarray::Array2::<f32>::zeros(shape)).create("x").unwrap();
+        path.display().to_string()
+    };
+    let files = [write("a.h5", (4, 3)), write("b.h5", (6, 3)), write("c.h5", (4, 5))];
+    let printed = alone(&["inspect", &files[0], &files[1], &files[2]]).0;
+    assert!(printed.contains("a.h5 and 1 like it") && printed.contains("c.h5: "), "{printed}");
+    assert!(printed.contains("guessed view x[n,c]: 10 samples of 3"), "{printed}");
+}
+
+#[test]
+fn bad_input_to_inspect_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.display().to_string()
+    };
+    let fixture = fixture().display().to_string();
+    let classic = write("old.nc", b"CDF\x01\0\0\0\0\0\0\0\0");
+    let web = write("page.h5", b"<!DOCTYPE html><html></html>");
+    let half = write("half.h5", &std::fs::read(&fixture).unwrap()[..600]);
+    let text = write("note.txt", b"temperature");
+    for (flags, expected) in [
+        (vec!["inspect"], "FILE"),
+        (vec!["inspect", "none.h5"], "none.h5: No such file"),
+        (vec!["inspect", &classic], "old.nc: a classic netCDF file, which is no HDF5; nccopy -k netCDF-4"),
+        (vec!["inspect", &web], "page.h5: is a web page"),
+        (vec!["inspect", &half], "half.h5: a damaged HDF5 file"),
+        (vec!["inspect", &text], "note.txt: no HDF5 or netCDF-4 file"),
+        (
+            vec!["inspect", &fixture, "--view", "temprature[n]"],
+            "no file has an array temprature; they have filters/all",
+        ),
+        (vec!["inspect", &fixture, "--view", "labels[n,c]"], "names 2 axes, and the array has 3"),
+        (vec!["inspect", &fixture, "--view", "labels[n"], "it has no ] at its end"),
+    ] {
+        let (printed, error) = alone(&flags);
+        assert!(error.contains(expected), "{flags:?}: {printed}{error}");
+        assert_eq!(error.matches("dltrain: error").count(), 1, "{error}");
+    }
+}
+
+/// Output and errors of the program without a launcher.
+fn alone(flags: &[&str]) -> (String, String) {
+    let mut command = std::process::Command::new(DLTRAIN);
+    command.args(flags);
+    let done = finish(command);
+    (done.stdout, done.stderr)
+}

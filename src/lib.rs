@@ -18,7 +18,7 @@
 //! 3. **The plan.** [`plan::plan`] asks the [`device::Device`] for a kernel of every op
 //!    ([`device::Device::compile`]), adds reorders where two kernels want different layouts, and gives every tensor its
 //!    place in memory. Gradients lie in the order in which they become ready, so that a bucket ([`plan::Bucket`]) is a
-//!    slice. [`fusion::threshold`] cuts the buckets where the rehearsal of a step is fastest, by what a sum costs
+//!    slice. [`simulate::threshold`] cuts the buckets where the rehearsal of a step is fastest, by what a sum costs
 //!    ([`collective::cost`]).
 //! 4. **Memory.** [`plan::Plan::bind`] fixes every kernel to its operands: a [`plan::Program`] of [`device::Step`]s.
 //!    The gradients lie in a [`comm::Region`], which the ranks of a node share where that serves.
@@ -56,7 +56,6 @@ pub mod graph;
 pub mod host;
 pub mod info;
 pub mod inspect;
-pub mod interconnect;
 pub mod model;
 pub mod models;
 pub mod optim;
@@ -66,6 +65,7 @@ pub mod random;
 pub mod record;
 pub mod reducer;
 pub mod report;
+pub mod simulate;
 pub mod strategy;
 pub mod trace;
 pub mod train;

@@ -14,10 +14,11 @@ use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Rule, Wire};
 use crate::device::reference::Reference;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fusion::{Carriers, Fusion, threshold};
+use crate::fusion::{Carriers, Fusion};
 use crate::model;
 use crate::plan::{self, Action, Manner, Options, Plan, Script, TAIL, Transfer};
 use crate::record::{self, Progress};
+use crate::simulate::threshold;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {

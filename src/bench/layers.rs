@@ -20,8 +20,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::files;
 use crate::graph::{DType, Graph, Node, NodeId, Op};
 use crate::model;
-use crate::plan::{self, Measured, Options, Plan, Times};
+use crate::plan::{self, Options, Plan};
 use crate::record;
+use crate::simulate::{Measured, Times};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {

@@ -5,7 +5,7 @@
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
-//! May use: `interconnect`, `comm`, `config`, `cuts`, `error`, `files`, `host`. Used by: `fusion`, `train`, `bench`.
+//! May use: `comm`, `config`, `cuts`, `error`, `files`, `host`. Used by: `fusion`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::collective::{Selection, cost::Nodes, select, tuning::Tuning, wait};
@@ -36,7 +36,6 @@
 mod all_to_all;
 mod broadcast;
 pub mod cost;
-pub mod course;
 mod divided;
 mod executor;
 mod gather;
@@ -46,14 +45,14 @@ mod hierarchical;
 mod link;
 mod mpi_allreduce;
 mod operation;
-mod own_pace;
 mod recursive_doubling;
 mod ring;
-mod schedule;
+pub mod schedule;
 mod selection;
 mod shm;
 mod slot_counters;
 mod star;
+mod steps;
 #[cfg(test)]
 mod threads;
 mod torus;
@@ -74,13 +73,14 @@ use crate::error::Result;
 pub use crate::cuts::{even_split, segment};
 pub use all_to_all::AllToAll;
 pub use divided::Divided;
-pub use executor::{CHUNK, WINDOW};
+pub use executor::{AHEAD, CHUNK, WINDOW};
 pub use gather::{Gather, InGroups};
 pub use hierarchical::Hierarchical;
 pub use mpi_allreduce::MpiAllreduce;
 pub use operation::{Operation, Route};
 pub use selection::{Choice, Selection};
 pub use shm::Shm;
+pub use steps::Steps;
 pub use within::{PIECE, Ticket, Within};
 
 /// A range that was prepared.

@@ -22,7 +22,6 @@ mod on_device;
 mod peers;
 mod service;
 mod tail;
-pub mod threshold;
 
 use std::ops::Range;
 use std::time::Instant;

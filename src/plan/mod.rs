@@ -3,8 +3,8 @@
 //! A graph and a device become a list of steps, each a compiled kernel with a fixed place in memory for every
 //! operand. Activations share one arena by their lifetimes; gradients lie in the order in which they become
 //! ready, so that a bucket is a slice; parameters and optimizer state use the gradients' offsets. The whole step of
-//! every rank is a list of actions (`script`), which can be rehearsed before the first one (`rehearse`). May use:
-//! `device`, `interconnect`, `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `train`, `bench`.
+//! every rank is a list of actions (`script`), which can be rehearsed before the first one (`simulate`). May use:
+//! `device`, `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `simulate`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::device::reference::Reference;
@@ -41,14 +41,11 @@ mod bucket;
 mod compile;
 mod describe;
 mod ledger;
-mod measure;
 mod pipeline;
 mod program;
-mod rehearse;
 mod script;
-mod sharing;
-mod stage;
-mod windows;
+pub(crate) mod stage;
+pub(crate) mod windows;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -66,10 +63,8 @@ pub use describe::{
     Sizes, bytes as describe_bytes, flops as describe_flops, group, seconds as describe_seconds,
 };
 pub use ledger::{Ledger, MemoryKind};
-pub use measure::{Measured, Times};
 pub use pipeline::{ChunkPass, Phase};
 pub use program::{Exchange, Program, Regions, has_not_finite};
-pub use rehearse::{Prices, Rehearsal, StepFacts, rehearse};
 pub use script::{
     Action, Area, Axis, Kind, Line, Manner, Outline, Part, Script, Transfer, TransferId, Turn,
     representatives, scripts,

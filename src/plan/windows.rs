@@ -225,17 +225,15 @@ impl Windows {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::{Compiled, Kind, Manner, Options, Prices, Regions, rehearse};
+pub mod tests {
+    use super::super::{Compiled, Options, Regions};
     use super::*;
     use crate::device::onednn::Cpu;
     use crate::device::reference::Reference;
-    use crate::device::{Device, Memory, Rule, Scalars};
+    use crate::device::{Device, Memory, Scalars};
     use crate::graph::{BatchNorm, Builder, Conv2d, Graph};
-    use crate::strategy::{Ranks, Strategy};
 
-    const SGD: Rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-    const ALL: [Turns; 6] = [
+    pub const ALL: [Turns; 6] = [
         turns(false, true, false),
         turns(true, true, false),
         turns(true, false, false),
@@ -249,7 +247,7 @@ mod tests {
     }
 
     /// Convolutions with a way around, and a linear layer that is larger than all of them.
-    fn network() -> Graph {
+    pub fn network() -> Graph {
         let (mut net, x) = Builder::new("windows", 4, [3, 8, 8]);
         let mut x = net.conv2d("stem", x, 16, Conv2d::square(3).padding(1)).unwrap();
         for block in ["a", "b"] {
@@ -265,7 +263,8 @@ mod tests {
         net.finish(x).simplify().differentiate()
     }
 
-    fn plans(graph: Graph, device: &dyn Device, turns: Turns) -> [Plan; 2] {
+    /// Without windows, and in them.
+    pub fn plans(graph: Graph, device: &dyn Device, turns: Turns) -> [Plan; 2] {
         let options = Options::whole(2 << 10);
         let compiled = Compiled::new(graph, device, None).unwrap();
         let plain = compiled.plan(device, &options).unwrap();
@@ -358,51 +357,6 @@ mod tests {
                     other.sizes.gradients,
                     plain.sizes.gradients
                 );
-            }
-        }
-    }
-
-    /// Whatever else a step has to do: nobody waits for ever, and nothing is touched that is on its way.
-    #[test]
-    fn scripts_in_windows_get_through() {
-        for turns in ALL {
-            let [_, plan] = plans(network(), &Reference, turns);
-            let facts = plan.facts(&vec![1.0; plan.steps.len()]);
-            for ranks in [2, 3] {
-                for flags in 0..4 {
-                    let strategy = if turns.gathers { Strategy::Zero(3) } else { Strategy::Zero(2) };
-                    let at = Ranks {
-                        ranks,
-                        nodes: if turns.gathers { ranks } else { 1 },
-                        in_common: flags & 2 > 0,
-                    };
-                    let manner = Manner {
-                        owners: strategy.owners(at),
-                        in_common: at.in_common && strategy.shares_memory(at, true),
-                        micro_steps: if turns.accumulates { 2 } else { 1 },
-                        clip: flags & 1 > 0,
-                        average: flags & 2 > 0,
-                        overlap: turns.overlap,
-                        ..Manner::plain((0..ranks).map(|rank| rank % at.nodes).collect())
-                    };
-                    let scripts = plan.scripts(&manner, &SGD, 0..ranks);
-                    let prices =
-                        Prices { transfer: &|_| 2.5, update: &|_| 0.5, add: &|_| 0.25, ..Prices::FREE };
-                    let found = rehearse(&scripts, &[&facts], &prices);
-                    assert!(found.is_ok(), "{turns:?}, {ranks} ranks, {flags}: {found:?}");
-                    // A window that is used again too early is found.
-                    let mut early = scripts.clone();
-                    let actions = &mut early[0].actions;
-                    let is_sum = |id: usize| scripts[0].transfers[id].kind == Kind::SumToOwners;
-                    let waits = |action: &Action| matches!(action, Action::Wait(id) if is_sum(*id));
-                    let at = actions.iter().position(waits).unwrap();
-                    let wait = actions.remove(at);
-                    actions.push(wait);
-                    let in_time = plan.windows.as_ref().unwrap().freed_in_time(plan.steps.len()) > 0;
-                    if in_time && !turns.accumulates {
-                        assert!(rehearse(&early, &[&facts], &prices).is_err(), "{turns:?}");
-                    }
-                }
             }
         }
     }

@@ -7,15 +7,13 @@ use super::gpu_direct;
 use super::sharing::expected_owners;
 use crate::collective::Selection;
 use crate::collective::cost::Nodes;
-use crate::collective::course::{Course, Groups, Machine, Share, Steps};
 use crate::collective::tuning::{Level, Parameters, Tuning};
 use crate::comm::{Topology, World};
 use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Precision, Strategy, Wire};
 use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;
-use crate::fusion::threshold;
-use crate::interconnect::{Interconnect, Load, Rounds};
+use crate::simulate::{Course, Interconnect, Load, Machine, RankGroups, Rounds, Share, threshold};
 use crate::plan::{Area, Axis, Kind, Line, Manner, Plan, PlannedStep, Region, Trading, Transfer};
 use crate::strategy::Owners;
 
@@ -241,7 +239,7 @@ impl Averaging {
     /// The link over which one of so many neighbours sends to another: seconds until the first byte is there, and
     /// seconds a byte.
     pub fn between_neighbours(&self, ranks: usize) -> [f64; 2] {
-        let course = |bytes| Course::all_to_all(Groups::of_neighbours(ranks), bytes).seconds(&self.ranks);
+        let course = |bytes| Course::all_to_all(RankGroups::of_neighbours(ranks), bytes).seconds(&self.ranks);
         let (few, many) = (4, 1 << 20);
         let per_byte = (course(many) - course(few)) / ((many - few) * (ranks - 1)) as f64;
         [course(few), per_byte]
@@ -531,11 +529,11 @@ impl Averaging {
     /// have the same parts of layers, by messages of their own.
     fn in_groups(&self, transfer: &Transfer, trades: &[Trading]) -> Option<Course> {
         let cuts = in_elements(&transfer.cuts);
-        let neighbours = Groups::of_neighbours(cuts.ranks());
+        let neighbours = RankGroups::of_neighbours(cuts.ranks());
         match transfer.kind {
             Kind::Sum if transfer.axis == Axis::Data => {
                 let MeshShape { data, tensor, .. } = self.split?;
-                let alike = Groups { size: data, stride: tensor };
+                let alike = RankGroups { size: data, stride: tensor };
                 Some(Course::in_groups(alike, Steps::Sum(Pattern::Ring), &cuts, self.wire))
             }
             Kind::Gather if transfer.area == Area::Of(Region::Arena) => {
@@ -546,7 +544,7 @@ impl Averaging {
             }
             Kind::Trade { tag } => {
                 let trading = trades.iter().find(|trading| trading.tag == tag)?;
-                Some(Course::together(Groups::of_neighbours(trading.ranks), trading.messages.clone()))
+                Some(Course::together(RankGroups::of_neighbours(trading.ranks), trading.messages.clone()))
             }
             _ => None,
         }

@@ -14,9 +14,10 @@ use crate::data::Sets;
 use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, Role, TensorId};
-use crate::plan::{Action, Plan, Rehearsal, Script};
+use crate::plan::{Action, Plan, Script};
 use crate::record::{self, Description, Scheduled};
 use crate::reducer::{Averaging, seats};
+use crate::simulate::Rehearsal;
 
 /// Which images there are, in words.
 pub fn images(config: &Config, sets: Option<&Sets>) -> String {

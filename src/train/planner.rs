@@ -25,7 +25,7 @@ use crate::config::{
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host;
-use crate::interconnect::Interconnect;
+use crate::simulate::Interconnect;
 use crate::model::Model;
 use crate::plan::{describe_bytes as bytes, describe_seconds as time};
 use crate::record;

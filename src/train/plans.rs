@@ -15,14 +15,14 @@ use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
 use crate::graph::{Graph, Op, SplitLayers};
 use crate::host;
-use crate::interconnect::{Load, Rounds};
 use crate::model::Model;
 use crate::optim;
 use crate::plan::{
-    self, Axis, Compiled, Ledger, Line, Manner, Measured, MemoryKind, Options, Plan, Prices, Rehearsal,
-    Script, Stage, Stages, StepFacts, Trading, Transfer,
+    self, Axis, Compiled, Ledger, Line, Manner, MemoryKind, Options, Plan, Script, Stage, Stages, Trading,
+    Transfer,
 };
 use crate::reducer::{Averaging, Expected, Setting, StepTimes, expected_owners, nodes};
+use crate::simulate::{Load, Measured, Prices, Rehearsal, Rounds, StepFacts, rehearse};
 use crate::strategy::Owners;
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
@@ -278,7 +278,7 @@ impl Plans {
         let facts: Vec<_> = self.of_stages().iter().map(facts).collect();
         let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte;
-        plan::rehearse(
+        rehearse(
             scripts,
             &facts,
             &Prices {

@@ -17,9 +17,9 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::graph::Group;
-use crate::interconnect::Interconnect;
+use crate::simulate::{Interconnect, Prices, Rehearsal, rehearse};
 use crate::plan::{
-    self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes, describe_seconds as time,
+    Manner, Plan, Script, describe_bytes as bytes, describe_seconds as time,
 };
 use crate::random::{Purpose, key, normals, philox};
 use crate::reducer::Averaging;
@@ -470,7 +470,7 @@ impl Case<'_> {
             return Ok(plans.of_stages().iter().map(of).sum());
         }
         let facts = plans.training.facts(&step_seconds(&plans.training, config, averaging));
-        Ok(plan::rehearse(&plans.training.scripts(&manner, &rule, 0..1), &[&facts], &prices)?.seconds)
+        Ok(rehearse(&plans.training.scripts(&manner, &rule, 0..1), &[&facts], &prices)?.seconds)
     }
 
     /// Seconds of a step in which each rank computes for another time: log-normal with this coefficient of variation,

@@ -31,7 +31,7 @@ use crate::config::{Config, Prediction, Strategy, Wire, environment};
 use crate::data::{Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::interconnect::Interconnect;
+use crate::simulate::Interconnect;
 use crate::model::Model;
 use crate::optim::{self, Schedule};
 use crate::plan::{MemoryKind, Plan};

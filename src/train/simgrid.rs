@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::plans::{self, ADDING, Plans, step_seconds};
 use super::prediction::Case;
-use crate::collective::course::{Course, Deed, Machine};
+use crate::simulate::{Course, Deed, Machine};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::plan::{Action, Axis, Kind, Line, Manner, Plan, Script, Transfer, TransferId};

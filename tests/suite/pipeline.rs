@@ -222,7 +222,8 @@ mod full {
     use dltrain::error::Result;
     use dltrain::graph::{Graph, NodeId};
     use dltrain::model;
-    use dltrain::plan::{Compiled, Manner, Options, Prices, Stage, Stages, rehearse};
+    use dltrain::plan::{Compiled, Manner, Options, Stage, Stages};
+    use dltrain::simulate::{Prices, rehearse};
     use proptest::prelude::Strategy;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};

@@ -1,4 +1,4 @@
-//! When concurrent transfers are over that share links (`rehearse`), by a flow-level simulation: messages between
+//! When concurrent transfers are over that share links (`rehearsal`), by a flow-level simulation: messages between
 //! stages, and where layers are split the exchanges of their groups, the sums of their gradients and those of the
 //! others.
 //!
@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::interconnect::{COMMON, Load, Rounds};
+use super::network::{COMMON, Load, Rounds};
 
 /// How many bytes a second of each of some loads arrive that are on their links at a time.
 pub type Rates<'a> = &'a dyn Fn(&[Load]) -> Vec<f64>;
@@ -17,14 +17,14 @@ pub type Rates<'a> = &'a dyn Fn(&[Load]) -> Vec<f64>;
 const REMEMBERED: [usize; 2] = [64, 4096];
 
 /// What a transfer does at the moment.
-enum State {
+enum FlowState {
     Until(f64),
     /// Its links have so many bytes to carry, of which of the rounds.
     Left(usize, f64),
 }
 
 /// A transfer, or several that go in step, and how far it is.
-struct Way<K> {
+struct SharedFlow<K> {
     keys: Vec<K>,
     rounds: Vec<Rounds>,
     /// Of each that joined: its rounds, which carry other loads.
@@ -33,10 +33,10 @@ struct Way<K> {
     at: usize,
     over: usize,
     parts: usize,
-    state: State,
+    state: FlowState,
 }
 
-impl<K> Way<K> {
+impl<K> SharedFlow<K> {
     /// Goes on with what comes next at a time at which what was before is over; whether there is anything.
     fn go_on(&mut self, now: f64) -> bool {
         while let Some(&Rounds { count, before, carried, behind }) = self.rounds.get(self.at) {
@@ -47,9 +47,9 @@ impl<K> Way<K> {
             let part = self.parts;
             (self.parts, self.over) = if part == 2 { (0, self.over + 1) } else { (part + 1, self.over) };
             match (part, carried) {
-                (0, _) if before > 0.0 => self.state = State::Until(now + before),
-                (1, Some((_, bytes))) if bytes > 0.0 => self.state = State::Left(self.at, bytes),
-                (2, _) if behind > 0.0 => self.state = State::Until(now + behind),
+                (0, _) if before > 0.0 => self.state = FlowState::Until(now + before),
+                (1, Some((_, bytes))) if bytes > 0.0 => self.state = FlowState::Left(self.at, bytes),
+                (2, _) if behind > 0.0 => self.state = FlowState::Until(now + behind),
                 _ => continue,
             }
             return true;
@@ -66,8 +66,8 @@ impl<K> Way<K> {
     /// What its links carry at the moment.
     fn loads(&self) -> impl Iterator<Item = Load> + '_ {
         let at = match self.state {
-            State::Until(_) => None,
-            State::Left(at, _) => Some(at),
+            FlowState::Until(_) => None,
+            FlowState::Left(at, _) => Some(at),
         };
         at.into_iter().flat_map(|at| self.loads_at(at))
     }
@@ -79,7 +79,7 @@ impl<K> Way<K> {
             (one.count, one.before, one.behind) == (other.count, other.before, other.behind)
                 && bytes(one) == bytes(other)
         };
-        let waits = matches!(self.state, State::Until(end) if end == begun);
+        let waits = matches!(self.state, FlowState::Until(end) if end == begun);
         let is_new = (self.at, self.over, self.parts) == (0, 0, 0);
         waits && is_new && self.rounds.len() == rounds.len() && self.rounds.iter().zip(rounds).all(alike)
     }
@@ -88,7 +88,7 @@ impl<K> Way<K> {
 /// All transfers that are under way.
 pub(super) struct Traffic<K> {
     now: f64,
-    ways: Vec<Way<K>>,
+    ways: Vec<SharedFlow<K>>,
     over: VecDeque<(K, f64)>,
     known: HashMap<Vec<Load>, Vec<f64>>,
 }
@@ -108,8 +108,8 @@ impl<K> Traffic<K> {
             way.beside.push(rounds);
             return;
         }
-        let state = State::Until(begun);
-        self.ways.push(Way { keys: vec![key], rounds, beside: Vec::new(), at: 0, over: 0, parts: 0, state });
+        let state = FlowState::Until(begun);
+        self.ways.push(SharedFlow { keys: vec![key], rounds, beside: Vec::new(), at: 0, over: 0, parts: 0, state });
     }
 
     /// The next transfer that is over, and when, if none begins before.
@@ -159,8 +159,8 @@ impl<K> Traffic<K> {
         let Some(mut way) = self.ways.pop() else { return };
         loop {
             self.now = match way.state {
-                State::Until(end) => self.now.max(end),
-                State::Left(_, bytes) => self.now + self.alone(way.loads().collect(), bytes, rates),
+                FlowState::Until(end) => self.now.max(end),
+                FlowState::Left(_, bytes) => self.now + self.alone(way.loads().collect(), bytes, rates),
             };
             // Those that are alike take as long as each other.
             if let Some(&Rounds { count, before, carried, behind }) = way.rounds.get(way.at)
@@ -180,12 +180,12 @@ impl<K> Traffic<K> {
 
     /// Until the next moment at which one of them has done something.
     fn go_on(&mut self, rates: Rates) {
-        let loads: Vec<Load> = self.ways.iter().flat_map(Way::loads).collect();
+        let loads: Vec<Load> = self.ways.iter().flat_map(SharedFlow::loads).collect();
         let mut rates = if loads.is_empty() { Vec::new() } else { self.rates(loads, rates) }.into_iter();
         let now = self.now;
-        let of = |way: &Way<K>| match way.state {
-            State::Until(end) => (end.max(now), 0.0),
-            State::Left(_, bytes) => {
+        let of = |way: &SharedFlow<K>| match way.state {
+            FlowState::Until(end) => (end.max(now), 0.0),
+            FlowState::Left(_, bytes) => {
                 let rate = rates.by_ref().take(way.loads().count()).fold(f64::INFINITY, f64::min);
                 (now + bytes / rate, rate)
             }
@@ -201,7 +201,7 @@ impl<K> Traffic<K> {
                 }
                 continue;
             }
-            if let State::Left(_, bytes) = &mut way.state {
+            if let FlowState::Left(_, bytes) = &mut way.state {
                 *bytes -= (next - now) * rate;
             }
             left.push(way);

@@ -5,416 +5,12 @@
 //! then it adds. That chunks of one round overlap with those of the next is left out, as in `cost`. What ranks do in
 //! memory that their node shares takes what `cost` says of it.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
-use std::rc::Rc;
-
-use super::schedule::{Apply, Group, Phase, Round};
-use super::tuning::Parameters;
-use super::{executor, gather, gossip, halving_doubling, own_pace, recursive_doubling, ring, star, torus};
-use crate::comm::Topology;
+use super::machine::{Among, LoadKey, Machine, RankGroups, Together};
+use super::network::Rounds;
+use crate::collective::Steps;
+use crate::collective::schedule::{Apply, Group, PeerRange, Phase, Round};
 use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
-use crate::interconnect::{self, Contention, Interconnect, Loads, Rounds, Routes};
-
-/// Where ranks are, and what is known of it.
-pub struct Machine {
-    /// Between the nodes.
-    pub network: Interconnect,
-    /// How many nodes.
-    pub nodes: usize,
-    /// Ranks on each.
-    pub local: usize,
-    /// Within a node, and what a rank adds.
-    pub parameters: Parameters,
-    node_of: Vec<usize>,
-    /// What was found out of the rounds of an algorithm, and what finds it.
-    known: RefCell<HashMap<(Steps, Among, usize), Rc<Loads>>>,
-    /// The same of messages that are under way at a time.
-    together: RefCell<HashMap<Together, f64>>,
-    contention: RefCell<Contention>,
-    /// What may be on the links beside other things, and the number of it that rounds of an algorithm have.
-    loads: RefCell<Vec<Load>>,
-    numbered: RefCell<HashMap<Shared, Option<usize>>>,
-    /// Seconds of rounds of so many elements through which each rank goes at its own pace.
-    paced: RefCell<HashMap<(Steps, Wire, usize), f64>>,
-    /// In how many pieces such rounds are thought to go.
-    pieces: usize,
-    /// Groups that have the same part of all links.
-    classes: RefCell<HashMap<[usize; 3], Vec<usize>>>,
-}
-
-/// Messages that are on their links at a time.
-struct Load {
-    routes: Routes,
-    /// Seconds until the first byte of the last is there, and bytes a second of the slowest if there is nothing else.
-    latency: f64,
-    rate: f64,
-}
-
-/// Whose messages a load is.
-#[derive(PartialEq, Eq, Hash)]
-enum Shared {
-    /// Those of a phase, which is one of several, in all groups or in those with some first ranks.
-    Phase(Steps, Among, usize, Option<Vec<usize>>),
-    /// Those that start at a time, in groups with some first ranks.
-    Together(Together, Vec<usize>),
-    /// Between pairs of ranks.
-    Pairs(Vec<[usize; 2]>),
-}
-
-impl Machine {
-    /// Nodes with as many ranks each, which are numbered node by node.
-    pub fn new(network: Interconnect, nodes: usize, local: usize, parameters: Parameters) -> Machine {
-        Machine::of(network, &Topology::of_nodes(nodes, local), parameters)
-    }
-
-    /// The ranks of a job, or of a group of them.
-    pub fn of(network: Interconnect, world: &Topology, parameters: Parameters) -> Machine {
-        let (nodes, local) = (world.nodes(), world.local_size());
-        let node_of = (0..world.size()).map(|rank| world.node_of(rank)).collect();
-        let contention = RefCell::new(Contention::new(&network, nodes));
-        Machine {
-            network,
-            nodes,
-            local,
-            parameters,
-            node_of,
-            known: RefCell::default(),
-            together: RefCell::default(),
-            contention,
-            loads: RefCell::default(),
-            numbered: RefCell::default(),
-            paced: RefCell::default(),
-            pieces: 1,
-            classes: RefCell::default(),
-        }
-    }
-
-    /// The same where one chunk of what ranks send passes a link while another one of an earlier round passes another
-    /// link, as in the executor. The traces for SimGrid know nothing of that.
-    pub fn in_chunks(self) -> Machine {
-        Machine { pieces: PIECES, ..self }
-    }
-
-    /// Bytes a second of the slowest message of each of some loads that are under way at a time.
-    pub fn rates(&self, loads: &[usize]) -> Vec<f64> {
-        let known = self.loads.borrow();
-        if let [load] = loads {
-            return vec![known[*load].rate];
-        }
-        let loads: Vec<&Routes> = loads.iter().map(|&load| &known[load].routes).collect();
-        self.contention.borrow_mut().rates(&loads)
-    }
-
-    /// The number of messages between ranks, of so many bytes each; none if all stay within nodes.
-    fn load(&self, shared: Shared, messages: impl FnOnce() -> Vec<([usize; 2], f64)>) -> Option<usize> {
-        *self.numbered.borrow_mut().entry(shared).or_insert_with(|| {
-            let messages = messages();
-            let nodes = |(ends, bytes): &([usize; 2], f64)| (ends.map(|rank| self.node_of[rank]), *bytes);
-            let mut contention = self.contention.borrow_mut();
-            let (routes, latency) = contention.routes(messages.iter().map(nodes));
-            let rate = contention.rates(&[&routes])[0];
-            let mut loads = self.loads.borrow_mut();
-            loads.push(Load { routes, latency, rate });
-            rate.is_finite().then_some(loads.len() - 1)
-        })
-    }
-
-    /// Seconds of each of some rounds, if nothing else is on the links.
-    fn seconds(&self, rounds: &Rounds) -> f64 {
-        let carried = rounds.carried.map_or(0.0, |(load, bytes)| bytes / self.rates(&[load])[0]);
-        rounds.before + carried + rounds.behind
-    }
-
-    /// Rounds of messages of so many bytes that start at a time: those between nodes pass the network, at the rate of
-    /// the slowest; those within a node take seconds of their own. Then what came is handled.
-    fn round(&self, load: Option<usize>, [count, bytes]: [usize; 2], near: f64, handled: f64) -> Rounds {
-        let Some(number) = load else {
-            return Rounds { count, before: near, carried: None, behind: handled };
-        };
-        let (loads, bytes) = (self.loads.borrow(), bytes as f64);
-        let Load { latency, rate, .. } = loads[number];
-        // What stays within nodes may take longer.
-        let behind = handled + (near - latency - bytes / rate).max(0.0);
-        Rounds { count, before: latency, carried: Some((number, bytes)), behind }
-    }
-
-    /// Seconds of so many bytes within a node, if some of these messages stay there.
-    fn within(&self, mut messages: impl Iterator<Item = [usize; 2]>, bytes: usize) -> f64 {
-        let within = self.parameters.within;
-        match messages.any(|[from, to]| self.node_of[from] == self.node_of[to]) {
-            true => within.latency() + bytes as f64 * within.per_byte(),
-            false => 0.0,
-        }
-    }
-
-    /// A message from rank to rank, of each of some pairs.
-    pub fn messages(&self, pairs: Vec<[usize; 2]>, bytes: usize) -> Rounds {
-        let near = self.within(pairs.iter().copied(), bytes);
-        let all = pairs.iter().map(|&ends| (ends, 1.0)).collect();
-        self.round(self.load(Shared::Pairs(pairs), || all), [1, bytes], near, 0.0)
-    }
-
-    /// Which of some groups of ranks, whose messages to each other are of the same kinds in the same order, have the
-    /// same part of all links: the number of the first that has, for each. There are so many groups of so many ranks,
-    /// and so many classes at most.
-    pub fn alike(&self, shape: [usize; 3], members: impl FnOnce() -> Vec<Vec<[usize; 2]>>) -> Vec<usize> {
-        let find = || {
-            let nodes = |ends: [usize; 2]| ends.map(|rank| self.node_of[rank]);
-            let mut members = members();
-            members.iter_mut().flatten().for_each(|ends| *ends = nodes(*ends));
-            self.contention.borrow_mut().alike(&members, shape[2])
-        };
-        self.classes.borrow_mut().entry(shape).or_insert_with(find).clone()
-    }
-
-    /// Whether some ranks are through with rounds earlier than others, so that messages of unlike rounds meet on links:
-    /// of ranks that are no power of two, which add up in pairs first, and of several servers. To simulate all messages
-    /// of more ranks than `MOST_PACED` would take too long; those of a round are then counted at one time.
-    fn is_paced(&self, steps: Steps, among: Among, cuts: &Cuts) -> bool {
-        let shares = self.local > 1 || self.network.topology != interconnect::Topology::Flat;
-        let folds = shares && !self.ranks().is_power_of_two();
-        let owners = || (0..cuts.ranks()).filter(|&rank| !cuts.part(rank).is_empty()).count();
-        let unlike = match steps {
-            Steps::Sum(Pattern::RecursiveDoubling | Pattern::HalvingDoubling) | Steps::Halve => folds,
-            Steps::ToOwners | Steps::FromOwners => owners() > 1,
-            _ => false,
-        };
-        unlike && among == Among::All && self.ranks() <= MOST_PACED
-    }
-
-    /// Seconds of such rounds.
-    fn paced(&self, known: (Steps, Wire, usize), cuts: &Cuts) -> f64 {
-        if let Some(seconds) = self.paced.borrow().get(&known) {
-            return *seconds;
-        }
-        let (steps, wire, elements) = known;
-        // Servers' messages are pieces, and of many ranks few pieces are simulated as long as many of a few.
-        let pieces = if steps.pass_on() { self.pieces.min(MOST_PACED / self.ranks()) } else { 1 };
-        let pieces = pieces.clamp(1, elements.max(1));
-        let cuts = if pieces > 1 { &Cuts::even(&(0..elements / pieces), self.ranks()) } else { cuts };
-        let course = Course::of(steps, cuts, wire);
-        let deeds = (0..self.ranks()).map(|rank| course.of_rank(rank, self)).collect();
-        let within = [self.parameters.within.latency(), self.parameters.within.per_byte()];
-        let ahead = (self.pieces > 1 && steps.pass_on()).then_some(executor::AHEAD as f64);
-        let mut contention = self.contention.borrow_mut();
-        let seconds = own_pace::seconds(deeds, pieces, ahead, &self.node_of, within, &mut contention);
-        self.paced.borrow_mut().insert(known, seconds);
-        seconds
-    }
-
-    /// How many ranks it has.
-    pub fn ranks(&self) -> usize {
-        self.node_of.len()
-    }
-
-    /// What the messages of a phase take, which is one of several.
-    fn loads(&self, (steps, among, index): (Steps, Among, usize), phase: &Phase) -> Rc<Loads> {
-        let mut known = self.known.borrow_mut();
-        let found = known.entry((steps, among, index)).or_insert_with(|| {
-            let node = |[from, to]: [usize; 2]| (self.node_of[from], self.node_of[to]);
-            let messages: Vec<(usize, usize)> =
-                self.pairs(among, phase, None).into_iter().map(node).collect();
-            let within = self.parameters.within;
-            let loads = self.contention.borrow_mut().of(&messages, [within.latency(), within.per_byte()]);
-            Rc::new(if phase.rounds > 1 || among != Among::All { loads.slowest() } else { loads })
-        });
-        found.clone()
-    }
-
-    /// The ranks at both ends of the messages of a phase; of groups all, or those with some first ranks.
-    fn pairs(&self, among: Among, phase: &Phase, firsts: Option<&[usize]>) -> Vec<[usize; 2]> {
-        let pairs = (phase.pairs)();
-        match among {
-            Among::Alike => {
-                let of = |local: usize| {
-                    let rank = move |node: usize| node * self.local + local;
-                    pairs.iter().map(move |&(from, to)| [rank(from), rank(to)])
-                };
-                (0..self.local).flat_map(of).collect()
-            }
-            Among::All => pairs.into_iter().map(|(from, to)| [from, to]).collect(),
-            Among::Groups(groups) => {
-                let of = |first: usize| {
-                    pairs.iter().map(move |&(from, to)| [groups.rank(first, from), groups.rank(first, to)])
-                };
-                match firsts {
-                    Some(firsts) => firsts.iter().copied().flat_map(of).collect(),
-                    None => groups.first_ranks(self.ranks()).flat_map(of).collect(),
-                }
-            }
-        }
-    }
-
-    /// Seconds until messages of all groups are there that start at a time.
-    fn together(&self, together: &Together) -> f64 {
-        let mut known = self.together.borrow_mut();
-        if let Some(seconds) = known.get(together) {
-            return *seconds;
-        }
-        let Together { groups, messages } = together;
-        let of = |first: usize| {
-            let node = move |place: usize| self.node_of[groups.rank(first, place)];
-            messages.iter().map(move |&[from, to, bytes]| ([node(from), node(to)], bytes as f64))
-        };
-        let all: Vec<([usize; 2], f64)> = groups.first_ranks(self.ranks()).flat_map(of).collect();
-        let between = self.contention.borrow_mut().together(&all);
-        let near = |first: usize| self.near(together, first);
-        let seconds = groups.first_ranks(self.ranks()).map(near).fold(between, f64::max);
-        known.insert(together.clone(), seconds);
-        seconds
-    }
-
-    /// Seconds of what stays within nodes: what a rank sends to others of its node it copies, one after the other.
-    fn near(&self, Together { groups, messages }: &Together, first: usize) -> f64 {
-        let mut copied: HashMap<usize, usize> = HashMap::new();
-        let node = |place: usize| self.node_of[groups.rank(first, place)];
-        for &[from, to, bytes] in messages.iter().filter(|[from, to, _]| node(*from) == node(*to)) {
-            debug_assert!(from != to);
-            *copied.entry(from).or_default() += bytes;
-        }
-        let within = self.parameters.within;
-        copied.into_values().max().map_or(0.0, |most| within.latency() + most as f64 * within.per_byte())
-    }
-}
-
-/// Pieces in which such ranks' messages go. More of them come closer to chunks of 60 KB, and take longer to simulate:
-/// where all of one round's links rest in the next, the rest that 16 leave is a sixteenth of a round.
-const PIECES: usize = 16;
-
-/// Ranks of which every message is simulated.
-const MOST_PACED: usize = 512;
-
-/// Which ranks of a machine do something with each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Among {
-    /// All of them.
-    All,
-    /// Each and its like on the other nodes.
-    Alike,
-    /// Those of each group.
-    Groups(Groups),
-}
-
-/// Groups of ranks, of which there are as many as the machine has room for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Groups {
-    /// How many ranks are in one.
-    pub size: usize,
-    /// Ranks from one of them to the next: 1 of neighbours.
-    pub stride: usize,
-}
-
-impl Groups {
-    /// Runs of so many neighbours.
-    pub fn of_neighbours(size: usize) -> Groups {
-        Groups { size, stride: 1 }
-    }
-
-    /// The first rank of each.
-    fn first_ranks(self, ranks: usize) -> impl Iterator<Item = usize> {
-        let Groups { size, stride } = self;
-        (0..ranks / size).map(move |group| group / stride * stride * size + group % stride)
-    }
-
-    /// The rank at a place of the group with this first one.
-    fn rank(self, first: usize, place: usize) -> usize {
-        first + place * self.stride
-    }
-
-    /// The first rank of a rank's group, and its place there.
-    fn place(self, rank: usize) -> (usize, usize) {
-        let Groups { size, stride } = self;
-        let place = rank / stride % size;
-        (rank - place * stride, place)
-    }
-}
-
-/// Messages between places of each group that start at a time: from, to, bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Together {
-    groups: Groups,
-    messages: Vec<[usize; 3]>,
-}
-
-impl Together {
-    /// In groups with some first ranks.
-    fn at_a_time(&self, machine: &Machine, firsts: &[usize]) -> Rounds {
-        let Together { groups, messages } = self;
-        let largest = messages.iter().map(|[.., bytes]| *bytes).max().unwrap_or(0);
-        let of = |&first: &usize| {
-            let rank = move |place: usize| groups.rank(first, place);
-            messages.iter().map(move |&[from, to, bytes]| ([rank(from), rank(to)], bytes as f64))
-        };
-        let near = firsts.iter().map(|&first| machine.near(self, first)).fold(0.0, f64::max);
-        let shared = Shared::Together(self.clone(), firsts.to_vec());
-        let load = machine.load(shared, || firsts.iter().flat_map(of).collect());
-        machine.round(load, [1, largest], near, 0.0)
-    }
-}
-
-/// Who sends what to whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Steps {
-    /// A sum for all.
-    Sum(Pattern),
-    /// The half of the ring's that leaves a rank the sum of what it owns.
-    Scatter,
-    /// The same of halving and doubling.
-    Halve,
-    /// The other half.
-    Collect,
-    /// Sums for few owners.
-    ToOwners,
-    /// What few own for all.
-    FromOwners,
-    /// Everything to the rank so many places on.
-    Shift(usize),
-    /// A few numbers of every rank for all.
-    Gather,
-}
-
-impl Steps {
-    /// The rounds of a rank.
-    fn rounds(self, group: &Group, cuts: &Cuts) -> Vec<Round> {
-        match self {
-            Steps::Sum(pattern) => super::schedule_of(pattern)(group, cuts),
-            Steps::Scatter => ring::reduce_scatter(group, cuts),
-            Steps::Halve => halving_doubling::reduce_scatter(group, cuts),
-            Steps::Collect => ring::allgather(group, cuts),
-            Steps::ToOwners => star::to_owners(group, cuts),
-            Steps::FromOwners => star::from_owners(group, cuts),
-            Steps::Shift(distance) => gossip::rounds(group, cuts, distance, 0),
-            Steps::Gather => gather::rounds(group, cuts),
-        }
-    }
-
-    /// Whether ranks send what came before.
-    fn pass_on(self) -> bool {
-        match self {
-            Steps::Sum(_) | Steps::Scatter | Steps::Halve | Steps::Collect => true,
-            Steps::ToOwners | Steps::FromOwners | Steps::Shift(_) | Steps::Gather => false,
-        }
-    }
-
-    /// The rounds of all.
-    fn phases(self, cuts: &Cuts) -> Vec<Phase> {
-        match self {
-            Steps::Sum(Pattern::Ring) => vec![ring::phase(cuts, true), ring::phase(cuts, false)],
-            Steps::Sum(Pattern::HalvingDoubling) => halving_doubling::phases(cuts),
-            Steps::Sum(Pattern::RecursiveDoubling) => recursive_doubling::phases(cuts),
-            Steps::Sum(Pattern::Torus) => torus::phases(cuts),
-            Steps::Scatter => vec![ring::phase(cuts, true)],
-            Steps::Halve => halving_doubling::halving_phases(cuts),
-            Steps::Collect => vec![ring::phase(cuts, false)],
-            Steps::ToOwners => star::phases(cuts, true),
-            Steps::FromOwners => star::phases(cuts, false),
-            Steps::Shift(distance) => vec![gossip::phase(cuts, distance)],
-            Steps::Gather => gather::phases(cuts),
-        }
-    }
-}
 
 /// A part of a course.
 enum Leg {
@@ -506,18 +102,18 @@ impl Course {
     }
 
     /// The same in each group.
-    pub fn in_groups(groups: Groups, steps: Steps, cuts: &Cuts, wire: Wire) -> Course {
+    pub fn in_groups(groups: RankGroups, steps: Steps, cuts: &Cuts, wire: Wire) -> Course {
         let among = Among::Groups(groups);
         Course { legs: vec![Leg::Messages { steps, cuts: cuts.clone(), among }], wire }
     }
 
     /// Messages between places of each group, all at a time: from, to, bytes.
-    pub fn together(groups: Groups, messages: Vec<[usize; 3]>) -> Course {
+    pub fn together(groups: RankGroups, messages: Vec<[usize; 3]>) -> Course {
         Course { legs: vec![Leg::Together(Together { groups, messages })], wire: Wire::F32 }
     }
 
     /// Each place of a group gives each other one so many bytes.
-    pub fn all_to_all(groups: Groups, bytes: usize) -> Course {
+    pub fn all_to_all(groups: RankGroups, bytes: usize) -> Course {
         let others = |from: usize| (1..groups.size).map(move |on| [from, (from + on) % groups.size, bytes]);
         Course::together(groups, (0..groups.size).flat_map(others).collect())
     }
@@ -619,7 +215,7 @@ impl Course {
             let firsts = matches!(among, Among::Groups(_)).then_some(firsts);
             let pairs = || machine.pairs(among, &phase, firsts);
             let near = if machine.local > 1 { machine.within(pairs().into_iter(), bytes) } else { 0.0 };
-            let shared = Shared::Phase(steps, among, index, firsts.map(<[usize]>::to_vec));
+            let shared = LoadKey::Phase(steps, among, index, firsts.map(<[usize]>::to_vec));
             let load = machine.load(shared, || pairs().into_iter().map(|ends| (ends, 1.0)).collect());
             machine.round(load, [phase.rounds, bytes], near, handled)
         };
@@ -708,7 +304,7 @@ impl Course {
     }
 
     fn exchange(&self, round: &Round, machine: &Machine, deeds: &mut Vec<Deed>) {
-        let some = |part: &super::schedule::PeerRange| {
+        let some = |part: &PeerRange| {
             let elements = part.range.len();
             (elements > 0).then_some((part.peer, 4 * self.wire.words(elements)))
         };
@@ -718,7 +314,7 @@ impl Course {
             return;
         }
         deeds.push(Deed::Exchange { send, receive });
-        let length = |part: Option<&super::schedule::PeerRange>| part.map_or(0, |part| part.range.len());
+        let length = |part: Option<&PeerRange>| part.map_or(0, |part| part.range.len());
         let came = length(round.receive.as_ref().map(|(part, _)| part));
         let adds = matches!(round.receive, Some((_, Apply::Add)));
         let seconds = self.handled(length(round.send.as_ref()) + came, came, adds, machine);
@@ -758,89 +354,23 @@ fn busiest_share(cuts: &Cuts, machine: &Machine) -> Cuts {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cost::tests::nodes;
-    use super::super::cost::{CANDIDATES, Cost};
-    use super::super::tuning::{Level, Tuning};
+    use std::collections::HashMap;
+
+    use super::super::machine::PIECES;
+    use super::super::network::{Interconnect, Topology as Joined};
     use super::*;
-    use crate::interconnect::Topology as Joined;
+    use crate::collective::cost::{CANDIDATES, Cost, Nodes};
+    use crate::collective::tuning::{Level, Parameters, Tuning};
+
+    fn nodes(count: usize, ranks: usize) -> Nodes {
+        Nodes((0..count).map(|node| (node * ranks..(node + 1) * ranks).collect()).collect())
+    }
 
     fn machine(nodes: usize, local: usize) -> Machine {
         let parameters = Tuning::built_in().parameters;
         let between = parameters.between;
         let network = Interconnect::flat(between.latency(), 1.0 / between.per_byte());
         Machine::new(network, nodes, local, parameters)
-    }
-
-    /// What every rank's rounds have in common is what `phases` say, for all that go in step.
-    #[test]
-    fn phases_are_the_rounds_of_all_ranks() {
-        for size in 2..=20usize {
-            for cuts in [Cuts::even(&(3..1000), size), Cuts::even(&(0..7), size)] {
-                let sums =
-                    [Pattern::Ring, Pattern::HalvingDoubling, Pattern::RecursiveDoubling, Pattern::Torus];
-                let others = [Steps::Scatter, Steps::Halve, Steps::Collect, Steps::Shift(1), Steps::Gather];
-                for steps in sums.map(Steps::Sum).into_iter().chain(others) {
-                    let rounds: Vec<_> =
-                        (0..size).map(|rank| steps.rounds(&Group::all(rank, size), &cuts)).collect();
-                    let phases = steps.phases(&cuts);
-                    let of_phases: usize = phases.iter().map(|phase| phase.rounds).sum();
-                    assert!(rounds.iter().all(|rounds| rounds.len() == of_phases), "{steps:?} of {size}");
-                    let each = phases.iter().flat_map(|phase| vec![phase; phase.rounds]);
-                    for (index, phase) in each.enumerate() {
-                        let now = || rounds.iter().map(|rounds| &rounds[index]);
-                        let longest = now().filter_map(|round| Some(round.send.as_ref()?.range.len())).max();
-                        assert_eq!(longest, Some(phase.elements), "{steps:?} of {size}, round {index}");
-                        let sent = now()
-                            .enumerate()
-                            .filter_map(|(rank, round)| Some((rank, round.send.as_ref()?.peer)));
-                        assert_eq!(sent.collect::<Vec<_>>(), (phase.pairs)(), "{steps:?} of {size}: {index}");
-                        for round in now() {
-                            let adds = round.receive.as_ref().map(|(_, apply)| *apply == Apply::Add);
-                            assert!(adds.is_none_or(|adds| adds == phase.adds), "{steps:?} of {size}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// An owner has as many rounds as there are messages for it, and so has one that deals with many owners.
-    #[test]
-    fn a_star_takes_what_its_busiest_place_has_to_do() {
-        let with = |others: usize, owners: usize, elements: usize| {
-            let owned = |place: usize| match place.checked_sub(others) {
-                Some(owner) => segment(&(0..elements), owners, owner),
-                None => 0..0,
-            };
-            Cuts::new(0..elements, (0..others + owners).map(owned).collect())
-        };
-        for (others, owners, elements) in
-            [(1, 1, 10), (3, 1, 1 << 20), (5, 2, 1 << 19), (1, 3, 99), (4, 4, 8)]
-        {
-            let (cuts, size) = (with(others, owners, elements), others + owners);
-            for steps in [Steps::ToOwners, Steps::FromOwners] {
-                let rounds = |rank: usize| steps.rounds(&Group::all(rank, size), &cuts);
-                let most = (0..size).map(|rank| rounds(rank).len()).max().unwrap();
-                let phases = steps.phases(&cuts);
-                let in_all: usize = phases.iter().map(|phase| phase.rounds).sum();
-                // Until the last pair begins the first ones have had a turn more each.
-                assert_eq!(in_all, most + others.min(owners) - 1, "{steps:?}: {others} and {owners}");
-                // Every pair has its turn once.
-                let turns = &phases[..others.max(owners)];
-                let mut met: Vec<_> = turns.iter().flat_map(|phase| (phase.pairs)()).collect();
-                met.sort_unstable();
-                met.dedup();
-                assert_eq!(met.len(), others * owners);
-                let to_owners = steps == Steps::ToOwners;
-                assert!(
-                    met.iter().all(|&(from, to)| (from < others) == to_owners && (to < others) != to_owners)
-                );
-            }
-        }
-        // Rank 0 alone owns everything, and computes too.
-        let root = Cuts::whole(&(0..100), 4, 0);
-        let sent: Vec<_> = Steps::ToOwners.phases(&root).iter().flat_map(|phase| (phase.pairs)()).collect();
-        assert_eq!(sent, [(1, 0), (2, 0), (3, 0)]);
     }
 
     /// Where only nodes have links, the course takes what the cost model says, which walks the rounds in another way.
@@ -905,9 +435,9 @@ mod tests {
             ..Tuning::built_in().parameters
         };
         let machine = Machine::new(Interconnect::flat(1.0, 1.0), 2, 2, parameters);
-        let near = Groups::of_neighbours(2);
-        let far = Groups { size: 2, stride: 2 };
-        let all = Groups::of_neighbours(4);
+        let near = RankGroups::of_neighbours(2);
+        let far = RankGroups { size: 2, stride: 2 };
+        let all = RankGroups::of_neighbours(4);
         let seconds = |course: Course| course.seconds(&machine);
         let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one}, not {other}");
         close(seconds(Course::all_to_all(near, 10)), 0.1 + 1.0);
@@ -929,10 +459,10 @@ mod tests {
         assert_eq!(rounds(&[1]), [(1, 1.0, 201.0); 2]);
         close(sum(near), 2.0 * (0.1 + 20.0));
         close(sum(far), 2.0 * (1.0 + 400.0));
-        let firsts = |groups: Groups| groups.first_ranks(8).collect::<Vec<_>>();
-        assert_eq!(firsts(Groups { size: 2, stride: 2 }), [0, 1, 4, 5]);
-        assert_eq!(firsts(Groups { size: 4, stride: 2 }), [0, 1]);
-        assert_eq!((Groups { size: 4, stride: 2 }.place(5), near.place(5)), ((1, 2), (4, 1)));
+        let firsts = |groups: RankGroups| groups.first_ranks(8).collect::<Vec<_>>();
+        assert_eq!(firsts(RankGroups { size: 2, stride: 2 }), [0, 1, 4, 5]);
+        assert_eq!(firsts(RankGroups { size: 4, stride: 2 }), [0, 1]);
+        assert_eq!((RankGroups { size: 4, stride: 2 }.place(5), near.place(5)), ((1, 2), (4, 1)));
         // Messages have both ends.
         for rank in 0..4 {
             let [Deed::Together { sends, receives }] =

@@ -4,11 +4,12 @@
 //! threshold for all (Li et al.: "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020);
 //! here the step is rehearsed with each of some, by what a sum is expected to take, at several speeds of a rank.
 
+use super::network::Rounds;
+use super::rehearsal::{Prices, rehearse};
 use crate::collective::tuning::Parameters;
 use crate::config::Rule;
 use crate::error::Result;
-use crate::interconnect::Rounds;
-use crate::plan::{self, Kind, Manner, Plan, PlannedStep, Prices, Transfer};
+use crate::plan::{Kind, Manner, Plan, PlannedStep, Transfer};
 
 /// Bytes from which a bucket is closed, to choose from. More in one bucket would only wait: between two steps of a rank
 /// a few chunks of each bucket under way go on, so that several of a moderate length use a link better than one.
@@ -56,7 +57,7 @@ pub fn cut(
         let rehearsed = |threshold| {
             plan.cut_at(threshold);
             let scripts = plan.scripts(manner, rule, 0..1);
-            plan::rehearse(&scripts, &[&facts], &prices).map(|rehearsal| rehearsal.seconds)
+            rehearse(&scripts, &[&facts], &prices).map(|rehearsal| rehearsal.seconds)
         };
         let seconds = THRESHOLDS.map(rehearsed).into_iter().collect::<Result<Vec<f64>>>()?;
         let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);

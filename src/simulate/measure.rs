@@ -1,10 +1,10 @@
 //! How long the steps of a plan take on this rank's device, one after the other, without communication.
 
-use super::{Plan, Program, Regions};
 use crate::device::memory::bytes_of;
 use crate::device::{Device, Memory, Rule, Scalars, Step};
 use crate::error::Result;
 use crate::graph::Init;
+use crate::plan::{Plan, Program, Regions};
 use crate::random::{Purpose, Stream, key};
 
 /// Seconds, medians over runs.

@@ -8,8 +8,6 @@
 //! life fat trees", CCIT report 776, 2010), and by way of the one link between two groups in a Dragonfly (John Kim et
 //! al.: "Technology-driven, highly-scalable Dragonfly topology", ISCA 2008). Networks that route adaptively spread
 //! their load better than that.
-//!
-//! May use: `files`, `error`. Used by: `collective`, `reducer`, `train`.
 
 mod contention;
 mod file;

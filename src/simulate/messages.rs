@@ -7,10 +7,10 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::course::Deed;
-use crate::interconnect::{Contention, Routes};
+use super::network::{Contention, Routes};
 
 /// A message between two ranks, or a piece of one.
-struct Message {
+struct PacedMessage {
     ends: [usize; 2],
     /// Of its sender.
     piece: usize,
@@ -25,7 +25,7 @@ struct Message {
 
 /// How far one piece of everything is on a rank.
 #[derive(Clone, Copy)]
-struct Piece {
+struct PacedPiece {
     /// Which deed is next, or under way.
     deed: usize,
     /// How many messages of that are to come or to leave, once it has begun.
@@ -35,26 +35,26 @@ struct Piece {
 }
 
 /// A rank, its pieces, and its messages in the order in which they start and end: deed by deed, and of each its pieces.
-struct Rank {
+struct PacedRank {
     deeds: Vec<Deed>,
-    pieces: Vec<Piece>,
+    pieces: Vec<PacedPiece>,
     sends: VecDeque<[usize; 2]>,
     receives: VecDeque<[usize; 2]>,
     /// When the last message started.
     sent_at: f64,
 }
 
-impl Rank {
-    fn new(deeds: Vec<Deed>, pieces: usize) -> Rank {
+impl PacedRank {
+    fn new(deeds: Vec<Deed>, pieces: usize) -> PacedRank {
         let ordered = |is_one: &dyn Fn(&Deed) -> bool| {
             let of = |(index, deed): (usize, &Deed)| is_one(deed).then_some(index);
             let indices = deeds.iter().enumerate().filter_map(of);
             indices.flat_map(|deed| (0..pieces).map(move |piece| [deed, piece])).collect()
         };
-        Rank {
+        PacedRank {
             sends: ordered(&|deed| matches!(deed, Deed::Exchange { send: Some(_), .. })),
             receives: ordered(&|deed| matches!(deed, Deed::Exchange { receive: Some(_), .. })),
-            pieces: vec![Piece { deed: 0, open: None, at: 0.0 }; pieces],
+            pieces: vec![PacedPiece { deed: 0, open: None, at: 0.0 }; pieces],
             deeds,
             sent_at: 0.0,
         }
@@ -104,13 +104,13 @@ impl Ord for Time {
 /// A part of a message that is none: what rates that are rounded leave.
 const NOTHING: f64 = 1e-9;
 
-struct Simulation<'a> {
+struct MessageSimulation<'a> {
     node_of: &'a [usize],
     within: [f64; 2],
     contention: &'a mut Contention,
     ahead: Option<f64>,
-    ranks: Vec<Rank>,
-    messages: Vec<Message>,
+    ranks: Vec<PacedRank>,
+    messages: Vec<PacedMessage>,
     lanes: HashMap<[usize; 2], Lane>,
     /// Messages that start, by when they are on their links, or within a node over.
     starting: BinaryHeap<Reverse<(Time, usize)>>,
@@ -136,13 +136,13 @@ pub fn seconds(
     within: [f64; 2],
     contention: &mut Contention,
 ) -> f64 {
-    let simulation = Simulation {
+    let simulation = MessageSimulation {
         node_of,
         within,
         contention,
         ahead,
         awake: (0..deeds.len()).rev().collect(),
-        ranks: deeds.into_iter().map(|deeds| Rank::new(deeds, pieces)).collect(),
+        ranks: deeds.into_iter().map(|deeds| PacedRank::new(deeds, pieces)).collect(),
         messages: Vec::new(),
         lanes: HashMap::new(),
         starting: BinaryHeap::new(),
@@ -150,7 +150,7 @@ pub fn seconds(
     simulation.run()
 }
 
-impl Simulation<'_> {
+impl MessageSimulation<'_> {
     /// Ranks that may go on do, up to their next messages.
     fn wake(&mut self, now: f64) {
         while let Some(rank) = self.awake.pop() {
@@ -165,7 +165,7 @@ impl Simulation<'_> {
 
     /// A piece of what a rank does comes to its next messages, if it is through with those before.
     fn go_on(&mut self, rank: usize, piece: usize) {
-        let Rank { deeds, pieces, .. } = &mut self.ranks[rank];
+        let PacedRank { deeds, pieces, .. } = &mut self.ranks[rank];
         let state = &mut pieces[piece];
         if state.open == Some(0) {
             (state.open, state.deed) = (None, state.deed + 1);
@@ -197,9 +197,9 @@ impl Simulation<'_> {
     fn send(&mut self, rank: usize, now: f64) -> bool {
         let mut sent = false;
         while let Some(&[deed, piece]) = self.ranks[rank].sends.front() {
-            let Rank { deeds, pieces, sends, sent_at, .. } = &mut self.ranks[rank];
+            let PacedRank { deeds, pieces, sends, sent_at, .. } = &mut self.ranks[rank];
             let Deed::Exchange { send: Some((to, bytes)), .. } = deeds[deed] else { break };
-            let (Piece { deed: next, open, at }, bytes, ends) = (pieces[piece], bytes as f64, [rank, to]);
+            let (PacedPiece { deed: next, open, at }, bytes, ends) = (pieces[piece], bytes as f64, [rank, to]);
             let lane = self.lanes.entry(ends).or_default();
             let room = self.ahead.is_none_or(|most| lane.ahead == 0.0 || lane.ahead + bytes <= most);
             if next != deed || open.is_none() || !room {
@@ -223,7 +223,7 @@ impl Simulation<'_> {
                     (latency, Some(routes))
                 }
             };
-            self.messages.push(Message { ends, piece, before, routes, bytes, left: bytes });
+            self.messages.push(PacedMessage { ends, piece, before, routes, bytes, left: bytes });
             self.start(ends);
         }
         sent
@@ -244,7 +244,7 @@ impl Simulation<'_> {
     fn take(&mut self, rank: usize, now: f64) -> bool {
         let mut taken = false;
         while let Some(&[deed, piece]) = self.ranks[rank].receives.front() {
-            let Rank { deeds, pieces, receives, .. } = &mut self.ranks[rank];
+            let PacedRank { deeds, pieces, receives, .. } = &mut self.ranks[rank];
             let Deed::Exchange { receive: Some((from, bytes)), .. } = deeds[deed] else { break };
             let Some(lane) = self.lanes.get_mut(&[from, rank]).filter(|lane| lane.arrived > 0) else { break };
             if pieces[piece].deed != deed || pieces[piece].open.is_none() {
@@ -262,7 +262,7 @@ impl Simulation<'_> {
 
     /// A message has come.
     fn end(&mut self, index: usize, now: f64) {
-        let Message { ends, piece, .. } = self.messages[index];
+        let PacedMessage { ends, piece, .. } = self.messages[index];
         self.lanes.entry(ends).or_default().arrived += 1;
         if self.ahead.is_none() {
             self.ranks[ends[0]].ended(piece, now);
@@ -303,7 +303,7 @@ impl Simulation<'_> {
             }
             now = next;
             let is_over = |index: &usize| {
-                let Message { left, bytes, .. } = self.messages[*index];
+                let PacedMessage { left, bytes, .. } = self.messages[*index];
                 left <= NOTHING * bytes
             };
             let (over, still): (Vec<usize>, Vec<usize>) = on_links.into_iter().partition(is_over);
@@ -330,7 +330,7 @@ impl Simulation<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interconnect::{Interconnect, Topology};
+    use super::super::network::{Interconnect, Topology};
 
     /// Two leaves of two nodes with a link up each: a second a message and a second a byte, a tenth a further link.
     #[test]

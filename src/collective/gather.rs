@@ -9,34 +9,19 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::schedule::{self, Apply, PeerRange, Phase, Round, pairs};
+use super::schedule::Phase;
 use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 
-/// The rounds of a place, in a range of which each place brings as much as the first: what it gets lies behind its own.
-pub fn rounds(group: &schedule::Group, cuts: &Cuts) -> Vec<Round> {
-    let (size, own) = (group.size(), cuts.part(0).len());
-    let peer = |places: usize| group.ranks[(group.place + places) % size];
-    let round = |held: usize| {
-        let [sent, received] = step(held, size).map(|places| own * places.start..own * places.end);
-        let comes = PeerRange { peer: peer(held), range: received };
-        Round {
-            send: Some(PeerRange { peer: peer(size - held), range: sent }),
-            receive: Some((comes, Apply::Replace)),
-        }
-    };
-    held(size).map(round).collect()
-}
-
-/// The rounds of all.
+/// Its rounds, in a range of which each place brings as much as the first: what one gets lies behind its own.
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let (size, own) = (cuts.ranks(), cuts.part(0).len());
-    let phase = |held: usize| Phase {
-        rounds: 1,
-        elements: own * step(held, size)[0].len(),
-        pairs: pairs(size, move |place| Some((place + size - held) % size)),
-        adds: false,
+    let phase = |held: usize| {
+        let [sent, received] = step(held, size).map(|places| own * places.start..own * places.end);
+        let phase =
+            Phase::round_trip([size, 1, size - held], sent.len(), false, move |_, _| sent.clone());
+        Phase { lands: Some(received), ..phase }
     };
     held(size).map(phase).collect()
 }

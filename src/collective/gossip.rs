@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::Collective;
 use super::executor::Executor;
-use super::schedule::{Apply, Group, PeerRange, Phase, Round, pairs};
+use super::schedule::{Group, Phase, rounds_of};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::cuts::Cuts;
@@ -13,24 +13,11 @@ use crate::error::Result;
 
 /// A range goes to the rank `distance` places on, and that of the rank as many places back comes in `shift` elements
 /// behind it.
-pub fn rounds(group: &Group, cuts: &Cuts, distance: usize, shift: usize) -> Vec<Round> {
-    let (size, range) = (group.size(), cuts.range());
-    let peer = |places: usize| group.ranks[(group.place + places) % size];
-    let send = PeerRange { peer: peer(distance), range: range.clone() };
-    let comes =
-        PeerRange { peer: peer(size - distance % size), range: range.start + shift..range.end + shift };
-    vec![Round { send: Some(send), receive: Some((comes, Apply::Replace)) }]
-}
-
-/// That round.
-pub fn phase(cuts: &Cuts, distance: usize) -> Phase {
-    let (size, elements) = (cuts.ranks(), cuts.range().len());
-    Phase {
-        rounds: 1,
-        elements,
-        pairs: pairs(size, move |place| Some((place + distance) % size)),
-        adds: false,
-    }
+pub fn phase(cuts: &Cuts, distance: usize, shift: usize) -> Phase {
+    let (range, lands) = (cuts.range().clone(), cuts.range().start + shift..cuts.range().end + shift);
+    let phase =
+        Phase::round_trip([cuts.ranks(), 1, distance], range.len(), false, move |_, _| range.clone());
+    Phase { lands: Some(lands), ..phase }
 }
 
 /// The same, ready for ranges of the first half of a region to be prepared; what comes lies in the second. Collective.
@@ -39,6 +26,7 @@ pub fn phase(cuts: &Cuts, distance: usize) -> Phase {
 /// `Foreign`, from MPI.
 pub fn with_one_other(world: &World, distance: usize, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
     let shift = region.bytes() / 4 / 2;
-    let algorithm = move |group: &Group, cuts: &Cuts| rounds(group, cuts, distance, shift);
+    let algorithm =
+        move |group: &Group, cuts: &Cuts| rounds_of(&[phase(cuts, distance, shift)], group);
     Ok(Box::new(Executor::new("gossip", algorithm, Wire::F32, Rc::new(Channel::new(world)?), region)))
 }

@@ -6,34 +6,21 @@
 //! of the first ranks add up before (`recursive_doubling::Fold`).
 
 use std::ops::Range;
+use std::rc::Rc;
 
-use super::recursive_doubling::{Fold, folded};
-use super::schedule::{Apply, Group, PeerRange, Phase, Round};
+use super::recursive_doubling::{Exchange, folded};
+use super::schedule::{Group, Phase, Round, rounds_of};
 use crate::cuts::Cuts;
 
 /// An allreduce.
 pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    let range = cuts.range();
-    let fold = Fold::new(group);
-    let blocks = Blocks::new(cuts);
-    let mut rounds = fold.before(range);
-    if fold.in_core {
-        rounds.extend(blocks.steps().map(|distance| blocks.halve(&fold.core, distance)));
-        rounds.extend(blocks.steps().rev().map(|distance| blocks.double(&fold.core, distance)));
-    } else {
-        rounds.extend(vec![Round::default(); 2 * blocks.steps().count()]);
-    }
-    rounds.extend(fold.after(range));
-    rounds
+    rounds_of(&phases(cuts), group)
 }
 
 /// The halving alone, after which every rank has the sum of what it owns, added up as the allreduce adds it. Unless P
 /// is a power of two and the parts lie in the order of ranks, it is the allreduce.
 pub fn reduce_scatter(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    match Blocks::of_owners(cuts) {
-        Some(blocks) => blocks.steps().map(|distance| blocks.halve(group, distance)).collect(),
-        None => allreduce(group, cuts),
-    }
+    rounds_of(&halving_phases(cuts), group)
 }
 
 /// Where the parts of a power of two of ranks end: what is sent is the parts of a block of them.
@@ -83,35 +70,21 @@ impl Blocks {
         (0..self.ends.len() - 1).step_by(ranks).map(|place| self.of(place, ranks).len()).max().unwrap_or(0)
     }
 
-    /// A rank gives the other one's half and adds what that one has of its own.
-    fn halve(&self, group: &Group, distance: usize) -> Round {
-        self.exchange(group, [group.place ^ distance, group.place], distance, Apply::Add)
-    }
-
-    /// The reverse: a rank gives its own half and gets the other one's.
-    fn double(&self, group: &Group, distance: usize) -> Round {
-        self.exchange(group, [group.place, group.place ^ distance], distance, Apply::Replace)
-    }
-
-    /// With the rank so far away: the blocks of the first place for those of the second.
-    fn exchange(&self, group: &Group, [sent, received]: [usize; 2], distance: usize, apply: Apply) -> Round {
-        let peer = group.ranks[group.place ^ distance];
-        let part = |place: usize| PeerRange { peer, range: self.of(place, distance) };
-        Round { send: Some(part(sent)), receive: Some((part(received), apply)) }
+    /// With the rank so far away: one gives the other one's half and adds what that one has of its own; or the reverse,
+    /// its own half for the other one's.
+    fn exchange(self: &Rc<Blocks>, distance: usize, adds: bool) -> Exchange {
+        let blocks = self.clone();
+        let part = move |place: usize| blocks.of(if adds { place ^ distance } else { place }, distance);
+        Exchange { distance, elements: self.longest(distance), adds, part: Box::new(part) }
     }
 }
 
 /// The rounds of an allreduce.
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
-    let blocks = Blocks::new(cuts);
-    let exchange = |adds| {
-        let blocks = &blocks;
-        move |distance: usize| (distance, blocks.longest(distance), adds)
-    };
-    folded(
-        cuts,
-        blocks.steps().map(exchange(true)).chain(blocks.steps().rev().map(exchange(false))).collect(),
-    )
+    let blocks = Rc::new(Blocks::new(cuts));
+    let halving = blocks.steps().map(|distance| blocks.exchange(distance, true));
+    let doubling = blocks.steps().rev().map(|distance| blocks.exchange(distance, false));
+    folded(cuts, halving.chain(doubling).collect())
 }
 
 /// Those of a reduce-scatter.

@@ -6,41 +6,31 @@
 //! steps (the reduce-scatter) what comes is added to what is here, so that rank r ends with the whole sum of segment r;
 //! in the others (the allgather) it replaces what is here.
 
-use super::schedule::{Apply, Group, PeerRange, Phase, Round, pairs};
+use super::schedule::{Group, Phase, Round, rounds_of};
 use crate::cuts::Cuts;
 
 /// Reduce-scatter and allgather.
 pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    [reduce_scatter(group, cuts), allgather(group, cuts)].concat()
+    rounds_of(&[phase(cuts, true), phase(cuts, false)], group)
 }
 
 /// P−1 rounds, after which every rank has the sum of the segment of its own place.
 pub fn reduce_scatter(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds(group, cuts, 0, Apply::Add)
+    rounds_of(&[phase(cuts, true)], group)
 }
 
 /// P−1 rounds in which the segments go round to all, each from the rank of its place.
 pub fn allgather(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds(group, cuts, group.size() - 1, Apply::Replace)
+    rounds_of(&[phase(cuts, false)], group)
 }
 
-fn rounds(group: &Group, cuts: &Cuts, first: usize, apply: Apply) -> Vec<Round> {
-    let (size, place) = (group.size(), group.place);
-    let part = |peer: usize, index: usize| PeerRange {
-        peer: group.ranks[peer % size],
-        range: cuts.part(index % size).clone(),
-    };
-    (first..first + size - 1)
-        .map(|step| Round {
-            send: Some(part(place + 1, place + 2 * size - step - 1)),
-            receive: Some((part(place + size - 1, place + 2 * size - step - 2), apply)),
-        })
-        .collect()
-}
-
-/// The rounds of either half.
+/// Either half.
 pub fn phase(cuts: &Cuts, adds: bool) -> Phase {
-    let size = cuts.ranks();
+    let (size, cuts) = (cuts.ranks(), cuts.clone());
     let elements = (0..size).map(|place| cuts.part(place).len()).max().unwrap_or(0);
-    Phase { rounds: size - 1, elements, pairs: pairs(size, move |place| Some((place + 1) % size)), adds }
+    let first = if adds { 0 } else { size - 1 };
+    let part = move |place: usize, round: usize| {
+        cuts.part((place + 2 * size - first - round - 1) % size).clone()
+    };
+    Phase::round_trip([size, size - 1, 1], elements, adds, part)
 }

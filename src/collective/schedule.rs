@@ -32,25 +32,63 @@ pub struct Round {
     pub receive: Option<(PeerRange, Apply)>,
 }
 
-/// Rounds of all places in which each sends to the same other one: what a collective is to a network. Places that have
-/// less to send than others, or nothing, are counted as those.
+/// Of a place, another one.
+type OfPlace = Box<dyn Fn(usize) -> Option<usize>>;
+
+/// Rounds of all places in which each sends to the same other one: what a collective is, to a rank (`rounds_of`) and to
+/// a network.
 pub struct Phase {
+    /// Of how many places.
+    pub places: usize,
     /// How many rounds.
     pub rounds: usize,
-    /// Elements of a message, at most.
+    /// Elements of a message, at most. Places that have less to send than others, or nothing, are counted as those.
     pub elements: usize,
-    /// Which place sends to which.
-    pub pairs: Box<dyn Fn() -> Vec<(usize, usize)>>,
+    /// To which place one sends, and from which one it receives.
+    pub to: OfPlace,
+    /// The reverse.
+    pub from: OfPlace,
+    /// What a place sends in a round.
+    pub part: Box<dyn Fn(usize, usize) -> Range<usize>>,
+    /// Where what comes is put; none: where its like stands.
+    pub lands: Option<Range<usize>>,
     /// Whether what comes is added.
     pub adds: bool,
 }
 
-/// Of so many places those that send, and to which.
-pub fn pairs(
-    size: usize,
-    to: impl Fn(usize) -> Option<usize> + 'static,
-) -> Box<dyn Fn() -> Vec<(usize, usize)>> {
-    Box::new(move || (0..size).filter_map(|place| Some((place, to(place)?))).collect())
+impl Phase {
+    /// Of all places one round or more in which each sends so many places on.
+    pub fn round_trip(
+        [places, rounds, distance]: [usize; 3],
+        elements: usize,
+        adds: bool,
+        part: impl Fn(usize, usize) -> Range<usize> + 'static,
+    ) -> Phase {
+        let to = move |place: usize| Some((place + distance) % places);
+        let from = move |place: usize| Some((place + places - distance % places) % places);
+        let (to, from) = (Box::new(to), Box::new(from));
+        Phase { places, rounds, elements, to, from, part: Box::new(part), lands: None, adds }
+    }
+
+    /// The places that send, and to which.
+    pub fn pairs(&self) -> Vec<(usize, usize)> {
+        (0..self.places).filter_map(|place| Some((place, (self.to)(place)?))).collect()
+    }
+}
+
+/// What the place of a group does in phases.
+pub fn rounds_of(phases: &[Phase], group: &Group) -> Vec<Round> {
+    let place = group.place;
+    let of = |phase: &Phase, round: usize| {
+        let apply = if phase.adds { Apply::Add } else { Apply::Replace };
+        let leaves = |peer: usize| PeerRange { peer: group.ranks[peer], range: (phase.part)(place, round) };
+        let comes = |peer: usize| {
+            let range = phase.lands.clone().unwrap_or_else(|| (phase.part)(peer, round));
+            (PeerRange { peer: group.ranks[peer], range }, apply)
+        };
+        Round { send: (phase.to)(place).map(leaves), receive: (phase.from)(place).map(comes) }
+    };
+    phases.iter().flat_map(|phase| (0..phase.rounds).map(move |round| of(phase, round))).collect()
 }
 
 /// Some ranks of a job in an order of their own, and the place of this one among them.

@@ -1,7 +1,7 @@
-//! What each algorithm's messages are: the rounds of a rank, which the executor carries out, and those of all, which a
-//! simulation counts. A test holds both together.
+//! What each algorithm's messages are: those of all ranks, which a simulation counts, and of them those of one, which
+//! the executor carries out. A star's turns, which overlap, are counted by themselves; a test holds both together.
 
-use super::schedule::{Group, Phase, Round};
+use super::schedule::{Group, Phase, Round, rounds_of};
 use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, torus};
 use crate::config::Pattern;
 use crate::cuts::Cuts;
@@ -31,14 +31,9 @@ impl Steps {
     /// The rounds of a rank.
     pub fn rounds(self, group: &Group, cuts: &Cuts) -> Vec<Round> {
         match self {
-            Steps::Sum(pattern) => super::schedule_of(pattern)(group, cuts),
-            Steps::Scatter => ring::reduce_scatter(group, cuts),
-            Steps::Halve => halving_doubling::reduce_scatter(group, cuts),
-            Steps::Collect => ring::allgather(group, cuts),
             Steps::ToOwners => star::to_owners(group, cuts),
             Steps::FromOwners => star::from_owners(group, cuts),
-            Steps::Shift(distance) => gossip::rounds(group, cuts, distance, 0),
-            Steps::Gather => gather::rounds(group, cuts),
+            _ => rounds_of(&self.phases(cuts), group),
         }
     }
 
@@ -62,7 +57,7 @@ impl Steps {
             Steps::Collect => vec![ring::phase(cuts, false)],
             Steps::ToOwners => star::phases(cuts, true),
             Steps::FromOwners => star::phases(cuts, false),
-            Steps::Shift(distance) => vec![gossip::phase(cuts, distance)],
+            Steps::Shift(distance) => vec![gossip::phase(cuts, distance, 0)],
             Steps::Gather => gather::phases(cuts),
         }
     }
@@ -96,7 +91,7 @@ mod tests {
                         let sent = now()
                             .enumerate()
                             .filter_map(|(rank, round)| Some((rank, round.send.as_ref()?.peer)));
-                        assert_eq!(sent.collect::<Vec<_>>(), (phase.pairs)(), "{steps:?} of {size}: {index}");
+                        assert_eq!(sent.collect::<Vec<_>>(), phase.pairs(), "{steps:?} of {size}: {index}");
                         for round in now() {
                             let adds = round.receive.as_ref().map(|(_, apply)| *apply == Apply::Add);
                             assert!(adds.is_none_or(|adds| adds == phase.adds), "{steps:?} of {size}");
@@ -130,7 +125,7 @@ mod tests {
                 assert_eq!(in_all, most + others.min(owners) - 1, "{steps:?}: {others} and {owners}");
                 // Every pair has its turn once.
                 let turns = &phases[..others.max(owners)];
-                let mut met: Vec<_> = turns.iter().flat_map(|phase| (phase.pairs)()).collect();
+                let mut met: Vec<_> = turns.iter().flat_map(|phase| phase.pairs()).collect();
                 met.sort_unstable();
                 met.dedup();
                 assert_eq!(met.len(), others * owners);
@@ -142,7 +137,7 @@ mod tests {
         }
         // Rank 0 alone owns everything, and computes too.
         let root = Cuts::whole(&(0..100), 4, 0);
-        let sent: Vec<_> = Steps::ToOwners.phases(&root).iter().flat_map(|phase| (phase.pairs)()).collect();
+        let sent: Vec<_> = Steps::ToOwners.phases(&root).iter().flat_map(|phase| phase.pairs()).collect();
         assert_eq!(sent, [(1, 0), (2, 0), (3, 0)]);
     }
 }

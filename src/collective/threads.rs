@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use super::executor::{Algorithm, Executor};
 use super::link::Link;
-use super::schedule::{Group, Round};
+use super::schedule::{Group, Round, rounds_of};
 use super::{Collective, broadcast, gossip, halving_doubling, recursive_doubling, ring, torus, wait};
 use crate::comm::Region;
 use crate::config::Wire;
@@ -286,7 +286,7 @@ fn a_gossip_brings_the_numbers_of_one_other_beside_the_own() {
     fn three_places_on(group: &Group, cuts: &Cuts) -> Vec<Round> {
         let (range, half) = (cuts.range(), cuts.range().len() / 2);
         let first = Cuts::even(&(range.start..range.start + half), group.size());
-        gossip::rounds(group, &first, 3, half)
+        rounds_of(&[gossip::phase(&first, 3, half)], group)
     }
     hold("gossip", three_places_on, |ranks, rank, length, i| match i.checked_sub(length / 2) {
         None => Some(exact(rank, i)),

@@ -5,36 +5,34 @@
 //! Hiroaki Mikami et al.: "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv:1811.05233 (2018).
 
 use super::ring;
-use super::schedule::{Group, Phase, Round, pairs};
+use super::schedule::{Group, Phase, Round, rounds_of};
 use crate::cuts::Cuts;
 
 /// An allreduce. Rows are as long as the largest divisor of P up to √P is; for a prime it is the ring.
 pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    let size = group.size();
-    let columns = columns(size);
-    let (row, column) = (group.place / columns, group.place % columns);
-    let of = |places: Vec<usize>, place| Group {
-        ranks: places.into_iter().map(|place| group.ranks[place]).collect(),
-        place,
-    };
-    let along_row = of((0..columns).map(|c| row * columns + c).collect(), column);
-    let along_column = of((0..size / columns).map(|r| r * columns + column).collect(), row);
-    let by_row = Cuts::even(cuts.range(), columns);
-    let mut rounds = ring::reduce_scatter(&along_row, &by_row);
-    rounds.extend(ring::allreduce(&along_column, &Cuts::even(by_row.part(column), size / columns)));
-    rounds.extend(ring::allgather(&along_row, &by_row));
-    rounds
+    rounds_of(&phases(cuts), group)
 }
 
-/// Its rounds: along the rows, twice along the columns, along the rows.
+/// Along the rows, twice along the columns, along the rows.
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let (size, columns) = (cuts.ranks(), columns(cuts.ranks()));
-    let along_row = move |place: usize| Some(place / columns * columns + (place + 1) % columns);
-    let along_column = move |place: usize| Some((place + columns) % size);
     let by_row = Cuts::even(cuts.range(), columns);
-    let by_column = Cuts::even(by_row.part(0), size / columns);
-    let row = |adds| Phase { pairs: pairs(size, along_row), ..ring::phase(&by_row, adds) };
-    let column = |adds| Phase { pairs: pairs(size, along_column), ..ring::phase(&by_column, adds) };
+    let row = |adds| {
+        let Phase { rounds, elements, part, to, from, .. } = ring::phase(&by_row, adds);
+        let along = |other: Box<dyn Fn(usize) -> Option<usize>>| {
+            move |place: usize| Some(place / columns * columns + other(place % columns)?)
+        };
+        let (to, from) = (Box::new(along(to)), Box::new(along(from)));
+        let part = Box::new(move |place: usize, round| part(place % columns, round));
+        Phase { places: size, rounds, elements, to, from, part, lands: None, adds }
+    };
+    let column = |adds| {
+        let of = |column| ring::phase(&Cuts::even(by_row.part(column), size / columns), adds);
+        let each: Vec<Phase> = (0..columns).map(of).collect();
+        let (rounds, elements) = (each[0].rounds, each[0].elements);
+        let part = move |place: usize, round: usize| (each[place % columns].part)(place / columns, round);
+        Phase::round_trip([size, rounds, columns], elements, adds, part)
+    };
     vec![row(true), column(true), column(false), row(false)]
 }
 

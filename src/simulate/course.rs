@@ -242,7 +242,7 @@ impl Course {
             let over = |((from, to), seconds): ((usize, usize), f64)| {
                 (from, to, begun(from).max(begun(to)) + seconds)
             };
-            let messages: Vec<_> = (phase.pairs)().into_iter().zip(loads.each(bytes)).map(over).collect();
+            let messages: Vec<_> = phase.pairs().into_iter().zip(loads.each(bytes)).map(over).collect();
             for &(from, to, over) in &messages {
                 clocks[from] = clocks[from].max(over);
                 clocks[to] = clocks[to].max(over);

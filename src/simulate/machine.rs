@@ -222,7 +222,7 @@ impl Machine {
 
     /// The ranks at both ends of the messages of a phase; of groups all, or those with some first ranks.
     pub(super) fn pairs(&self, among: Among, phase: &Phase, firsts: Option<&[usize]>) -> Vec<[usize; 2]> {
-        let pairs = (phase.pairs)();
+        let pairs = phase.pairs();
         match among {
             Among::Alike => {
                 let of = |local: usize| {

@@ -15,8 +15,7 @@ use crate::error::Result;
 /// behind it.
 pub fn phase(cuts: &Cuts, distance: usize, shift: usize) -> Phase {
     let (range, lands) = (cuts.range().clone(), cuts.range().start + shift..cuts.range().end + shift);
-    let phase =
-        Phase::round_trip([cuts.ranks(), 1, distance], range.len(), false, move |_, _| range.clone());
+    let phase = Phase::round_trip([cuts.ranks(), 1, distance], range.len(), false, move |_, _| range.clone());
     Phase { lands: Some(lands), ..phase }
 }
 
@@ -26,7 +25,6 @@ pub fn phase(cuts: &Cuts, distance: usize, shift: usize) -> Phase {
 /// `Foreign`, from MPI.
 pub fn with_one_other(world: &World, distance: usize, region: &Rc<Region>) -> Result<Box<dyn Collective>> {
     let shift = region.bytes() / 4 / 2;
-    let algorithm =
-        move |group: &Group, cuts: &Cuts| rounds_of(&[phase(cuts, distance, shift)], group);
+    let algorithm = move |group: &Group, cuts: &Cuts| rounds_of(&[phase(cuts, distance, shift)], group);
     Ok(Box::new(Executor::new("gossip", algorithm, Wire::F32, Rc::new(Channel::new(world)?), region)))
 }

@@ -20,7 +20,12 @@ pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let exchange = |step: u32| {
         let range = cuts.range().clone();
-        Exchange { distance: 1 << step, elements: range.len(), adds: true, part: Box::new(move |_| range.clone()) }
+        Exchange {
+            distance: 1 << step,
+            elements: range.len(),
+            adds: true,
+            part: Box::new(move |_| range.clone()),
+        }
     };
     folded(cuts, (0..cuts.ranks().ilog2()).map(exchange).collect())
 }

@@ -29,8 +29,7 @@ pub fn phase(cuts: &Cuts, adds: bool) -> Phase {
     let (size, cuts) = (cuts.ranks(), cuts.clone());
     let elements = (0..size).map(|place| cuts.part(place).len()).max().unwrap_or(0);
     let first = if adds { 0 } else { size - 1 };
-    let part = move |place: usize, round: usize| {
-        cuts.part((place + 2 * size - first - round - 1) % size).clone()
-    };
+    let part =
+        move |place: usize, round: usize| cuts.part((place + 2 * size - first - round - 1) % size).clone();
     Phase::round_trip([size, size - 1, 1], elements, adds, part)
 }

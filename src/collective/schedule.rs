@@ -20,7 +20,9 @@ pub enum Apply {
 /// Elements that go to, or come from, another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerRange {
+    /// Which.
     pub peer: usize,
+    /// Elements of the region.
     pub range: Range<usize>,
 }
 
@@ -28,7 +30,9 @@ pub struct PeerRange {
 /// own round k. What is sent is as it was before the round.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Round {
+    /// What it sends, and to whom.
     pub send: Option<PeerRange>,
+    /// What it receives, of whom, and what becomes of that.
     pub receive: Option<(PeerRange, Apply)>,
 }
 
@@ -94,7 +98,9 @@ pub fn rounds_of(phases: &[Phase], group: &Group) -> Vec<Round> {
 /// Some ranks of a job in an order of their own, and the place of this one among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
+    /// By place.
     pub ranks: Vec<usize>,
+    /// This one's.
     pub place: usize,
 }
 
@@ -104,6 +110,7 @@ impl Group {
         Group { ranks: (0..size).collect(), place: rank }
     }
 
+    /// How many they are.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
@@ -111,7 +118,7 @@ impl Group {
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
+pub(super) struct Message {
     pub peer: usize,
     pub range: Range<usize>,
     /// For what is received.
@@ -123,7 +130,7 @@ pub struct Message {
 
 /// The messages of one rank. Each list starts and ends in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Schedule {
+pub(super) struct Schedule {
     pub sends: Vec<Message>,
     pub receives: Vec<Message>,
     /// Which is the last message to each rank.
@@ -167,7 +174,7 @@ impl Schedule {
 }
 
 /// Elements of the longest message into which rounds are cut.
-pub fn longest(rounds: &[Round], chunk: usize) -> usize {
+pub(super) fn longest(rounds: &[Round], chunk: usize) -> usize {
     let of_round = |round: &Round| {
         let parts = [round.send.as_ref(), round.receive.as_ref().map(|(part, _)| part)];
         parts

@@ -92,7 +92,15 @@ mod tests {
                             .enumerate()
                             .filter_map(|(rank, round)| Some((rank, round.send.as_ref()?.peer)));
                         assert_eq!(sent.collect::<Vec<_>>(), phase.pairs(), "{steps:?} of {size}: {index}");
-                        for round in now() {
+                        for (rank, round) in now().enumerate() {
+                            // Whom a message comes from sends it.
+                            let met = round.receive.as_ref().is_none_or(|(part, _)| {
+                                let sent = rounds[part.peer][index].send.as_ref();
+                                sent.is_some_and(|sent| {
+                                    (sent.peer, sent.range.len()) == (rank, part.range.len())
+                                })
+                            });
+                            assert!(met, "{steps:?} of {size}, round {index}");
                             let adds = round.receive.as_ref().map(|(_, apply)| *apply == Apply::Add);
                             assert!(adds.is_none_or(|adds| adds == phase.adds), "{steps:?} of {size}");
                         }

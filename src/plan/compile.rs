@@ -593,65 +593,75 @@ impl<'a> Planner<'a> {
         (offsets, first + count * bytes, Contexts { first, bytes, count })
     }
 
-    fn finish(mut self, forward_steps: usize, passes: Vec<Pass>, options: &Options) -> Result<Plan> {
-        let (offsets, arena, contexts) = self.place_blocks(&passes);
-        let place_of = |value: &usize| match self.values[*value].home {
+    /// Where a value lies, now that blocks have places.
+    fn place_of(&self, value: usize, offsets: &[usize]) -> Location {
+        match self.values[value].home {
             Home::Fixed(place) => place,
             Home::Block(block) => Location {
                 region: Region::Arena,
                 offset: offsets[block],
-                bytes: self.values[*value].layout.bytes(),
+                bytes: self.values[value].layout.bytes(),
             },
+        }
+    }
+
+    /// Where a tensor of the host lies; nowhere if another stage has it.
+    fn host_place(&self, id: TensorId, offsets: &[usize]) -> Result<Location> {
+        let (region, is_here) = match self.graph.tensor(id).role {
+            Role::Input => (Region::Inputs, self.division.keeps(id)),
+            _ => (Region::Metrics, !(self.of_tensor[id.0].is_empty() && self.division.is_cut)),
         };
-        let first = |id: TensorId| {
-            self.of_tensor[id.0]
-                .first()
-                .map(place_of)
-                .ok_or_else(|| Error::internal(format!("{} has no place", self.graph.tensor(id).name)))
-        };
-        // What the host has nothing to do with here: another stage has it.
-        let nothing = |region| Location { region, offset: 0, bytes: 0 };
-        let input = |id| if self.division.keeps(id) { first(id) } else { Ok(nothing(Region::Inputs)) };
-        let metric = |id: TensorId| match self.of_tensor[id.0].is_empty() && self.division.is_cut {
-            true => Ok(nothing(Region::Metrics)),
-            false => first(id),
-        };
-        let [images, labels] = [input(self.graph.images)?, input(self.graph.labels)?];
-        let mixed = match self.graph.mixed {
-            Some([others, shares]) => Some([input(others)?, input(shares)?]),
-            None => None,
-        };
-        let [losses, hits] = [metric(self.graph.losses)?, metric(self.graph.hits)?];
-        let mut edges = std::mem::take(&mut self.edges);
-        edges.iter_mut().for_each(|edge| edge.place = place_of(&edge.place.offset));
-        edges.sort_by_key(|edge| (edge.sends, edge.number));
-        let probabilities = self.graph.probabilities.map(&first).transpose()?;
-        let steps: Vec<PlannedStep> = std::mem::take(&mut self.drafts)
-            .into_iter()
-            .map(|draft| PlannedStep {
-                inputs: draft.inputs.iter().map(place_of).collect(),
-                outputs: draft.outputs.iter().map(place_of).collect(),
-                label: draft.label,
-                node: draft.node,
-                kernel: draft.kernel,
-            })
-            .collect();
-        self.ready.sort_by_key(|(bytes, _)| bytes.start);
-        let parts = self.parameters.iter().filter(|parameter| parameter.shard.is_some());
-        let split = parts.map(|part| part.offset + part.layout.bytes()).max().unwrap_or(0);
-        let buckets = bucket::cut(&self.ready, split, options.fusion_threshold, steps.len());
+        match self.of_tensor[id.0].first() {
+            _ if !is_here => Ok(Location { region, offset: 0, bytes: 0 }),
+            Some(&value) => Ok(self.place_of(value, offsets)),
+            None => Err(Error::internal(format!("{} has no place", self.graph.tensor(id).name))),
+        }
+    }
+
+    /// Bytes of each region.
+    fn sizes(&self, activations: usize, steps: &[PlannedStep], gradients: usize) -> Sizes {
         let used = |region| self.used.get(&region).copied().unwrap_or(0);
-        let sizes = Sizes {
-            activations: arena,
+        Sizes {
+            activations,
             workspace: steps.iter().map(|step| step.kernel.workspace()).max().unwrap_or(0),
             inputs: used(Region::Inputs),
             metrics: used(Region::Metrics),
             parameters: used(Region::Parameters),
             statistics: used(Region::Statistics),
             constants: used(Region::Constants),
-            gradients: buckets.last().map_or(0, |last| last.bytes.end),
+            gradients,
+        }
+    }
+
+    fn finish(mut self, forward_steps: usize, passes: Vec<Pass>, options: &Options) -> Result<Plan> {
+        let (offsets, arena, contexts) = self.place_blocks(&passes);
+        let of_host = |id: TensorId| self.host_place(id, &offsets);
+        let [images, labels] = [of_host(self.graph.images)?, of_host(self.graph.labels)?];
+        let mixed = match self.graph.mixed {
+            Some([others, shares]) => Some([of_host(others)?, of_host(shares)?]),
+            None => None,
         };
+        let [losses, hits] = [of_host(self.graph.losses)?, of_host(self.graph.hits)?];
+        let probabilities = self.graph.probabilities.map(of_host).transpose()?;
+        let mut edges = std::mem::take(&mut self.edges);
+        edges.iter_mut().for_each(|edge| edge.place = self.place_of(edge.place.offset, &offsets));
+        edges.sort_by_key(|edge| (edge.sends, edge.number));
+        let drafts = std::mem::take(&mut self.drafts);
+        let places = |values: &[usize]| values.iter().map(|&value| self.place_of(value, &offsets)).collect();
+        let step = |draft: Draft| PlannedStep {
+            inputs: places(&draft.inputs),
+            outputs: places(&draft.outputs),
+            label: draft.label,
+            node: draft.node,
+            kernel: draft.kernel,
+        };
+        let steps: Vec<PlannedStep> = drafts.into_iter().map(step).collect();
+        self.ready.sort_by_key(|(bytes, _)| bytes.start);
+        let parts = self.parameters.iter().filter(|parameter| parameter.shard.is_some());
+        let split = parts.map(|part| part.offset + part.layout.bytes()).max().unwrap_or(0);
+        let buckets = bucket::cut(&self.ready, split, options.fusion_threshold, steps.len());
         Ok(Plan {
+            sizes: self.sizes(arena, &steps, buckets.last().map_or(0, |last| last.bytes.end)),
             graph: self.graph.clone(),
             steps,
             forward_steps,
@@ -661,7 +671,6 @@ impl<'a> Planner<'a> {
             gradients: self.ready,
             buckets,
             split,
-            sizes,
             images,
             labels,
             mixed,

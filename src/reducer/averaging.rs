@@ -4,17 +4,18 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::gpu_direct;
+use super::recipe::Recipe;
 use super::sharing::expected_owners;
-use crate::collective::Selection;
 use crate::collective::cost::Nodes;
 use crate::collective::tuning::{Level, Parameters, Tuning};
+use crate::collective::{Operation, Route, Selection, Steps};
 use crate::comm::{Topology, World};
 use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Precision, Strategy, Wire};
 use crate::cuts::Cuts;
 use crate::device::Device;
 use crate::error::Result;
+use crate::plan::{Area, Axis, Kind, Line, Manner, Plan, PlannedStep, Region, TAIL, Trading, Transfer};
 use crate::simulate::{Course, Interconnect, Load, Machine, RankGroups, Rounds, Share, threshold};
-use crate::plan::{Area, Axis, Kind, Line, Manner, Plan, PlannedStep, Region, Trading, Transfer};
 use crate::strategy::Owners;
 
 /// The same on every rank.
@@ -496,30 +497,57 @@ impl Averaging {
         all.alike([mesh.data, mesh.pipeline, most], || (0..mesh.data).map(of).collect())
     }
 
-    /// What ranks of a machine go through for a transfer, by what carries it (`carriers`); `None` where a library or a
+    /// What sums gradients: for their owners alone where these are apart.
+    pub fn sums(&self, apart: bool) -> Recipe {
+        match self.star {
+            Some(_) if apart => Recipe::Star(Operation::ReduceScatter, self.wire),
+            _ => Recipe::Selected(if apart { Share::Own } else { Share::All }),
+        }
+    }
+
+    /// What adds up the step's own numbers where sums of gradients do not come to all in every step, of which the last
+    /// has so many bytes.
+    pub fn numbers(&self, apart: bool, last: usize) -> Recipe {
+        match self.star {
+            // Of all stages.
+            _ if self.stages.is_some() => Recipe::Sum(AllreduceKind::RECURSIVE_DOUBLING, Wire::F32),
+            // In the order of ranks, as owners add.
+            Some(_) => Recipe::Sum(AllreduceKind::RING, self.wire),
+            // What is compressed lies where no other rank sees it.
+            None if self.compress.is_some() => Recipe::Sum(AllreduceKind::RECURSIVE_DOUBLING, self.wire),
+            // With the last bucket, if that comes to all.
+            None => Recipe::SelectedFor(if apart { last } else { TAIL }),
+        }
+    }
+
+    /// What brings new parameters from their owners.
+    pub fn parameters(&self, in_common: bool) -> Recipe {
+        match self.star {
+            Some(_) => Recipe::Star(Operation::Allgather, Wire::F32),
+            None if in_common => Recipe::BetweenNodes,
+            None => Recipe::Collect(Route::Ring),
+        }
+    }
+
+    /// What ranks of a machine go through for a transfer, by the recipe of what carries it; `None` where a library or a
     /// GPU does it, where gradients are compressed, and for what a server takes as it comes.
     pub fn course(&self, transfer: &Transfer, setting: Setting, machine: &Machine) -> Option<Course> {
         let cuts = in_elements(&transfer.cuts);
-        let chosen = |bytes| self.selection.choose(bytes, setting.shared).kind;
-        let sum = |kind, share| Course::sum(kind, share, &cuts, self.wire, machine);
         if let Some(course) = self.in_groups(transfer, setting.trades) {
             return Some(course);
         }
+        let carried =
+            |recipe: Recipe| recipe.course(&self.selection, setting.shared, &cuts, self.wire, machine);
         match transfer.kind {
             // Of all stages, which are other ranks too.
             _ if transfer.axis == Axis::Job && self.split.is_none() => None,
             Kind::Gather => Some(Course::of(Steps::Gather, &cuts, Wire::F32)),
-            Kind::Mix { distance } => Some(Course::of(Steps::Shift(distance), &cuts, Wire::F32)),
+            Kind::Mix { distance } => carried(Recipe::Shift(distance)),
             _ if self.compress.is_some() => None,
-            Kind::Sum if self.star.is_some() => sum(AllreduceKind::RING, Share::All),
-            // Of losses and hits alone: with the last bucket.
-            Kind::Sum if setting.apart => sum(chosen(setting.last), Share::All),
-            Kind::Sum => sum(chosen(transfer.cuts.range().len()), Share::All),
-            Kind::SumToOwners if self.star.is_some() => Some(Course::of(Steps::ToOwners, &cuts, self.wire)),
-            Kind::SumToOwners => sum(chosen(transfer.cuts.range().len()), Share::Own),
-            Kind::FromOwners if self.star.is_some() => Some(Course::of(Steps::FromOwners, &cuts, Wire::F32)),
-            Kind::FromOwners if setting.in_common => Some(Course::between_nodes(&cuts)),
-            Kind::FromOwners => Some(Course::of(Steps::Collect, &cuts, Wire::F32)),
+            // Where sums go to their owners alone: of losses and hits.
+            Kind::Sum if setting.apart => carried(self.numbers(true, setting.last)),
+            Kind::Sum | Kind::SumToOwners => carried(self.sums(transfer.kind == Kind::SumToOwners)),
+            Kind::FromOwners => carried(self.parameters(setting.in_common)),
             Kind::Push | Kind::Pull | Kind::Send { .. } | Kind::Receive { .. } => None,
             Kind::Trade { .. } | Kind::AllToAll => None,
         }

@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use super::averaging::Averaging;
 use super::gpu_direct;
+use super::recipe::Recipe;
 use super::sharing::{Gradients, Travelling, as_memory, codes_on_device};
-use crate::collective::tuning::Tuning;
-use crate::collective::{Collective, Divided, Hierarchical, Operation, Route, gossip, select};
+use crate::collective::{Collective, Divided, Operation, Route};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Compression, Config, Wire};
 use crate::device::{Device, Memory};
@@ -163,45 +163,26 @@ impl Carrying<'_> {
 
     /// What adds up the step's own numbers where sums of gradients do not come to all in every step. Collective.
     fn tail(&self, places: &Places) -> Result<Line> {
-        let (world, region) = (self.world, &places.gradients.region);
         let last = self.plan.bucket_bytes().last().copied().unwrap_or(0);
-        let tail = match self.config.strategy.is_central() {
-            // Of all stages.
-            _ if self.config.pipeline.is_some() => {
-                let kind = AllreduceKind::RECURSIVE_DOUBLING;
-                select(kind, Wire::F32, &Tuning::built_in(), self.job, region)?
-            }
-            // In the order of ranks, as owners add.
-            true => select(AllreduceKind::RING, self.config.wire, &Tuning::built_in(), world, region)?,
-            // What is compressed lies where no other rank sees it.
-            _ if self.config.compress.is_some() => {
-                let kind = AllreduceKind::RECURSIVE_DOUBLING;
-                select(kind, self.config.wire, &Tuning::built_in(), world, region)?
-            }
-            // With the last bucket, if that comes to all.
-            _ if places.owners.are_apart() => self.averaging.selection.build_for(last, world, region)?,
-            _ => self.averaging.selection.build_for(TAIL, world, region)?,
-        };
+        let world = if self.config.pipeline.is_some() { self.job } else { self.world };
+        let recipe = self.averaging.numbers(places.owners.are_apart(), last);
+        let tail = recipe.build(&self.averaging.selection, world, &places.gradients.region)?;
         let at = self.staging(&places.gradients.averaged, places.gradients.on_host.clone());
         Ok(Line::new(Words { what: "the step's sums", operation: "allreduce" }, tail, at))
     }
 
     /// Where owners are apart: what brings new parameters. Collective.
     fn parameters(&self, places: &Places) -> Result<Line> {
-        let world = self.world;
         let Travelling { region, on_device } = self.travelling(places)?;
-        let parameters: Box<dyn Collective> = match self.config.strategy.is_central() {
-            true => Operation::Allgather.make(Route::Star, Wire::F32, world, region)?,
-            _ if places.in_common => Box::new(Hierarchical::between_nodes(world, region)?),
-            _ => Operation::Allgather.make(Route::Ring, Wire::F32, world, region)?,
-        };
+        let recipe = self.averaging.parameters(places.in_common);
+        let parameters = recipe.build(&self.averaging.selection, self.world, region)?;
         let at = self.staging(on_device, as_memory(region));
         Ok(Line::new(Words { what: "parameters of bucket", operation: "allgather" }, parameters, at))
     }
 
     /// What gathers parameters before they are read. Collective.
     fn gathers(&self, Travelling { region, on_device }: &Travelling) -> Result<Line> {
-        let gather = Operation::Allgather.make(Route::Auto, Wire::F32, self.world, region)?;
+        let gather = Recipe::Collect(Route::Auto).build(&self.averaging.selection, self.world, region)?;
         let words = Words { what: "parameters of window", operation: "allgather" };
         Ok(Line::new(words, gather, self.staging(on_device, as_memory(region))))
     }
@@ -217,7 +198,7 @@ impl Carrying<'_> {
         distances.dedup();
         let line = |distance| {
             let Travelling { region, on_device } = self.travelling(places)?;
-            let pair = gossip::with_one_other(self.world, distance, region)?;
+            let pair = Recipe::Shift(distance).build(&self.averaging.selection, self.world, region)?;
             let at = self.staging(on_device, as_memory(region));
             let words = Words { what: "parameters of bucket", operation: "exchange" };
             Ok(Line::new(words, pair, at).behind(region.bytes() / 2))
@@ -273,17 +254,10 @@ impl Carrying<'_> {
             let region = gpu_direct::region(&places.gradients.averaged);
             return Ok((world.agree(selection.build(world, &region))?, None));
         }
-        if places.owners.are_apart() {
-            let (scatter, region) = (Operation::ReduceScatter, &places.gradients.region);
-            let sums = match self.config.strategy.is_central() {
-                true => scatter.make(Route::Star, self.config.wire, world, region)?,
-                false => selection.build_half(true, world, region)?,
-            };
-            return Ok((sums, None));
-        }
-        let Some(scheme) = self.config.compress else {
-            let sums = world.agree(selection.build(world, &places.gradients.region))?;
-            return Ok((self.beside_split(sums, places)?, None));
+        let (apart, region) = (places.owners.are_apart(), &places.gradients.region);
+        let Some(scheme) = self.config.compress.filter(|_| !apart) else {
+            let sums = world.agree(self.averaging.sums(apart).build(selection, world, region))?;
+            return Ok((if apart { sums } else { self.beside_split(sums, places)? }, None));
         };
         let relaxed = self.config.strategy.is_relaxed();
         let scheme = match scheme {
@@ -321,8 +295,8 @@ impl Carrying<'_> {
     fn beside_split(&self, sums: Box<dyn Collective>, places: &Places) -> Result<Box<dyn Collective>> {
         let Some(alike) = self.alike else { return Ok(sums) };
         let region = &places.gradients.region;
-        let split = select(AllreduceKind::RING, self.config.wire, &Tuning::built_in(), alike, region);
-        let split = self.job.agree(split)?;
+        let ring = Recipe::Sum(AllreduceKind::RING, self.config.wire);
+        let split = self.job.agree(ring.build(&self.averaging.selection, alike, region))?;
         Ok(Box::new(Divided::new(self.plan.split / 4, split, sums)))
     }
 }

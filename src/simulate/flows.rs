@@ -109,7 +109,15 @@ impl<K> Traffic<K> {
             return;
         }
         let state = FlowState::Until(begun);
-        self.ways.push(SharedFlow { keys: vec![key], rounds, beside: Vec::new(), at: 0, over: 0, parts: 0, state });
+        self.ways.push(SharedFlow {
+            keys: vec![key],
+            rounds,
+            beside: Vec::new(),
+            at: 0,
+            over: 0,
+            parts: 0,
+            state,
+        });
     }
 
     /// The next transfer that is over, and when, if none begins before.

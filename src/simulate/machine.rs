@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::course::{Course, Deed};
+use super::course::Course;
 use super::messages;
 use super::network::{self, Contention, Interconnect, Loads, Rounds, Routes};
 use crate::collective::schedule::Phase;
@@ -105,7 +105,11 @@ impl Machine {
     }
 
     /// The number of messages between ranks, of so many bytes each; none if all stay within nodes.
-    pub(super) fn load(&self, shared: LoadKey, messages: impl FnOnce() -> Vec<([usize; 2], f64)>) -> Option<usize> {
+    pub(super) fn load(
+        &self,
+        shared: LoadKey,
+        messages: impl FnOnce() -> Vec<([usize; 2], f64)>,
+    ) -> Option<usize> {
         *self.numbered.borrow_mut().entry(shared).or_insert_with(|| {
             let messages = messages();
             let nodes = |(ends, bytes): &([usize; 2], f64)| (ends.map(|rank| self.node_of[rank]), *bytes);
@@ -126,7 +130,13 @@ impl Machine {
 
     /// Rounds of messages of so many bytes that start at a time: those between nodes pass the network, at the rate of
     /// the slowest; those within a node take seconds of their own. Then what came is handled.
-    pub(super) fn round(&self, load: Option<usize>, [count, bytes]: [usize; 2], near: f64, handled: f64) -> Rounds {
+    pub(super) fn round(
+        &self,
+        load: Option<usize>,
+        [count, bytes]: [usize; 2],
+        near: f64,
+        handled: f64,
+    ) -> Rounds {
         let Some(number) = load else {
             return Rounds { count, before: near, carried: None, behind: handled };
         };

@@ -199,7 +199,8 @@ impl MessageSimulation<'_> {
         while let Some(&[deed, piece]) = self.ranks[rank].sends.front() {
             let PacedRank { deeds, pieces, sends, sent_at, .. } = &mut self.ranks[rank];
             let Deed::Exchange { send: Some((to, bytes)), .. } = deeds[deed] else { break };
-            let (PacedPiece { deed: next, open, at }, bytes, ends) = (pieces[piece], bytes as f64, [rank, to]);
+            let (PacedPiece { deed: next, open, at }, bytes, ends) =
+                (pieces[piece], bytes as f64, [rank, to]);
             let lane = self.lanes.entry(ends).or_default();
             let room = self.ahead.is_none_or(|most| lane.ahead == 0.0 || lane.ahead + bytes <= most);
             if next != deed || open.is_none() || !room {
@@ -293,7 +294,7 @@ impl MessageSimulation<'_> {
             let next_start = self.starting.peek().map_or(f64::INFINITY, |Reverse((time, _))| time.0);
             let next = next_end.min(next_start);
             if next.is_infinite() {
-                let is_through = |rank: &Rank| rank.sends.is_empty() && rank.receives.is_empty();
+                let is_through = |rank: &PacedRank| rank.sends.is_empty() && rank.receives.is_empty();
                 debug_assert!(self.ranks.iter().all(is_through), "ranks wait for each other");
                 let pieces = self.ranks.iter().flat_map(|rank| &rank.pieces);
                 return pieces.map(|piece| piece.at).fold(0.0, f64::max);
@@ -329,8 +330,8 @@ impl MessageSimulation<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::network::{Interconnect, Topology};
+    use super::*;
 
     /// Two leaves of two nodes with a link up each: a second a message and a second a byte, a tenth a further link.
     #[test]

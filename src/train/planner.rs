@@ -25,11 +25,11 @@ use crate::config::{
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host;
-use crate::simulate::Interconnect;
 use crate::model::Model;
 use crate::plan::{describe_bytes as bytes, describe_seconds as time};
 use crate::record;
 use crate::reducer::Averaging;
+use crate::simulate::Interconnect;
 
 /// Candidates that are planned and rehearsed.
 const REHEARSED: usize = 12;

@@ -17,12 +17,10 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::graph::Group;
-use crate::simulate::{Interconnect, Prices, Rehearsal, rehearse};
-use crate::plan::{
-    Manner, Plan, Script, describe_bytes as bytes, describe_seconds as time,
-};
+use crate::plan::{Manner, Plan, Script, describe_bytes as bytes, describe_seconds as time};
 use crate::random::{Purpose, key, normals, philox};
 use crate::reducer::Averaging;
+use crate::simulate::{Interconnect, Prices, Rehearsal, rehearse};
 use crate::strategy::Sharded;
 
 /// Steps over which the cost of slow ranks is averaged.

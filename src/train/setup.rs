@@ -31,12 +31,12 @@ use crate::config::{Config, Prediction, Strategy, Wire, environment};
 use crate::data::{Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::simulate::Interconnect;
 use crate::model::Model;
 use crate::optim::{self, Schedule};
 use crate::plan::{MemoryKind, Plan};
 use crate::record::{self, Checkpoints, Description, Recorder};
 use crate::reducer::Averaging;
+use crate::simulate::Interconnect;
 
 /// A run that is ready to go.
 pub struct Job {

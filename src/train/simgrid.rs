@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use super::plans::{self, ADDING, Plans, step_seconds};
 use super::prediction::Case;
-use crate::simulate::{Course, Deed, Machine};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::plan::{Action, Axis, Kind, Line, Manner, Plan, Script, Transfer, TransferId};
+use crate::simulate::{Course, Deed, Machine};
 
 /// Steps that are to be replayed: as many as are rehearsed.
 const STEPS: usize = 2;

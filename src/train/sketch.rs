@@ -11,8 +11,8 @@ use super::prediction::{Planned, Predictor};
 use crate::config::{Config, Tensor, Wire};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Role, SplitLayers};
-use crate::simulate::Interconnect;
 use crate::plan::MemoryKind;
+use crate::simulate::Interconnect;
 
 /// What of the activations of whole images a rank has of rows is more than its share of the work by so much: rows at
 /// edges.

@@ -369,7 +369,7 @@ impl Transfer {
 
     /// By the member at a place of the axis, if gradients are of type `wire` on their way to where they are added.
     /// Nothing else is rounded.
-    pub(super) fn bytes_sent(&self, place: usize, wire: Wire) -> usize {
+    pub fn bytes_sent(&self, place: usize, wire: Wire) -> usize {
         let (all, own, others) =
             (self.cuts.range().len(), self.cuts.part(place).len(), self.cuts.ranks() - 1);
         let on_wire = |bytes: usize| match wire {

@@ -67,10 +67,7 @@ fn schedules_never_wait_for_ever_and_idle_as_the_papers_say() {
                 // Its order is found by playing it, and where there are more than two stages not always the best.
                 PipelineSchedule::ZeroBubble => {
                     let of_1f1b = 3.0 * (ranks - 1) as f64;
-                    assert!(
-                        found.seconds >= expected - 1e-9 && idle < 0.6 * of_1f1b,
-                        "{idle} of {of_1f1b}"
-                    );
+                    assert!(found.seconds >= expected - 1e-9 && idle < 0.6 * of_1f1b, "{idle} of {of_1f1b}");
                 }
                 _ => assert!((found.seconds - expected).abs() < 1e-9 * expected, "{schedule}: {idle}"),
             }
@@ -99,11 +96,8 @@ fn scripts_in_windows_get_through() {
         for ranks in [2, 3] {
             for flags in 0..4 {
                 let strategy = if turns.gathers { Strategy::Zero(3) } else { Strategy::Zero(2) };
-                let at = Ranks {
-                    ranks,
-                    nodes: if turns.gathers { ranks } else { 1 },
-                    in_common: flags & 2 > 0,
-                };
+                let at =
+                    Ranks { ranks, nodes: if turns.gathers { ranks } else { 1 }, in_common: flags & 2 > 0 };
                 let manner = Manner {
                     owners: strategy.owners(at),
                     in_common: at.in_common && strategy.shares_memory(at, true),
@@ -114,8 +108,7 @@ fn scripts_in_windows_get_through() {
                     ..Manner::plain((0..ranks).map(|rank| rank % at.nodes).collect())
                 };
                 let scripts = plan.scripts(&manner, &SGD, 0..ranks);
-                let prices =
-                    Prices { transfer: &|_| 2.5, update: &|_| 0.5, add: &|_| 0.25, ..Prices::FREE };
+                let prices = Prices { transfer: &|_| 2.5, update: &|_| 0.5, add: &|_| 0.25, ..Prices::FREE };
                 let found = rehearse(&scripts, &[&facts], &prices);
                 assert!(found.is_ok(), "{turns:?}, {ranks} ranks, {flags}: {found:?}");
                 // A window that is used again too early is found.

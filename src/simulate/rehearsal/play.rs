@@ -118,7 +118,7 @@ impl StepSimulation<'_> {
         match self.ranks.len() == script.mesh.ranks() {
             true => members.len(),
             false => {
-                let is_member = |player: &&Player| {
+                let is_member = |player: &&RehearsedRank| {
                     let place = player.script.place(axis);
                     members.contains(&place) && script.peer(axis, place) == player.script.rank
                 };
@@ -150,8 +150,8 @@ impl StepSimulation<'_> {
 
     /// A rank that has not pushed so often.
     pub(super) fn unheard(&self, step: usize) -> Option<usize> {
-        let computes = |player: &&Player| !player.script.owners.serves(player.script.rank);
-        let late = |player: &Player| player.pushed.len() <= step;
+        let computes = |player: &&RehearsedRank| !player.script.owners.serves(player.script.rank);
+        let late = |player: &RehearsedRank| player.pushed.len() <= step;
         self.ranks.iter().filter(computes).find(|player| late(player)).map(|player| player.script.rank)
     }
 
@@ -266,7 +266,7 @@ impl StepSimulation<'_> {
         let player = &self.ranks[rank];
         match player.flights.iter().find(|flight| flight.id == id) {
             Some(Outstanding { line: Line::Served(pusher), number, .. }) => {
-                let answered = |server: &Player| Some(*server.served.get(*number)?.get(*pusher)?);
+                let answered = |server: &RehearsedRank| Some(*server.served.get(*number)?.get(*pusher)?);
                 Ok(self.servers().map(answered).try_fold(0.0, |latest, at| Some(f64::max(latest, at?))))
             }
             Some(flight) => {

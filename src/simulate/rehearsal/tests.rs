@@ -8,7 +8,8 @@ use super::*;
 use crate::config::{MeshShape, Wire};
 use crate::cuts::{Cuts, segment};
 use crate::plan::{
-    Axis, Bucket, Contexts, Kind, Manner, Outline, Part, Pass, Region, TAIL, TransferId, representatives, scripts,
+    Axis, Bucket, Contexts, Kind, Manner, Outline, Part, Pass, Region, TAIL, TransferId, representatives,
+    scripts,
 };
 use crate::strategy::{OuterFlags, Owners, Ranks, Strategy};
 
@@ -115,8 +116,7 @@ fn few_ranks_stand_for_all() {
     let prices = Prices { transfer: &transfer, update: &update, ..Prices::FREE };
     let share = |bucket, index, count| example.share(bucket, index, count);
     for strategy in Strategy::all().filter(|strategy| !strategy.is_asynchronous()) {
-        for (ranks, in_common) in [(2, false), (4, true), (8, false), (12, true), (24, false), (24, true)]
-        {
+        for (ranks, in_common) in [(2, false), (4, true), (8, false), (12, true), (24, false), (24, true)] {
             let relaxed = strategy.relaxed(&OuterFlags::default(), ranks);
             for manner in manner(ranks, strategy, in_common).of_round(relaxed) {
                 let all = rehearse(&example.scripts(&manner), &[&example.steps], &prices).unwrap();
@@ -125,11 +125,8 @@ fn few_ranks_stand_for_all() {
                 let few = example.scripts_of(&manner, chosen);
                 let few = rehearse(&few, &[&example.steps], &prices).unwrap();
                 let most = |rehearsal: &Rehearsal| rehearsal.exposed.iter().copied().fold(0.0, f64::max);
-                let line = if ranks <= 2 || manner.owners == Owners::Everyone {
-                    1e-9
-                } else {
-                    3.0 * 64.0 * 2e-3
-                };
+                let line =
+                    if ranks <= 2 || manner.owners == Owners::Everyone { 1e-9 } else { 3.0 * 64.0 * 2e-3 };
                 assert!(
                     (few.seconds - all.seconds).abs() <= line,
                     "{strategy} with {ranks}: {few:?}, not {all:?}"
@@ -211,11 +208,8 @@ fn sums_of_split_layers_and_of_the_others_share_their_links() {
     // Losses and hits, which are added up by themselves, are no bytes to speak of.
     let is_sum = |transfer: &Transfer| transfer.kind == Kind::Sum && transfer.cuts.range().len() > TAIL;
     let seconds = |rounds: &dyn Fn(&Transfer, &Line) -> Vec<Rounds>| {
-        let prices = Prices {
-            transfer: &|transfer| if is_sum(transfer) { 4.0 } else { 0.0 },
-            rounds,
-            ..Prices::FREE
-        };
+        let prices =
+            Prices { transfer: &|transfer| if is_sum(transfer) { 4.0 } else { 0.0 }, rounds, ..Prices::FREE };
         rehearse(&scripts, &[&example.steps], &prices).unwrap().seconds
     };
     let of = |before: f64, carried: f64| {
@@ -282,10 +276,7 @@ fn tangle(mesh: MeshShape, events: &[(u8, usize, usize, usize)]) -> Vec<Script> 
         let (own, other) = (at[axis as usize], peer % length);
         let kinds: Vec<(usize, Kind)> = match what / 3 {
             0 | 1 if own != other => {
-                vec![
-                    (own, Kind::Send { to: other, tag: 0 }),
-                    (other, Kind::Receive { from: own, tag: 0 }),
-                ]
+                vec![(own, Kind::Send { to: other, tag: 0 }), (other, Kind::Receive { from: own, tag: 0 })]
             }
             2 => (0..length).map(|place| (place, Kind::SumToOwners)).collect(),
             _ => (0..length).map(|place| (place, Kind::Sum)).collect(),
@@ -415,8 +406,7 @@ fn a_rehearsal_says_how_long_a_step_takes_and_how_long_ranks_wait() {
     // The exchange after the first step is waited for: a second. Sums: from 4 to 5 and from 5 to 6.
     let found = example.rehearse(&scripts).unwrap();
     assert_eq!((found.seconds, &found.exposed), (6.0, &vec![2.0, 2.0]));
-    let of =
-        |wanted: fn(&Action) -> bool| scripts[0].actions.iter().position(wanted).expect("the action");
+    let of = |wanted: fn(&Action) -> bool| scripts[0].actions.iter().position(wanted).expect("the action");
     assert_eq!(found.schedule[of(|action| *action == Action::Start(0))], [4.0, 5.0]);
     assert_eq!(found.schedule[of(|action| *action == Action::Wait(1))], [5.0, 6.0]);
     assert!(found.schedule.windows(2).all(|pair| pair[0][0] <= pair[1][0]));
@@ -569,10 +559,7 @@ fn a_receive_that_is_missing_is_found_by_name() {
         "{message}"
     );
     assert!(message.contains("rank 1, which never starts its part"), "{message}");
-    assert!(
-        message.contains("ends with action 1 (wait for transfer 1, sum of sums 64..128"),
-        "{message}"
-    );
+    assert!(message.contains("ends with action 1 (wait for transfer 1, sum of sums 64..128"), "{message}");
 }
 
 #[test]
@@ -617,12 +604,9 @@ fn ranks_that_do_unlike_things_together_are_named() {
     scripts[1].transfers = Rc::new(transfers);
     let message = fault(&example, &scripts);
     // Whoever came first.
-    let named = [0, 1]
-        .map(|rank| format!("rank {rank}, action 7 (start transfer 0, sum of sums 0..256 over data)"));
-    assert!(
-        message.contains(" meets ") && named.iter().all(|named| message.contains(named)),
-        "{message}"
-    );
+    let named =
+        [0, 1].map(|rank| format!("rank {rank}, action 7 (start transfer 0, sum of sums 0..256 over data)"));
+    assert!(message.contains(" meets ") && named.iter().all(|named| message.contains(named)), "{message}");
     // A barrier that one rank of the node passes by.
     let mut scripts = example.scripts(&manner(2, Strategy::Allreduce, true));
     moved(&mut scripts[1], |action| *action == Action::Arrive, None);

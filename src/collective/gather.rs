@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::schedule::Phase;
-use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
+use crate::comm::{Channel, Region, Request, World};
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 
@@ -56,19 +56,6 @@ pub trait InGroups {
 
     /// Bytes that this rank has sent so far.
     fn sent(&self) -> u64;
-
-    /// Waits for all; `what` says in a report what it is. `meanwhile` may move something else along and says whether it
-    /// did.
-    fn wait(&mut self, what: &dyn Fn() -> String, meanwhile: &mut dyn FnMut() -> Result<bool>) -> Result<()> {
-        let mut wait = Wait::new();
-        while !self.is_done() {
-            match self.poll()? || meanwhile()? {
-                true => wait.moved(),
-                false => wait.idle(|| Awaited { what: what(), peers: self.waiting_for() })?,
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Gathers within groups of consecutive ranks. One is under way at a time; all ranks of a group start the same ones in

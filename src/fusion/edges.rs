@@ -4,7 +4,8 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
+use super::InFlight;
+use crate::comm::{Awaited, Channel, Region, Request, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Event, Memory};
 use crate::error::Result;
@@ -110,6 +111,9 @@ pub struct Edges {
     channel: Channel,
     memory: EdgeMemory,
     edges: Vec<Edge>,
+    /// Which of them each transfer is; and whether these are trades of rows.
+    transfers: Vec<Range<usize>>,
+    are_trades: bool,
     sent: u64,
     /// Tells its messages from those of others in a timeline.
     traced: usize,
@@ -143,20 +147,15 @@ impl Edges {
                 begun: 0,
             }
         };
-        let edges = links.into_iter().map(edge).collect();
-        Ok(Edges { channel: Channel::new(job)?, memory, edges, sent: 0, traced: trace::channel() })
+        let edges: Vec<Edge> = links.into_iter().map(edge).collect();
+        let transfers = (0..edges.len()).map(|edge| edge..edge + 1).collect();
+        let (channel, traced) = (Channel::new(job)?, trace::channel());
+        Ok(Edges { channel, memory, edges, transfers, are_trades: false, sent: 0, traced })
     }
 
-    /// A message may leave, or its place is free for it to come.
-    pub fn start(&mut self, index: usize, device: &dyn Device) -> Result<()> {
-        let edge = &mut self.edges[index];
-        edge.begun = trace::now();
-        if edge.sends && matches!(self.memory, EdgeMemory::Staged { .. }) {
-            // Behind the step that has written it.
-            edge.leaves = Some(device.record()?);
-            return Ok(());
-        }
-        self.open(index)
+    /// Where images are cut: which of these each trade of rows is.
+    pub fn in_trades(self, transfers: Vec<Range<usize>>) -> Edges {
+        Edges { transfers, are_trades: true, ..self }
     }
 
     fn open(&mut self, index: usize) -> Result<()> {
@@ -173,45 +172,6 @@ impl Edges {
             false => self.channel.receive(region, &edge.words, edge.peer, edge.tag)?,
         });
         Ok(())
-    }
-
-    /// Whether a message has left or come.
-    pub fn is_finished(&self, index: usize) -> bool {
-        !self.edges[index].is_flying()
-    }
-
-    /// Whether any is on its way.
-    pub fn is_flying(&self) -> bool {
-        self.edges.iter().any(Edge::is_flying)
-    }
-
-    /// Moves along what is on its way; returns whether anything came to an end.
-    pub fn progress(&mut self, device: &dyn Device) -> Result<bool> {
-        let mut moved = false;
-        for index in 0..self.edges.len() {
-            if let Some(event) = &self.edges[index].leaves {
-                if device.reached(event)? {
-                    self.edges[index].leaves = None;
-                    self.fetch(index, device)?;
-                    self.open(index)?;
-                    moved = true;
-                }
-                continue;
-            }
-            let edge = &mut self.edges[index];
-            let Some(request) = &mut edge.request else { continue };
-            if request.test()? {
-                edge.request = None;
-                moved = true;
-                let kind = if edge.sends { EventKind::Send } else { EventKind::Receive };
-                let (bytes, message) = (edge.bytes.len(), self.traced << 16 | usize::from(edge.tag));
-                trace::record(kind, edge.begun, edge.peer, message, bytes);
-                if !edge.sends {
-                    self.put(index, device)?;
-                }
-            }
-        }
-        Ok(moved)
     }
 
     /// What leaves a device comes to the host.
@@ -235,14 +195,74 @@ impl Edges {
         device.upload(bytes_of(&values), &arena.slice(edge.bytes.start, edge.bytes.len()))
     }
 
-    /// The rank of the job at the other end.
-    pub fn peer(&self, index: usize) -> usize {
-        self.edges[index].peer
+    /// Of the messages of a transfer one that has neither left nor come.
+    fn flying(&self, index: usize) -> Option<&Edge> {
+        self.edges[self.transfers[index].clone()].iter().find(|edge| edge.is_flying())
     }
 
-    /// What one waits for, in words.
-    pub fn awaited(&self, index: usize) -> Awaited {
-        let edge = &self.edges[index];
+    /// A message may leave, or its place is free for it to come.
+    fn start_one(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        let edge = &mut self.edges[index];
+        edge.begun = trace::now();
+        let staged = matches!(self.memory, EdgeMemory::Staged { .. });
+        if staged && (edge.sends || self.are_trades) {
+            // Behind the step that has written it, or those that had its place.
+            edge.leaves = Some(device.record()?);
+            return Ok(());
+        }
+        self.open(index)
+    }
+}
+
+impl InFlight for Edges {
+    fn start(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        self.transfers[index].clone().try_for_each(|edge| self.start_one(edge, device))
+    }
+
+    fn progress(&mut self, device: &dyn Device) -> Result<bool> {
+        let mut moved = false;
+        for index in 0..self.edges.len() {
+            if let Some(event) = &self.edges[index].leaves {
+                if device.reached(event)? {
+                    self.edges[index].leaves = None;
+                    if self.edges[index].sends {
+                        self.fetch(index, device)?;
+                    }
+                    self.open(index)?;
+                    moved = true;
+                }
+                continue;
+            }
+            let edge = &mut self.edges[index];
+            let Some(request) = &mut edge.request else { continue };
+            if request.test()? {
+                edge.request = None;
+                moved = true;
+                let kind = if edge.sends { EventKind::Send } else { EventKind::Receive };
+                let (bytes, message) = (edge.bytes.len(), self.traced << 16 | usize::from(edge.tag));
+                trace::record(kind, edge.begun, edge.peer, message, bytes);
+                if !edge.sends {
+                    self.put(index, device)?;
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    fn is_flying(&self) -> bool {
+        self.edges.iter().any(Edge::is_flying)
+    }
+
+    fn has_come(&self, index: usize) -> bool {
+        self.flying(index).is_none()
+    }
+
+    fn finish(&mut self, _: usize, _: &dyn Device) -> Result<()> {
+        Ok(())
+    }
+
+    fn awaited(&self, index: usize) -> Awaited {
+        let Some(edge) = self.flying(index) else { return Awaited::default() };
         let what = match edge.sends {
             true => format!("{} to be taken", edge.what),
             false => edge.what.clone(),
@@ -250,8 +270,7 @@ impl Edges {
         Awaited { what, peers: vec![edge.peer] }
     }
 
-    /// Bytes that this rank has sent so far.
-    pub fn sent(&self) -> u64 {
+    fn sent(&self) -> u64 {
         self.sent
     }
 }
@@ -272,7 +291,7 @@ impl Relay {
     /// A batch begins: what left of the one before has been taken, and this one's may come.
     pub fn begin(&mut self, device: &dyn Device) -> Result<()> {
         for index in 0..self.steps.len() {
-            self.wait(index, device)?;
+            self.edges.wait(index, device)?;
         }
         (0..self.steps.len())
             .filter(|&index| !self.steps[index].1)
@@ -283,7 +302,7 @@ impl Relay {
     pub fn before(&mut self, step: usize, device: &dyn Device) -> Result<()> {
         for index in 0..self.steps.len() {
             if self.steps[index] == (step, false) {
-                self.wait(index, device)?;
+                self.edges.wait(index, device)?;
             }
         }
         Ok(())
@@ -299,17 +318,6 @@ impl Relay {
 
     /// The last batch is over.
     pub fn end(&mut self, device: &dyn Device) -> Result<()> {
-        (0..self.steps.len()).try_for_each(|index| self.wait(index, device))
-    }
-
-    fn wait(&mut self, index: usize, device: &dyn Device) -> Result<()> {
-        let mut wait = Wait::new();
-        while !self.edges.is_finished(index) {
-            match self.edges.progress(device)? {
-                true => wait.moved(),
-                false => wait.idle(|| self.edges.awaited(index))?,
-            }
-        }
-        Ok(())
+        (0..self.steps.len()).try_for_each(|index| self.edges.wait(index, device))
     }
 }

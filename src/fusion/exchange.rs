@@ -1,11 +1,9 @@
 //! What ranks tell each other between two steps of the plan, while buckets may be under way: statistics of synchronised
 //! normalisations, and activations and gradients of split layers.
 
-use std::time::Instant;
-
-use super::until;
+use super::InFlight;
 use crate::collective::{AllToAll, Gather, InGroups};
-use crate::comm::World;
+use crate::comm::{Awaited, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Event, Memory};
 use crate::error::Result;
@@ -24,11 +22,8 @@ pub struct Exchanges {
     numbers: Vec<f32>,
     /// The one under way: its number, when it began, and when its numbers have left a device with memory of its own.
     index: usize,
-    begun: Instant,
     traced: u64,
     leaves: Option<Event>,
-    /// Seconds that this step has spent in them.
-    pub seconds: f64,
 }
 
 impl Exchanges {
@@ -74,43 +69,68 @@ impl Exchanges {
             way_of,
             exchanges,
             index: 0,
-            begun: Instant::now(),
             traced: 0,
             leaves: None,
-            seconds: 0.0,
         })
     }
 
-    /// Exchange `index` begins: this rank's numbers leave the device.
-    pub fn start(&mut self, index: usize, device: &dyn Device) -> Result<()> {
-        (self.begun, self.traced, self.index) = (Instant::now(), trace::now(), index);
+    /// Carries out those behind a step, if any: where nothing else is under way.
+    pub fn behind(&mut self, step: usize, device: &dyn Device) -> Result<()> {
+        for index in 0..self.exchanges.len() {
+            if self.exchanges[index].step == step {
+                self.start(index, device)?;
+                self.wait(index, device)?;
+                self.finish(index, device)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What this rank tells the others, on the host, goes to them.
+    fn tell(&mut self, index: usize) -> Result<()> {
+        let words = self.exchanges[index].own.bytes() / size_of::<f32>();
+        self.ways[self.way_of[index]].start(&self.numbers[..words])
+    }
+}
+
+impl InFlight for Exchanges {
+    /// This rank's numbers leave the device. One exchange is under way at a time: the next step needs what comes.
+    fn start(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        (self.traced, self.index) = (trace::now(), index);
         let own = &self.exchanges[index].own;
         if device.is_host() {
-            let numbers = &mut self.numbers[..own.bytes() / size_of::<f32>()];
-            device.download(own, bytes_of_mut(numbers))?;
-            return self.ways[self.way_of[index]].start(numbers);
+            device.download(own, bytes_of_mut(&mut self.numbers[..own.bytes() / size_of::<f32>()]))?;
+            return self.tell(index);
         }
         let here = self.own.slice(0, own.bytes());
         self.leaves = Some(device.copy_to_host_after(own, &here, &device.record()?)?);
         Ok(())
     }
 
-    /// Carries out what was started last: the next step needs what comes. While it waits, `meanwhile` may move
-    /// something else along and says whether it did.
-    pub fn wait(&mut self, device: &dyn Device, mut meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
-        let Exchange { label, own, all, ranks, rows, .. } = &self.exchanges[self.index];
-        if let Some(leaves) = self.leaves.take() {
-            until(device, &leaves, &mut meanwhile)?;
-            let numbers = &mut self.numbers[..own.bytes() / size_of::<f32>()];
-            self.own.slice(0, own.bytes()).read(bytes_of_mut(numbers));
-            self.ways[self.way_of[self.index]].start(numbers)?;
+    fn progress(&mut self, device: &dyn Device) -> Result<bool> {
+        let Some(leaves) = &self.leaves else { return self.ways[self.way_of[self.index]].poll() };
+        if !device.reached(leaves)? {
+            return Ok(false);
         }
-        let (number, count) = (self.index + 1, self.exchanges.len());
-        let what = || format!("{label}, exchange {number} of {count}");
-        let way = &mut self.ways[self.way_of[self.index]];
-        way.wait(&what, &mut meanwhile)?;
+        self.leaves = None;
+        let bytes = self.exchanges[self.index].own.bytes();
+        self.own.slice(0, bytes).read(bytes_of_mut(&mut self.numbers[..bytes / size_of::<f32>()]));
+        self.tell(self.index)?;
+        Ok(true)
+    }
+
+    fn is_flying(&self) -> bool {
+        self.leaves.is_some() || self.way_of.get(self.index).is_some_and(|&way| !self.ways[way].is_done())
+    }
+
+    fn has_come(&self, _: usize) -> bool {
+        !self.is_flying()
+    }
+
+    fn finish(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        let Exchange { all, ranks, rows, .. } = &self.exchanges[index];
         let numbers = &mut self.numbers[..all.bytes() / size_of::<f32>()];
-        way.read(numbers);
+        self.ways[self.way_of[index]].read(numbers);
         if let Some((statistics, rows)) = rows {
             statistics.even_out(*rows, numbers, *ranks);
         }
@@ -121,24 +141,20 @@ impl Exchanges {
             of_all.write(bytes_of(numbers));
             device.upload_async(&of_all, all)?;
         }
-        trace::record(trace::EventKind::Exchange, self.traced, self.index, 0, 0);
-        self.seconds += self.begun.elapsed().as_secs_f64();
+        trace::record(trace::EventKind::Exchange, self.traced, index, 0, 0);
         Ok(())
     }
 
-    /// Bytes that this rank has sent so far.
-    pub fn sent(&self) -> u64 {
+    fn awaited(&self, index: usize) -> Awaited {
+        let (label, count) = (&self.exchanges[index].label, self.exchanges.len());
+        let peers = match self.leaves {
+            Some(_) => Vec::new(),
+            None => self.ways[self.way_of[index]].waiting_for(),
+        };
+        Awaited { what: format!("{label}, exchange {} of {count}", index + 1), peers }
+    }
+
+    fn sent(&self) -> u64 {
         self.ways.iter().map(|way| way.sent()).sum()
-    }
-
-    /// Carries out those behind a step, if any: where nothing else is under way.
-    pub fn behind(&mut self, step: usize, device: &dyn Device) -> Result<()> {
-        for index in 0..self.exchanges.len() {
-            if self.exchanges[index].step == step {
-                self.start(index, device)?;
-                self.wait(device, || Ok(false))?;
-            }
-        }
-        Ok(())
     }
 }

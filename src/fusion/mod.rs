@@ -94,10 +94,8 @@ pub struct Fusion {
     norms: Option<Norms>,
     /// Where ranks share the statistics of normalisations.
     exchanges: Option<Exchanges>,
-    /// In a pipeline: what goes from stage to stage; where images are cut: their rows, and which of these belong
-    /// together.
+    /// In a pipeline: what goes from stage to stage; where images are cut: their rows.
     edges: Option<Edges>,
-    trades: Vec<Range<usize>>,
     overlap: bool,
     backlog: Backlog,
     begun: Instant,
@@ -115,10 +113,54 @@ pub struct Fusion {
 enum Way {
     /// As number such of a line.
     Line(usize, usize),
+    /// As number such of what goes beside the lines.
+    Beside(Beside, usize),
+}
+
+/// What goes beside the lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beside {
     Norms,
-    Exchange(usize),
-    Edge(usize),
-    Trade(usize),
+    Exchanges,
+    Edges,
+}
+
+const ALL_BESIDE: [Beside; 3] = [Beside::Norms, Beside::Exchanges, Beside::Edges];
+
+/// Transfers of one kind, by their numbers: each starts, comes, and is finished.
+pub trait InFlight {
+    /// What a transfer sends is complete when the device comes to this point, and the place is free for what it gets.
+    fn start(&mut self, index: usize, device: &dyn Device) -> Result<()>;
+
+    /// Moves along what is on its way, without waiting. Returns whether anything moved.
+    fn progress(&mut self, device: &dyn Device) -> Result<bool>;
+
+    /// Whether any is on its way.
+    fn is_flying(&self) -> bool;
+
+    /// Whether all that a transfer gets has come, and what it sends has left.
+    fn has_come(&self, index: usize) -> bool;
+
+    /// Brings what came to where it is read.
+    fn finish(&mut self, index: usize, device: &dyn Device) -> Result<()>;
+
+    /// What is waited for while a transfer has not come.
+    fn awaited(&self, index: usize) -> Awaited;
+
+    /// Bytes that this rank has sent so far.
+    fn sent(&self) -> u64;
+
+    /// Waits until a transfer has come, where nothing else is under way.
+    fn wait(&mut self, index: usize, device: &dyn Device) -> Result<()> {
+        let mut wait = Wait::new();
+        while !self.has_come(index) {
+            match self.progress(device)? {
+                true => wait.moved(),
+                false => wait.idle(|| self.awaited(index))?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Where gradients are averaged.
@@ -171,8 +213,6 @@ pub struct Carriers {
     pub exchanges: Option<Exchanges>,
     /// In a pipeline, and where images are cut.
     pub edges: Option<Edges>,
-    /// Where images are cut: which of these each trade of rows is.
-    pub trades: Vec<Range<usize>>,
 }
 
 impl Carriers {
@@ -193,23 +233,20 @@ impl Carriers {
             norms: None,
             exchanges: None,
             edges: None,
-            trades: Vec::new(),
         }
     }
 }
 
-/// How a transfer that is none of a line is carried out; `counts` has how many exchanges, trades and edges there were
-/// before.
-fn way_beside(transfer: &Transfer, counts: &mut [usize; 3]) -> Option<Way> {
-    let mut next = |kind: usize| {
+/// How a transfer that is none of a line is carried out; `counts` has how many exchanges and edges there were before.
+fn way_beside(transfer: &Transfer, counts: &mut [usize; 2]) -> Option<Way> {
+    let mut next = |beside: Beside, kind: usize| {
         counts[kind] += 1;
-        counts[kind] - 1
+        Some(Way::Beside(beside, counts[kind] - 1))
     };
     match (&transfer.kind, &transfer.area) {
-        (Kind::Gather, Area::Norms) => Some(Way::Norms),
-        (Kind::Gather | Kind::AllToAll, _) => Some(Way::Exchange(next(0))),
-        (Kind::Trade { .. }, _) => Some(Way::Trade(next(1))),
-        (Kind::Send { .. } | Kind::Receive { .. }, _) => Some(Way::Edge(next(2))),
+        (Kind::Gather, Area::Norms) => Some(Way::Beside(Beside::Norms, 0)),
+        (Kind::Gather | Kind::AllToAll, _) => next(Beside::Exchanges, 0),
+        (Kind::Trade { .. } | Kind::Send { .. } | Kind::Receive { .. }, _) => next(Beside::Edges, 1),
         _ => None,
     }
 }
@@ -239,7 +276,7 @@ impl Fusion {
         let mixes = lines.len();
         lines.extend(carriers.mixes);
         let gradients = script.sums.saturating_sub(TAIL);
-        let (mut ways, mut beside) = (Vec::new(), [0; 3]);
+        let (mut ways, mut beside) = (Vec::new(), [0; 2]);
         for transfer in script.transfers.iter() {
             if let Some(way) = way_beside(transfer, &mut beside) {
                 ways.push(way);
@@ -267,21 +304,12 @@ impl Fusion {
             parameters,
             gathers,
             mixes,
-            mixing: None,
             lines,
-            tail: None,
-            summed: false,
             norms: carriers.norms,
             exchanges: carriers.exchanges,
             edges: carriers.edges,
-            trades: carriers.trades,
             overlap,
-            backlog: Backlog::new(f64::INFINITY),
-            begun: Instant::now(),
-            waited: 0.0,
-            enqueued: false,
-            computed: None,
-            computed_at: None,
+            ..Fusion::serving()
         })
     }
 
@@ -301,7 +329,6 @@ impl Fusion {
             norms: None,
             exchanges: None,
             edges: None,
-            trades: Vec::new(),
             overlap: true,
             backlog: Backlog::new(f64::INFINITY),
             begun: Instant::now(),
@@ -373,23 +400,19 @@ impl Fusion {
 
     /// Seconds of the last step in which the rank waited for others, but for the buckets.
     pub fn waited(&self) -> f64 {
-        self.waited + self.exchanges.as_ref().map_or(0.0, |exchanges| exchanges.seconds)
+        self.waited
     }
 
     /// Bytes that this rank has sent so far in messages of gradients, parameters and the step's own numbers.
     pub fn sent(&self) -> u64 {
-        let between = self.edges.as_ref().map_or(0, Edges::sent);
-        let lines = self.lines.iter().map(Line::sent).sum::<u64>();
-        lines + between + self.exchanges.as_ref().map_or(0, Exchanges::sent)
+        let beside = ALL_BESIDE.iter().filter_map(|&of| Some(self.in_flight(of)?.sent()));
+        self.lines.iter().map(Line::sent).chain(beside).sum()
     }
 
     /// Begins a step; `begun` is its clock's zero. New parameters of the step before may be on their way.
     pub fn begin(&mut self, device: &dyn Device, begun: Instant) {
         (self.begun, self.waited, self.summed) = (begun, 0.0, false);
         self.lines.iter_mut().take(self.with_tail + 1).for_each(Line::reset);
-        if let Some(exchanges) = &mut self.exchanges {
-            exchanges.seconds = 0.0;
-        }
         (self.enqueued, self.computed) = (false, None);
         self.computed_at = device.is_host().then_some(0.0);
     }
@@ -412,11 +435,8 @@ impl Fusion {
                 }
                 self.advance(device)
             }
-            Way::Norms => self.norms.as_mut().map_or(Ok(()), Norms::start),
-            Way::Edge(index) => self.edges.as_mut().map_or(Ok(()), |edges| edges.start(index, device)),
-            Way::Trade(index) => self.start_trade(index, device),
-            Way::Exchange(index) => {
-                self.exchanges.as_mut().map_or(Ok(()), |exchanges| exchanges.start(index, device))
+            Way::Beside(of, index) => {
+                self.in_flight_mut(of).map_or(Ok(()), |flying| flying.start(index, device))
             }
         }
     }
@@ -425,56 +445,41 @@ impl Fusion {
     pub fn wait(&mut self, id: TransferId, device: &dyn Device) -> Result<()> {
         match self.ways[id] {
             Way::Line(line, index) => self.wait_line(line, index, device),
-            Way::Norms => self.beside(
-                |fusion, device| match fusion.norms.take() {
-                    None => Ok(()),
-                    Some(mut norms) => {
-                        let outcome = norms.wait(|| fusion.moved_meanwhile(device));
-                        fusion.norms = Some(norms);
-                        outcome
-                    }
-                },
-                device,
-            ),
-            Way::Edge(index) => self.wait_edges(index..index + 1, device),
-            Way::Trade(index) => self.wait_edges(self.trades[index].clone(), device),
-            Way::Exchange(_) => {
-                let Some(mut exchanges) = self.exchanges.take() else { return Ok(()) };
-                let outcome = exchanges.wait(device, || self.moved_meanwhile(device));
-                self.exchanges = Some(exchanges);
-                outcome
+            Way::Beside(of, index) => self.wait_beside(of, index, device),
+        }
+    }
+
+    fn in_flight(&self, of: Beside) -> Option<&dyn InFlight> {
+        match of {
+            Beside::Norms => self.norms.as_ref().map(|norms| norms as &dyn InFlight),
+            Beside::Exchanges => self.exchanges.as_ref().map(|exchanges| exchanges as &dyn InFlight),
+            Beside::Edges => self.edges.as_ref().map(|edges| edges as &dyn InFlight),
+        }
+    }
+
+    fn in_flight_mut(&mut self, of: Beside) -> Option<&mut dyn InFlight> {
+        match of {
+            Beside::Norms => self.norms.as_mut().map(|norms| norms as &mut dyn InFlight),
+            Beside::Exchanges => self.exchanges.as_mut().map(|exchanges| exchanges as &mut dyn InFlight),
+            Beside::Edges => self.edges.as_mut().map(|edges| edges as &mut dyn InFlight),
+        }
+    }
+
+    /// Waits until what goes beside the lines has come.
+    fn wait_beside(&mut self, of: Beside, index: usize, device: &dyn Device) -> Result<()> {
+        let Some(flying) = self.in_flight(of) else { return Ok(()) };
+        if !flying.has_come(index) {
+            let (peers, begun) = (flying.awaited(index).peers, trace::now());
+            let come = |fusion: &Fusion| Ok(fusion.in_flight(of).is_none_or(|flying| flying.has_come(index)));
+            let awaited = |fusion: &Fusion| {
+                fusion.in_flight(of).map(|flying| flying.awaited(index)).unwrap_or_default()
+            };
+            self.beside(|fusion, device| fusion.go_on_until(device, come, awaited), device)?;
+            if let (Beside::Edges, Some(&peer)) = (of, peers.first()) {
+                trace::record(trace::EventKind::Wait, begun, peer, trace::FOR_RANK as usize, 0);
             }
         }
-    }
-
-    /// Rows may leave, and those of others may come. On a device with memory of its own they lie where other steps were
-    /// until now: these end first.
-    fn start_trade(&mut self, index: usize, device: &dyn Device) -> Result<()> {
-        if !device.is_host() {
-            let point = device.record()?;
-            self.reach(device, &point)?;
-        }
-        let Some(edges) = &mut self.edges else { return Ok(()) };
-        self.trades[index].clone().try_for_each(|edge| edges.start(edge, device))
-    }
-
-    fn wait_edges(&mut self, indices: Range<usize>, device: &dyn Device) -> Result<()> {
-        let flying = |edges: &Edges| indices.clone().find(|&index| !edges.is_finished(index));
-        let first = self.edges.as_ref().and_then(|edges| Some(edges.peer(flying(edges)?)));
-        let (Some(peer), begun) = (first, trace::now()) else { return Ok(()) };
-        let come = |fusion: &Fusion| Ok(fusion.edges.as_ref().and_then(flying).is_none());
-        let awaited = |fusion: &Fusion| {
-            let of = |edges: &Edges| Some(edges.awaited(flying(edges)?));
-            fusion.edges.as_ref().and_then(of).unwrap_or_default()
-        };
-        self.beside(|fusion, device| fusion.go_on_until(device, come, awaited), device)?;
-        trace::record(trace::EventKind::Wait, begun, peer, trace::FOR_RANK as usize, 0);
-        Ok(())
-    }
-
-    /// Whether other transfers could be moved along while one is waited for.
-    fn moved_meanwhile(&mut self, device: &dyn Device) -> Result<bool> {
-        if self.overlap { self.progress(device) } else { Ok(false) }
+        self.in_flight_mut(of).map_or(Ok(()), |flying| flying.finish(index, device))
     }
 
     /// Counts what something takes as a wait for other ranks.
@@ -571,8 +576,9 @@ impl Fusion {
 
     /// To be called between steps of the plan: makes progress on what is under way.
     pub fn advance(&mut self, device: &dyn Device) -> Result<()> {
-        let edges = self.edges.as_ref().is_some_and(Edges::is_flying);
-        if self.overlap && (edges || self.lines.iter().any(Line::needs_progress)) {
+        let beside =
+            || ALL_BESIDE.iter().filter_map(|&of| self.in_flight(of)).any(|flying| flying.is_flying());
+        if self.overlap && (beside() || self.lines.iter().any(Line::needs_progress)) {
             for _ in 0..POLLS {
                 if !self.progress(device)? {
                     break;
@@ -606,8 +612,10 @@ impl Fusion {
             moved |= line.progress(device, self.begun)?;
         }
         self.keep_links_busy(POLL)?;
-        if let Some(edges) = &mut self.edges {
-            moved |= edges.progress(device)?;
+        for of in ALL_BESIDE {
+            if let Some(flying) = self.in_flight_mut(of).filter(|flying| flying.is_flying()) {
+                moved |= flying.progress(device)?;
+            }
         }
         let Some(line) = self.lines.get(self.with_tail) else { return Ok(moved) };
         if !self.summed && line.is_complete() && !line.is_flying() {

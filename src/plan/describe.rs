@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use clap::ValueEnum;
+
 use super::{Kind, Ledger, MemoryKind, Plan, PlannedStep};
 use crate::graph::{Node, NodeId, TensorId};
 
@@ -233,10 +235,9 @@ impl Plan {
         let mut line = |kind: &str, size: usize| {
             let _ = writeln!(out, "  {kind:<12} {:>10}  ({} bytes)", bytes(size), group(size));
         };
-        let kinds = MemoryKind::ALL.map(|kind| (kind, ledger.bytes(kind)));
+        let kinds = MemoryKind::value_variants().iter().map(|&kind| (kind, ledger.bytes(kind)));
         // Without ZeRO's later stages there are no windows.
-        for (kind, size) in kinds.into_iter().filter(|(kind, size)| *kind != MemoryKind::Windows || *size > 0)
-        {
+        for (kind, size) in kinds.filter(|(kind, size)| *kind != MemoryKind::Windows || *size > 0) {
             line(&kind.name(), size);
         }
         line("in all", ledger.of_host() + ledger.of_device());

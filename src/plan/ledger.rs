@@ -2,8 +2,8 @@
 
 use super::Sizes;
 
-/// What memory is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What memory is for, in the order in which it is printed and recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MemoryKind {
     /// What lives within a step.
     Activations,
@@ -32,22 +32,6 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// In the order in which they are printed and recorded.
-    pub const ALL: [MemoryKind; 12] = [
-        MemoryKind::Activations,
-        MemoryKind::Gradients,
-        MemoryKind::Windows,
-        MemoryKind::Parameters,
-        MemoryKind::Optimizer,
-        MemoryKind::Statistics,
-        MemoryKind::Workspace,
-        MemoryKind::Input,
-        MemoryKind::Allreduce,
-        MemoryKind::Checkpoint,
-        MemoryKind::Compression,
-        MemoryKind::Program,
-    ];
-
     /// As it is printed and recorded.
     pub fn name(self) -> String {
         format!("{self:?}").to_lowercase()

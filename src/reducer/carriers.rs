@@ -92,14 +92,12 @@ impl Carrying<'_> {
         let told = if cut { job } else { world };
         let norms = if gathers { Some(told.agree(Norms::new(told))?) } else { None };
         let exchanges = program.map_or(Ok(None), |program| exchanges(self.peers, device, program))?;
-        let links = || Link::of_script(script);
-        let in_stages = script.mesh.is_cut();
-        let (links, trades) = match in_stages {
-            true => (links(), Vec::new()),
-            false => self.trades(),
-        };
-        let edges = match in_stages || self.config.spatial > 1 {
-            true => Some(edges(job, device, places.arena, links)?),
+        let edges = match script.mesh.is_cut() {
+            true => Some(edges(job, device, places.arena, Link::of_script(script))?),
+            false if self.config.spatial > 1 => {
+                let (links, trades) = self.trades();
+                Some(edges(job, device, places.arena, links)?.in_trades(trades))
+            }
             false => None,
         };
         let carriers = Carriers {
@@ -111,7 +109,6 @@ impl Carrying<'_> {
             norms,
             exchanges,
             edges,
-            trades,
         };
         let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
         Ok((fusion.with_tail(tail).with_rate(self.averaging.rate(world)), compression))

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use clap::ValueEnum;
+
 use super::checkpoint;
 use super::cutting::{in_stages, whole};
 use super::groups::{Groups, Layout};
@@ -354,7 +356,10 @@ impl Plans {
 
     /// These by kind.
     pub fn kinds(&self) -> Vec<(String, u64)> {
-        MemoryKind::ALL.iter().map(|&kind| (kind.name(), self.ledger.bytes(kind) as u64)).collect()
+        MemoryKind::value_variants()
+            .iter()
+            .map(|&kind| (kind.name(), self.ledger.bytes(kind) as u64))
+            .collect()
     }
 
     /// What `--dry-run` prints.

@@ -15,8 +15,6 @@ use crate::error::Result;
 use crate::plan::{Action, Area, Line, Location, Plan, PlannedStep, Script, Transfer};
 
 mod check;
-#[cfg(test)]
-mod of_plans;
 mod play;
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ use crate::device::onednn::Cpu;
 use crate::device::{Device, Rule};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files;
-use crate::graph::{DType, Graph, Node, NodeId, Op};
+use crate::graph::{BackwardOp, DType, Graph, Node, NodeId, Op};
 use crate::model;
 use crate::plan::{self, Measured, Options, Plan, Times};
 use crate::record;
@@ -340,7 +340,9 @@ impl Row {
 fn part(plan: &Plan, id: NodeId) -> Part {
     match plan.graph.node(id).op {
         _ if id.0 < plan.graph.forward_nodes => Part::Forward,
-        Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => Part::Weights,
+        Op::Backward(BackwardOp::Conv2dWeights(_)) | Op::Backward(BackwardOp::LinearWeights { .. }) => {
+            Part::Weights
+        }
         _ => Part::Data,
     }
 }

@@ -99,6 +99,17 @@ pub trait Step {
     fn run(&mut self, scalars: &Scalars) -> Result<()>;
 }
 
+impl<F: FnMut(&Scalars) -> Result<()>> Step for F {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        self(scalars)
+    }
+}
+
+/// What a graph still has that `Graph::trade_rows` makes other ops of.
+fn not_lowered(op: &Op) -> Error {
+    Error::internal(format!("{} is made of other ops before it runs", op.name()))
+}
+
 /// A place where ops run, with memory of its own. One rank has one.
 pub trait Device {
     /// "reference", "cpu".

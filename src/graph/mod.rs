@@ -31,8 +31,8 @@ pub use fuse::OpFusions;
 pub use limits::{MOST_NUMBERS, countable};
 pub use normalised::{Joint, JointPart};
 pub use ops::{
-    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Places, Pool2d,
-    Reading, Resize, Statistics, adaptive_window, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Conv2d, FusedOp, LocalResponseNorm, MatMul, Op, Permutation,
+    Places, Pool2d, Reading, Resize, Statistics, adaptive_window, windows,
 };
 pub use rows::{Halo, Rows, Strip, Trade, Window};
 pub use shape::{Shape, dims};

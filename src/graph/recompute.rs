@@ -13,7 +13,7 @@
 //! Of that one part is so cheap that a device may want it always (`Graph::remake`, `Device::remakes_from`): activations
 //! and layer normalisations whose input is kept anyway, made again for the weights' gradient of a large linear layer.
 
-use super::{DType, Graph, Node, NodeId, Op, Role, TensorId};
+use super::{BackwardOp, DType, Graph, Node, NodeId, Op, Role, TensorId};
 
 /// What is known of a tensor that the forward pass makes.
 #[derive(Debug, Clone, Copy)]
@@ -177,7 +177,9 @@ impl Graph {
         let readers: Vec<usize> =
             backward.clone().filter(|reader| family.iter().any(|id| reads(reader, id))).collect();
         let first = *readers.first()?;
-        let is_linear = |reader: &&usize| matches!(self.nodes[**reader].op, Op::LinearBackwardWeights { .. });
+        let is_linear = |reader: &&usize| {
+            matches!(self.nodes[**reader].op, Op::Backward(BackwardOp::LinearWeights { .. }))
+        };
         let sums = readers.iter().filter(is_linear).map(|&reader| self.products(NodeId(reader)));
         let sums: u64 = sums.sum();
         let elements = self.tensor(family[0]).spec.shape.elements() as u64;

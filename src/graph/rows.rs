@@ -15,7 +15,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Binary, DType, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims};
+use super::{
+    BackwardOp, Binary, DType, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims,
+};
 use crate::cuts::even_split;
 
 /// A cut of so many rows over places, and one of these.
@@ -247,7 +249,7 @@ impl Graph {
             node.inputs.iter_mut().for_each(|id| *id = same.get(id).copied().unwrap_or(*id));
             let known = match node.op {
                 Op::Halo(halo) => self.lower(halo, &node),
-                Op::HaloBackward(halo) => self.lower_backward(halo, &node),
+                Op::Backward(BackwardOp::Halo(halo)) => self.lower_backward(halo, &node),
                 _ => {
                     self.nodes.push(node);
                     None
@@ -312,7 +314,13 @@ impl Graph {
         for (strip, gradient) in come.iter().zip(gradients) {
             let more = self.like_rows(dx, own.len());
             let from = strip.rows.start - own.start;
-            self.put(name, Op::AddSlice { axis: 2, from }, vec![sum, gradient], vec![more], None);
+            self.put(
+                name,
+                Op::Backward(BackwardOp::AddSlice { axis: 2, from }),
+                vec![sum, gradient],
+                vec![more],
+                None,
+            );
             sum = more;
         }
         Some((dx, sum))
@@ -687,7 +695,9 @@ mod tests {
             let trades = |nodes: &[Node]| nodes.iter().filter(|n| matches!(n.op, Op::Trade(_))).count();
             let (there, back) = graph.nodes.split_at(graph.forward_nodes);
             assert_eq!((trades(there), trades(back)), (2, 1));
-            assert!(graph.nodes.iter().all(|n| !matches!(n.op, Op::Halo(_) | Op::HaloBackward(_))));
+            assert!(
+                graph.nodes.iter().all(|n| !matches!(n.op, Op::Halo(_) | Op::Backward(BackwardOp::Halo(_))))
+            );
             assert_eq!(graph.with_role(Role::Gradient).count(), parameters(&net()).len());
         }
     }

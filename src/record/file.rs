@@ -131,26 +131,70 @@ fn usage(shown: Option<Usage>) -> [f64; 3] {
     shown.map_or([f64::NAN; 3], |usage| [usage.busy, usage.memory, usage.power])
 }
 
+/// A data set of numbers or texts.
+fn data<T: H5Type>(group: &Group, name: &str, values: &[T], unit: &str, meaning: &str) -> Outcome {
+    describe(&group.new_dataset_builder().with_data(values).create(name)?, unit, meaning)
+}
+
+pub(super) fn texts<'a>(texts: impl IntoIterator<Item = &'a String>) -> hdf5::Result<Vec<VarLenUnicode>> {
+    texts.into_iter().map(|text| unicode(text)).collect()
+}
+
 /// What was rehearsed, a value an action in each data set.
 fn script(config: &Group, script: &[Scheduled]) -> Outcome {
-    let texts = script.iter().map(|scheduled| unicode(&scheduled.action));
-    let texts = texts.collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
-    let texts = config.new_dataset_builder().with_data(&texts).create("script_action")?;
-    describe(&texts, "", "what rank 0 does in a step, one after the other")?;
+    let actions = texts(script.iter().map(|at| &at.action))?;
+    data(config, "script_action", &actions, "", "what rank 0 does in a step, one after the other")?;
     let buckets: Vec<i64> = script.iter().map(|at| at.bucket.map_or(-1, |bucket| bucket as i64)).collect();
-    let buckets = config.new_dataset_builder().with_data(&buckets).create("script_bucket")?;
-    describe(&buckets, "1", "the bucket whose sum an action starts; -1 for others")?;
+    let meaning = "the bucket whose sum an action starts; -1 for others";
+    data(config, "script_bucket", &buckets, "1", meaning)?;
     let computes: Vec<u64> = script.iter().map(|at| u64::from(at.computes)).collect();
-    let computes = config.new_dataset_builder().with_data(&computes).create("script_computes")?;
-    describe(&computes, "1", "1 where an action runs steps of the network, else 0")?;
+    data(config, "script_computes", &computes, "1", "1 where an action runs steps of the network, else 0")?;
     for (index, name, meaning) in [
         (0, "script_begin", "when an action is expected to begin, from the step's start"),
         (1, "script_end", "when it, or the transfer that it starts, is expected to be over"),
     ] {
         let times: Vec<f64> = script.iter().map(|scheduled| scheduled.times[index]).collect();
-        describe(&config.new_dataset_builder().with_data(&times).create(name)?, "s", meaning)?;
+        data(config, name, &times, "s", meaning)?;
     }
     Ok(())
+}
+
+/// The group `config`: how the run was asked for and planned.
+fn config(file: &File, about: &Description, added: &[(&str, String)]) -> Outcome {
+    let config = file.create_group("config")?;
+    let given = about.attributes.iter().map(|(name, value)| (name.as_str(), value));
+    for (name, value) in given.chain(added.iter().map(|(name, value)| (*name, value))) {
+        text(&config, name, value)?;
+    }
+    let meaning = "bytes of each gradient bucket, in the order of readiness";
+    data(&config, "bucket_bytes", &about.buckets, "B", meaning)?;
+    data(&config, "owned_bytes", &about.owned, "B", "bytes of parameters that each rank updates")?;
+    let names = texts(about.choices.iter().map(|(name, _)| name))?;
+    data(&config, "bucket_allreduce", &names, "", "the collective that sums each bucket")?;
+    let seconds: Vec<f64> = about.choices.iter().map(|(_, seconds)| *seconds).collect();
+    data(&config, "bucket_predicted", &seconds, "s", "what each bucket's sum is expected to take")?;
+    script(&config, &about.script)?;
+    let kinds = texts(about.memory.iter().map(|(kind, _)| kind))?;
+    data(&config, "memory_kind", &kinds, "", "what a rank needs memory for")?;
+    let bytes: Vec<u64> = about.memory.iter().map(|(_, bytes)| *bytes).collect();
+    data(&config, "memory_bytes", &bytes, "B", "what each kind takes of a rank's planned_memory")
+}
+
+/// The group `summary`, whose values come at the run's end.
+fn summary(file: &File, about: &Description) -> hdf5::Result<Group> {
+    let summary = file.create_group("summary")?;
+    scalars(&summary, SUMMARY_COUNTS, 0u64)?;
+    scalars(&summary, SUMMARY_VALUES, f64::NAN)?;
+    let meaning =
+        "updates by gradients that were 0, 1, … updates late, the last: or more; none unless asynchronous";
+    data(&summary, "staleness", &vec![0u64; about.staleness], "1", meaning)?;
+    let status = summary.new_dataset::<Status>().create("status")?;
+    describe(&status, "", "running, finished, or failed: why")?;
+    status.write_scalar(&fixed("running"))?;
+    let ended = summary.new_dataset::<Status>().create("ended")?;
+    describe(&ended, "", "UTC date and time of the run's end; empty while it runs")?;
+    ended.write_scalar(&fixed(""))?;
+    Ok(summary)
 }
 
 impl ResultsFile {
@@ -229,31 +273,7 @@ impl ResultsFile {
     ) -> hdf5::Result<ResultsFile> {
         text(&file, "format", "dltrain results")?;
         file.new_attr::<u32>().create("schema")?.write_scalar(&SCHEMA)?;
-        let config = file.create_group("config")?;
-        let given = about.attributes.iter().map(|(name, value)| (name.as_str(), value));
-        for (name, value) in given.chain(added.iter().map(|(name, value)| (*name, value))) {
-            text(&config, name, value)?;
-        }
-        let bytes = config.new_dataset_builder().with_data(&about.buckets).create("bucket_bytes")?;
-        describe(&bytes, "B", "bytes of each gradient bucket, in the order of readiness")?;
-        let owned = config.new_dataset_builder().with_data(&about.owned).create("owned_bytes")?;
-        describe(&owned, "B", "bytes of parameters that each rank updates")?;
-        let (names, seconds): (Vec<_>, Vec<f64>) =
-            about.choices.iter().map(|(name, seconds)| (unicode(name), *seconds)).unzip();
-        let names = names.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
-        let names = config.new_dataset_builder().with_data(&names).create("bucket_allreduce")?;
-        describe(&names, "", "the collective that sums each bucket")?;
-        let seconds = config.new_dataset_builder().with_data(&seconds).create("bucket_predicted")?;
-        describe(&seconds, "s", "what each bucket's sum is expected to take")?;
-        script(&config, &about.script)?;
-        let (kinds, bytes): (Vec<_>, Vec<u64>) =
-            about.memory.iter().map(|(kind, bytes)| (unicode(kind), *bytes)).unzip();
-        let kinds = kinds.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
-        let kinds = config.new_dataset_builder().with_data(&kinds).create("memory_kind")?;
-        describe(&kinds, "", "what a rank needs memory for")?;
-        let bytes = config.new_dataset_builder().with_data(&bytes).create("memory_bytes")?;
-        describe(&bytes, "B", "what each kind takes of a rank's planned_memory")?;
-
+        config(&file, about, added)?;
         let group = file.create_group("steps")?;
         let mut steps = Rows {
             counts: series(&group, STEP_COUNTS, STEP_CHUNK, None)?,
@@ -270,19 +290,7 @@ impl ResultsFile {
             values: series(&group, EPOCH_VALUES, EPOCH_CHUNK, None)?,
             buckets: Vec::new(),
         };
-        let summary = file.create_group("summary")?;
-        scalars(&summary, SUMMARY_COUNTS, 0u64)?;
-        scalars(&summary, SUMMARY_VALUES, f64::NAN)?;
-        let stale =
-            summary.new_dataset_builder().with_data(&vec![0u64; about.staleness]).create("staleness")?;
-        let meaning = "updates by gradients that were 0, 1, … updates late, the last: or more; none unless asynchronous";
-        describe(&stale, "1", meaning)?;
-        let status = summary.new_dataset::<Status>().create("status")?;
-        describe(&status, "", "running, finished, or failed: why")?;
-        status.write_scalar(&fixed("running"))?;
-        let ended = summary.new_dataset::<Status>().create("ended")?;
-        describe(&ended, "", "UTC date and time of the run's end; empty while it runs")?;
-        ended.write_scalar(&fixed(""))?;
+        let summary = summary(&file, about)?;
         if let Some(earlier) = earlier {
             steps.copy(&earlier.file, "steps", earlier.steps)?;
             epochs.copy(&earlier.file, "epochs", earlier.epochs)?;

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use hdf5::types::VarLenUnicode;
 use ndarray::Array2;
 
 use super::check_new;
+use super::file::texts;
 use crate::error::{Error, Result};
 use crate::files::write_new;
 use crate::model::CLASS_NAMES;
@@ -71,10 +71,6 @@ impl Predictions {
     /// `image`, `label`, `class` (numbers; −1 where there is none), `probability`, and `class_names`.
     fn write_hdf5(&self, path: &Path) -> hdf5::Result<()> {
         let file = hdf5::File::create(path)?;
-        let texts = |texts: &[String]| -> hdf5::Result<Vec<VarLenUnicode>> {
-            let of = |text: &String| text.replace('\0', "").parse().map_err(|_| hdf5::Error::from("a text"));
-            texts.iter().map(of).collect()
-        };
         file.new_dataset_builder().with_data(&texts(&self.images)?).create("image")?;
         file.new_dataset_builder().with_data(&texts(&self.classes)?).create(CLASS_NAMES)?;
         if let Some(labels) = &self.labels {

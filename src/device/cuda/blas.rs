@@ -75,7 +75,7 @@ impl BlasHandle {
         self.multiply_all(a, b, c, Batch { count: 1, scale: 1.0 })
     }
 
-    /// The same for each of several matrices in the memory of each, one after the other.
+    /// c = scale·a·b for each of several matrices in the memory of each, one after the other.
     pub fn multiply_all(&self, a: &Matrix, b: &Matrix, c: &Matrix, batch: Batch) -> Result<()> {
         let shape = |m: &Matrix| if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
         let ((rows, inner), (inner_b, columns)) = (shape(a), shape(b));
@@ -87,6 +87,16 @@ impl BlasHandle {
                 return Err(Error::internal("a matrix larger than its memory"));
             }
         }
+        // SAFETY: sizes were checked against the memories, which are of this handle's context.
+        unsafe { self.gemm(a, b, c, [rows, inner, columns], batch) }
+    }
+
+    /// cuBLAS takes matrices column by column: what it reads is the transpose of each, and cᵀ = bᵀ·aᵀ.
+    ///
+    /// # Safety
+    /// The memories hold all of the matrices, and are of this handle's context.
+    #[rustfmt::skip]
+    unsafe fn gemm(&self, a: &Matrix, b: &Matrix, c: &Matrix, sizes: [usize; 3], batch: Batch) -> Result<()> {
         let int = |value: usize| {
             c_int::try_from(value)
                 .map_err(|_| Error::usage(format!("a matrix of {value} rows is too large for cuBLAS")))
@@ -95,77 +105,31 @@ impl BlasHandle {
             true => cublasOperation_t::CUBLAS_OP_T as c_int,
             false => cublasOperation_t::CUBLAS_OP_N as c_int,
         };
-        let (alpha, beta) = (batch.scale, 0.0f32);
-        let scalar = |value: &f32| ptr::from_ref(value).cast::<c_void>();
-        let blas = &self.context.libraries.blas;
-        let [(of_a, lda), (of_b, ldb)] = [a, b].map(|m| (operation(m), int(m.columns)));
-        let (lda, ldb, ldc) = (lda?, ldb?, int(c.columns)?);
-        let (m, n, k) = (int(columns)?, int(rows)?, int(inner)?);
+        let (alpha, beta) = (ptr::from_ref(&batch.scale).cast::<c_void>(), ptr::from_ref(&0.0f32).cast());
+        let [op_a, op_b] = [a, b].map(operation);
+        let [n, k, m] = sizes.map(int);
+        let [lda, ldb, ldc] = [a, b, c].map(|m| int(m.columns));
+        let (m, n, k, lda, ldb, ldc) = (m?, n?, k?, lda?, ldb?, ldc?);
         let [at_a, at_b, at_c] = [a, b, c].map(|m| m.memory.address().cast::<c_void>());
         let [type_a, type_b, type_c] = [a, b, c].map(|m| data_type(m.real));
-        let (alpha, beta) = (scalar(&alpha), scalar(&beta));
-        let algorithm = cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT as c_int;
-        // cuBLAS takes matrices column by column: what it reads is the transpose of each. cᵀ = bᵀ·aᵀ.
-        let outcome = if batch.count == 1 {
-            // SAFETY: sizes were checked against the memories, which are of this handle's context.
-            unsafe {
-                blas.cublasGemmEx(
-                    self.raw,
-                    of_b,
-                    of_a,
-                    m,
-                    n,
-                    k,
-                    alpha,
-                    at_b,
-                    type_b,
-                    ldb,
-                    at_a,
-                    type_a,
-                    lda,
-                    beta,
-                    at_c,
-                    type_c,
-                    ldc,
-                    self.compute_type,
-                    algorithm,
-                )
+        let [step_a, step_b, step_c] = [a, b, c].map(|m| (m.rows * m.columns) as i64);
+        let (blas, algorithm) = (&self.context.libraries.blas, cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT as c_int);
+        // SAFETY: as the caller has it.
+        unsafe {
+            match batch.count {
+                1 => blas.cublasGemmEx(
+                    self.raw, op_b, op_a, m, n, k, alpha, at_b, type_b, ldb, at_a, type_a, lda, beta, at_c, type_c,
+                    ldc, self.compute_type, algorithm,
+                ),
+                count => blas.cublasGemmStridedBatchedEx(
+                    self.raw, op_b, op_a, m, n, k, alpha, at_b, type_b, ldb, step_b, at_a, type_a, lda, step_a, beta,
+                    at_c, type_c, ldc, step_c, int(count)?, self.compute_type, algorithm,
+                ),
             }
-        } else {
-            let [step_a, step_b, step_c] = [a, b, c].map(|m| (m.rows * m.columns) as i64);
-            let count = int(batch.count)?;
-            // SAFETY: as above, for each of the matrices.
-            unsafe {
-                blas.cublasGemmStridedBatchedEx(
-                    self.raw,
-                    of_b,
-                    of_a,
-                    m,
-                    n,
-                    k,
-                    alpha,
-                    at_b,
-                    type_b,
-                    ldb,
-                    step_b,
-                    at_a,
-                    type_a,
-                    lda,
-                    step_a,
-                    beta,
-                    at_c,
-                    type_c,
-                    ldc,
-                    step_c,
-                    count,
-                    self.compute_type,
-                    algorithm,
-                )
-            }
-        };
-        outcome.map_err(|failed| {
-            let product = format!("{} × {rows}×{inner} by {inner}×{columns}", batch.count);
-            Error::from(failed).context(product)
+        }
+        .map_err(|failed| {
+            let [rows, inner, columns] = sizes;
+            Error::from(failed).context(format!("{} × {rows}×{inner} by {inner}×{columns}", batch.count))
         })
     }
 }

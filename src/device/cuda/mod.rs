@@ -52,11 +52,11 @@ use self::handle::Registered;
 use self::kernel::CudaKernel;
 use super::{
     CodecSetup, Device, DeviceCodec, Event, Group, Kernel, KernelRequest, Layout, Memory, PeerMemory, Rule,
-    Scalars, Span, Squares, Step, Usage,
+    Scalars, Span, Squares, Step, Usage, not_lowered,
 };
 use crate::config::environment;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Joint, Op, OpFusions, Spec};
+use crate::graph::{BackwardOp, DType, FusedOp, Joint, Op, OpFusions, Spec};
 
 pub use library::{Found, has_driver, looked_in};
 pub use nccl::found as nccl_found;
@@ -99,46 +99,22 @@ impl Cuda {
         match *request.op {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
             Op::Conv2d(conv) => conv::forward_pass(gpu, request, &conv),
-            Op::Conv2dMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
-            Op::Conv2dNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
-            Op::Conv2dBackwardDataNorm(conv, norm) => normalised::backward_data(gpu, request, &conv, norm),
-            Op::Conv2dBackwardData(conv) | Op::Conv2dBackwardDataRelu(conv) => {
-                conv::backward_data(gpu, request, &conv)
-            }
-            Op::Conv2dBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
-            Op::Conv2dBackwardWeights(conv) | Op::Conv2dNormalisedBackwardWeights(conv) => {
-                conv::backward_weights(gpu, request, &conv)
-            }
+            Op::Conv2dBackwardData(conv) => conv::backward_data(gpu, request, &conv),
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
-            Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
-            Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
             Op::BatchNormMoments => norm::moments(gpu, request),
             Op::AllToAll { .. } => simple::exchange(gpu, request, 1),
             Op::Exchange { ranks, .. } => simple::exchange(gpu, request, ranks),
             Op::BatchNorm(norm) => norm::training(gpu, request, norm),
             Op::BatchNormInference(norm) => norm::given_statistics(gpu, request, norm),
-            Op::BatchNormScale(norm) => norm::scale(gpu, request, norm),
-            Op::BatchNormSums(norm) => norm::sums(gpu, request, norm),
-            Op::BatchNormBackward(norm) if norm.given => norm::backward_of_sums(gpu, request, norm),
-            Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
             Op::LocalResponseNorm(norm) => norm::local_response(gpu, request, norm),
-            Op::LocalResponseNormBackward(norm) => norm::local_response_backward(gpu, request, norm),
             Op::LayerNorm { epsilon, .. } => layer_norm::forward_pass(gpu, request, epsilon),
-            Op::LayerNormBackward { epsilon, affine } => layer_norm::backward(gpu, request, epsilon, affine),
             Op::MatMul(of) => matmul::matmul(gpu, request, of),
             Op::Softmax => matmul::softmax(gpu, request),
-            Op::SoftmaxBackward => matmul::softmax_backward(gpu, request),
             Op::Activation(of) => simple::activation(gpu, request, of),
-            Op::ActivationBackward(of) => simple::activation_backward(gpu, request, of),
             Op::MaxPool(pool) => pool::max(gpu, request, &pool),
-            Op::MaxPoolBackward(pool) => pool::max_backward(gpu, request, &pool),
             Op::AvgPool(pool) => pool::average(gpu, request, &pool),
-            Op::AvgPoolBackward(pool) => pool::average_backward(gpu, request, &pool),
             Op::AdaptiveAvgPool => pool::adaptive(gpu, request),
-            Op::AdaptiveAvgPoolBackward => pool::adaptive_backward(gpu, request),
-            Op::Dropout { p, layer, whole } | Op::DropoutBackward { p, layer, whole } => {
-                simple::dropout(gpu, request, p, layer, whole)
-            }
+            Op::Dropout { p, layer, whole } => simple::dropout(gpu, request, p, layer, whole),
             Op::Binary(of) => broadcast::binary(gpu, request, of),
             Op::Sum { scale } => broadcast::sum(gpu, request, scale),
             Op::Expand { scale } => broadcast::expand(gpu, request, scale),
@@ -146,17 +122,53 @@ impl Cuda {
             Op::Concat { axis } => simple::concat(gpu, request, axis),
             Op::Slice { axis, from } => simple::slice(gpu, request, axis, from),
             Op::Pad { axis, before } => simple::pad(gpu, request, axis, before),
-            Op::AddSlice { axis, from } => simple::add_slice(gpu, request, axis, from),
             Op::Trade(_) => simple::trade(gpu, request),
-            Op::Halo(_) | Op::HaloBackward(_) => {
-                Err(Error::internal(format!("{} is made of other ops before it runs", request.op.name())))
-            }
+            Op::Halo(_) => Err(not_lowered(request.op)),
             Op::Permute(order) => broadcast::permute(gpu, request, &order),
             Op::Add { relu } => simple::add(gpu, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
-            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+            Op::Backward(op) => self.backward(request, op),
+            Op::Fused(op) => self.fused(request, op),
+        }
+    }
+
+    fn backward(&self, request: &KernelRequest, op: BackwardOp) -> Result<CudaKernel> {
+        let gpu = &self.gpu;
+        match op {
+            BackwardOp::Conv2dWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            BackwardOp::LinearData { .. } => linear::backward_data(gpu, request),
+            BackwardOp::LinearWeights { .. } => linear::backward_weights(gpu, request),
+            BackwardOp::BatchNormSums(norm) => norm::sums(gpu, request, norm),
+            BackwardOp::BatchNorm(norm) if norm.given => norm::backward_of_sums(gpu, request, norm),
+            BackwardOp::BatchNorm(norm) => norm::backward(gpu, request, norm),
+            BackwardOp::LocalResponseNorm(norm) => norm::local_response_backward(gpu, request, norm),
+            BackwardOp::LayerNorm { epsilon, affine } => layer_norm::backward(gpu, request, epsilon, affine),
+            BackwardOp::Softmax => matmul::softmax_backward(gpu, request),
+            BackwardOp::Activation(of) => simple::activation_backward(gpu, request, of),
+            BackwardOp::MaxPool(pool) => pool::max_backward(gpu, request, &pool),
+            BackwardOp::AvgPool(pool) => pool::average_backward(gpu, request, &pool),
+            BackwardOp::AdaptiveAvgPool => pool::adaptive_backward(gpu, request),
+            BackwardOp::Dropout { p, layer, whole } => simple::dropout(gpu, request, p, layer, whole),
+            BackwardOp::AddSlice { axis, from } => simple::add_slice(gpu, request, axis, from),
+            BackwardOp::Halo(_) => Err(not_lowered(request.op)),
+            BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
                 simple::loss_backward(gpu, request, smoothing, weight)
             }
+        }
+    }
+
+    fn fused(&self, request: &KernelRequest, op: FusedOp) -> Result<CudaKernel> {
+        let gpu = &self.gpu;
+        match op {
+            FusedOp::Conv2dMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
+            FusedOp::Conv2dNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
+            FusedOp::Conv2dBackwardDataNorm(conv, norm) => {
+                normalised::backward_data(gpu, request, &conv, norm)
+            }
+            FusedOp::Conv2dBackwardDataRelu(conv) => conv::backward_data(gpu, request, &conv),
+            FusedOp::Conv2dBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
+            FusedOp::Conv2dNormalisedBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            FusedOp::BatchNormScale(norm) => norm::scale(gpu, request, norm),
         }
     }
 

@@ -208,25 +208,21 @@ impl Kernel for Backward {
         };
         let [dz, dw, db, dx] = outputs else { return Err(Error::internal("a normalisation lacks outputs")) };
         let room = |kernel: &PrimitiveKernel| workspace.slice(0, kernel.workspace());
-        let relu = self.relu.bind(&[dy.clone(), y.clone()], std::slice::from_ref(dz), &room(&self.relu))?;
-        let norm = self.norm.bind(
+        let mut relu =
+            self.relu.bind(&[dy.clone(), y.clone()], std::slice::from_ref(dz), &room(&self.relu))?;
+        let mut norm = self.norm.bind(
             &[std::slice::from_ref(dz), vectors].concat(),
             &[dx, dw, db].map(Memory::clone),
             &room(&self.norm),
         )?;
-        Ok(Box::new(InTurn([relu, norm])))
+        Ok(Box::new(move |scalars: &Scalars| {
+            relu.run(scalars)?;
+            norm.run(scalars)
+        }))
     }
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-struct InTurn([Box<dyn Step>; 2]);
-
-impl Step for InTurn {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        self.0.iter_mut().try_for_each(|step| step.run(scalars))
     }
 }
 

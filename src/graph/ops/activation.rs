@@ -2,7 +2,7 @@
 //! (CONTRIBUTING.md names the places).
 
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, TensorId};
+use crate::graph::{BackwardOp, Builder, Node, NodeId, Op, TensorId};
 
 /// What is said of an activation besides its formula.
 struct Row {
@@ -133,5 +133,5 @@ impl Builder {
 
 pub fn backward(b: &mut Backward, id: NodeId, node: &Node, of: Activation, dy: TensorId) {
     let read = if of.from_output() { node.outputs[0] } else { node.inputs[0] };
-    b.simple(id, node, Op::ActivationBackward(of), vec![dy, read]);
+    b.simple(id, node, BackwardOp::Activation(of), vec![dy, read]);
 }

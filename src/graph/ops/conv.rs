@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Binary, Builder, Node, NodeId, Op, TensorId, dims};
+use crate::graph::{BackwardOp, Binary, Builder, Node, NodeId, Op, TensorId, dims};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
 /// Output height = `(H + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
@@ -175,7 +175,7 @@ pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy:
         dy = b.relu(id, node, dy);
     }
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, Op::Conv2dBackwardWeights(conv), x, dy, &node.inputs[1..]);
+    b.weights(id, BackwardOp::Conv2dWeights(conv), x, dy, &node.inputs[1..]);
     if b.needs(x) {
         let dx = b.node(id, Op::Conv2dBackwardData(conv), vec![dy, w], x);
         b.contribute(x, dx);
@@ -186,7 +186,7 @@ pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy:
 /// and dy in each other's place.
 pub fn transposed_backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, Op::Conv2dBackwardWeights(conv), dy, x, &node.inputs[1..]);
+    b.weights(id, BackwardOp::Conv2dWeights(conv), dy, x, &node.inputs[1..]);
     if b.needs(x) {
         let dx = b.node(id, Op::Conv2d(conv), vec![dy, w], x);
         b.contribute(x, dx);

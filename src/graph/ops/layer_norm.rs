@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Binary, Builder, DType, Init, Node, NodeId, Op, Role, Shape, TensorId, dims};
+use crate::graph::{BackwardOp, Binary, Builder, DType, Init, Node, NodeId, Op, Role, Shape, TensorId, dims};
 
 impl Builder {
     /// Layer normalisation over the last `axes` axes (Ba, Kiros, Hinton 2016). Parameters `name.weight` and
@@ -90,7 +90,7 @@ pub fn backward(b: &mut Backward, id: NodeId, node: &Node, (epsilon, affine): (f
     let mut outputs = vec![dx];
     outputs
         .extend(node.inputs[1..].iter().map(|&parameter| b.graph.gradient_of(parameter)).collect::<Vec<_>>());
-    let (name, op) = (node.name.clone(), Op::LayerNormBackward { epsilon, affine });
+    let (name, op) = (node.name.clone(), Op::Backward(BackwardOp::LayerNorm { epsilon, affine }));
     b.graph.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
     b.contribute(x, dx);
 }

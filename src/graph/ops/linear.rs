@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
+use crate::graph::{BackwardOp, Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 impl Builder {
     /// A fully connected layer to `features` outputs, with bias. Parameters `name.weight` (features, inputs),
@@ -56,9 +56,9 @@ pub fn backward(b: &mut Backward, id: NodeId, node: &Node, [bias, relu]: [bool; 
         dy = b.relu(id, node, dy);
     }
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, Op::LinearBackwardWeights { bias }, x, dy, &node.inputs[1..]);
+    b.weights(id, BackwardOp::LinearWeights { bias }, x, dy, &node.inputs[1..]);
     if b.needs(x) {
-        let dx = b.node(id, Op::LinearBackwardData { bias }, vec![dy, w], x);
+        let dx = b.node(id, BackwardOp::LinearData { bias }, vec![dy, w], x);
         b.contribute(x, dx);
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, DType, Init, Node, NodeId, Op, Role, Rows, TensorId, dims};
+use crate::graph::{BackwardOp, Builder, DType, Init, Node, NodeId, Op, Role, Rows, TensorId, dims};
 
 /// Batch normalisation (Ioffe and Szegedy 2015) over N, H and W, for each channel by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -158,7 +158,7 @@ pub fn batch_norm_backward(b: &mut Backward, id: NodeId, node: &Node, norm: Batc
         inputs.extend(node.outputs.get(5));
         let dx = b.graph.gradient_like(x);
         let outputs = vec![dx, b.graph.gradient_of(weight), b.graph.gradient_of(bias)];
-        let (name, op) = (node.name.clone(), Op::BatchNormBackward(norm));
+        let (name, op) = (node.name.clone(), Op::Backward(BackwardOp::BatchNorm(norm)));
         b.graph.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
         dx
     };
@@ -209,7 +209,7 @@ pub fn local_response_backward(
     norm: LocalResponseNorm,
     dy: TensorId,
 ) {
-    b.simple(id, node, Op::LocalResponseNormBackward(norm), vec![dy, node.inputs[0], node.outputs[1]]);
+    b.simple(id, node, BackwardOp::LocalResponseNorm(norm), vec![dy, node.inputs[0], node.outputs[1]]);
 }
 
 #[cfg(test)]

@@ -43,10 +43,10 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
         ("Unsqueeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, unsqueezed(&x.dims, axes)?)),
         ("Squeeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, squeezed(&x.dims, axes)?)),
         ("Flatten", [x]) => flatten(x, axis.unwrap_or(1)),
-        ("Reshape", [x, shape]) => shape
-            .integers()
-            .ok()
-            .and_then(|shape| shaped(x, reshaped(&x.dims, shape, node.int("allowzero").unwrap_or(0) != 0)?)),
+        ("Reshape", [x, shape]) => {
+            let keeps_zeros = node.int("allowzero").unwrap_or(0) != 0;
+            shape.integers().ok().and_then(|shape| shaped(x, reshaped(&x.dims, shape, keeps_zeros)?))
+        }
         ("Concat", parts) => concat(parts, axis.unwrap_or(0)),
         ("Slice", [x, rest @ ..]) => slice(node, x, rest),
         ("Transpose", [x]) => transpose(x, node.ints("perm")),
@@ -73,20 +73,24 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
             if node.op() == "Mean" { all.map(|all| of_each(&all, |x| x * share)) } else { all }
         }
         ("Where", [condition, a, b]) => choose(condition, a, b),
-        (op, [x, ..]) if op.starts_with("Reduce") => of_axes(node, inputs, |axes| match op {
-            "ReduceL1" => reduce(node, &of_each(x, f32::abs), axes),
-            "ReduceL2" => Some(of_each(&reduce(node, &of_each(x, |x| x * x), axes)?, f32::sqrt)),
-            "ReduceSumSquare" => reduce(node, &of_each(x, |x| x * x), axes),
-            "ReduceMean" => {
-                let sum = reduce(node, &of_each(x, |x| x), axes)?;
-                let share = sum.len() as f32 / x.len().max(1) as f32;
-                Some(of_each(&sum, |x| x * share))
-            }
-            _ => reduce(node, x, axes),
-        }),
+        (op, [x, ..]) if op.starts_with("Reduce") => of_axes(node, inputs, |axes| reduction(node, x, axes)),
         _ => return None,
     };
     Some(folded.ok_or_else(|| "cannot be computed in advance from these constants".into()))
+}
+
+fn reduction(node: &Node, x: &Constant, axes: &[i64]) -> Option<Constant> {
+    match node.op() {
+        "ReduceL1" => reduce(node, &of_each(x, f32::abs), axes),
+        "ReduceL2" => Some(of_each(&reduce(node, &of_each(x, |x| x * x), axes)?, f32::sqrt)),
+        "ReduceSumSquare" => reduce(node, &of_each(x, |x| x * x), axes),
+        "ReduceMean" => {
+            let sum = reduce(node, &of_each(x, |x| x), axes)?;
+            let share = sum.len() as f32 / x.len().max(1) as f32;
+            Some(of_each(&sum, |x| x * share))
+        }
+        _ => reduce(node, x, axes),
+    }
 }
 
 /// The axes of an op, an attribute in old files and an input in newer ones.

@@ -179,7 +179,7 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
     Ok(Imported { logits, weights, ..imported })
 }
 
-/// The same for the batch that the file was written for, or one image.
+/// Describes the network for the batch that the file was written for, or one image.
 fn as_described(
     file: &File,
     net: &mut Builder,
@@ -190,38 +190,36 @@ fn as_described(
     within_limits(file, "the input", net.shape(images))?;
     let output = file.graph.output.first().ok_or_else(|| wrong("has no output".into()))?;
     let needed = needed(file, &output.name).map_err(wrong)?;
-    let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.channels_last) {
+    let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.input.channels_last) {
         Some(order) => Value::Partly(Step::Turned(order), images),
         None => Value::Tensor(images),
     };
-    let mut values = HashMap::from([(&*file.input, given)]);
-    for (name, &index) in &file.tensor_of {
-        let stored = Stored { index, name: name.clone(), transposed: false };
-        values.insert(name, Value::Stored(stored));
-    }
+    let mut values = HashMap::from([(&*file.input.name, given)]);
+    values.extend(file.tensor_of.iter().map(|(name, &index)| {
+        (&**name, Value::Stored(Stored { index, name: name.clone(), transposed: false }))
+    }));
     let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
     for node in needed.iter().map(|&index| node(file, index)) {
         node.inputs().iter().for_each(|name| readers.entry(name).or_default().push(node.index));
     }
     let head = classes.and_then(|classes| Some((head(file, &needed, &output.name)?, classes)));
-    let (weights, names, shared) = (Vec::new(), HashSet::new(), Vec::new());
-    let (batch, made, operands) = (net.shape(images).batch(), Vec::new(), HashMap::new());
+    let batch = net.shape(images).batch();
     let mut import = Import {
         file,
-        net,
         batch,
+        net,
         images,
         values,
-        made,
-        operands,
-        layers: HashMap::new(),
-        softplus_of: HashMap::new(),
-        room: ROOM,
         readers,
         head,
-        weights,
-        names,
-        shared,
+        room: ROOM,
+        made: Vec::new(),
+        operands: HashMap::new(),
+        layers: HashMap::new(),
+        softplus_of: HashMap::new(),
+        weights: Vec::new(),
+        names: HashSet::new(),
+        shared: Vec::new(),
     };
     import.walk(&needed)?;
     let logits = match import.scores(&needed, &output.name) {
@@ -253,7 +251,7 @@ fn needed(file: &File, output: &str) -> std::result::Result<Vec<usize>, String> 
     for (index, node) in file.graph.node.iter().enumerate() {
         for name in node.output.iter().filter(|name| !name.is_empty()) {
             let is_tensor = file.tensor_of.contains_key(name) && node.op_type != "Constant";
-            if producer.insert(name, index).is_some() || is_tensor || *name == file.input {
+            if producer.insert(name, index).is_some() || is_tensor || *name == file.input.name {
                 return Err(format!("{name} is given twice, by node {index} too"));
             }
         }
@@ -262,7 +260,7 @@ fn needed(file: &File, output: &str) -> std::result::Result<Vec<usize>, String> 
     let mut wanted = vec![(output, file.graph.node.len())];
     while let Some((name, reader)) = wanted.pop() {
         match producer.get(name) {
-            _ if name.is_empty() || name == file.input || file.tensor_of.contains_key(name) => {}
+            _ if name.is_empty() || name == file.input.name || file.tensor_of.contains_key(name) => {}
             None if reader == file.graph.node.len() => {
                 return Err(format!("its output {name} is given by no node"));
             }

@@ -28,21 +28,8 @@ fn convolution<'a>(
     if extents.contains(&0) {
         return Err(format!("its weight has the shape {extents:?}").into());
     }
-    let bias = match rest {
-        [] => None,
-        [Value::Known(constant)] if constant.dims == [0] => None,
-        [bias, ..] => Some(bias),
-    };
-    let of_kernel = &extents[2..];
-    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(of_kernel)) {
-        return Err(format!("kernel_shape is not that of its weight, {of_kernel:?}").into());
-    }
-    let groups = node.int("group").unwrap_or(1);
+    let (groups, dilation) = groups_and_dilation(node, &extents[2..])?;
     let channels = import.net.shape(x).0[1];
-    let dilation = node.pair("dilations", 1)?;
-    if dilation.contains(&0) {
-        return Err("dilations of 0".into());
-    }
     let reach =
         [0, 1].map(|axis| dilation[axis].saturating_mul(kernel[axis].saturating_sub(1)).saturating_add(1));
     let pads = pads(import, node, x, reach)?;
@@ -50,13 +37,13 @@ fn convolution<'a>(
         [top, left, bottom, right] if top == bottom && left == right => (x, [top, left]),
         _ => (shapes::padded(import, node, x, pads)?, [0, 0]),
     };
-    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
     let conv = Conv2d { kernel, stride: strides(node)?, padding, dilation, groups, bias: false, relu: false };
-    let wanted = of_group.saturating_mul(conv.groups);
+    let wanted = of_group.saturating_mul(groups);
     if channels != wanted {
         return Err(format!("its weight is for {wanted} channels, not for {channels}").into());
     }
     let stored = import.stored(w, "weight", extents.len()).ok().filter(|(of, _)| import.is_free(of));
+    let bias = bias_of(rest);
     let own = bias.map(|bias| import.stored(bias, "bias", 1));
     if let (Some((weight, _)), None | Some(Ok(_))) = (stored, &own) {
         let bias = own.and_then(Result::ok).map(|(stored, _)| stored);
@@ -66,24 +53,56 @@ fn convolution<'a>(
         learned(import, &[Some(weight), bias])?;
         return Ok(Value::Tensor(y));
     }
-    // One that is computed, or that several layers have.
-    let w = import.tensor(node, w)?;
+    let of_image = (extents.len() == 3).then_some([outputs, of_group, 1, kernel[1]]);
+    with_shared_weight(import, node, x, (w, of_image), bias, conv)
+}
+
+/// A convolution by a weight that is computed, or that several layers have. Where it is of rows, `of_image` is its
+/// shape for images.
+fn with_shared_weight<'a>(
+    import: &mut Import<'a>,
+    node: Node<'a>,
+    x: TensorId,
+    (w, of_image): (&Value, Option<[usize; 4]>),
+    bias: Option<&Value>,
+    conv: Conv2d,
+) -> Outcome {
+    let mut w = import.tensor(node, w)?;
     let layer = import.layer(&node.layer());
-    let w = match extents.len() {
-        3 => {
-            let name = format!("{layer}.weight.image");
-            import.net.reshape(&name, w, dims([outputs, of_group, 1, kernel[1]]))?
-        }
-        _ => w,
-    };
+    if let Some(shape) = of_image {
+        w = import.net.reshape(&format!("{layer}.weight.image"), w, dims(shape))?;
+    }
+    let channels = import.net.shape(w).batch();
     let y = Value::Tensor(import.net.conv2d_of(&layer, x, w, conv)?);
     match bias {
         None => Ok(y),
         Some(bias) => {
             let bias = import.tensor(node, bias)?;
-            let bias = shapes::shaped(import, node, bias, vec![outputs, 1, 1])?;
+            let bias = shapes::shaped(import, node, bias, vec![channels, 1, 1])?;
             elements::add(import, node, &[y, bias])
         }
+    }
+}
+
+/// The bias, unless it is none or has no elements.
+fn bias_of(rest: &[Value]) -> Option<&Value> {
+    match rest {
+        [] => None,
+        [Value::Known(constant)] if constant.dims == [0] => None,
+        [bias, ..] => Some(bias),
+    }
+}
+
+/// `group` and `dilations`, after a look at whether `kernel_shape` is that of the weight.
+fn groups_and_dilation(node: Node, kernel: &[usize]) -> std::result::Result<(usize, [usize; 2]), Wrong> {
+    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(kernel)) {
+        return Err(format!("kernel_shape is not that of its weight, {kernel:?}"));
+    }
+    let groups = node.int("group").unwrap_or(1);
+    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
+    match node.pair("dilations", 1)? {
+        [0, _] | [_, 0] => Err("dilations of 0".into()),
+        dilation => Ok((groups, dilation)),
     }
 }
 
@@ -94,15 +113,7 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Val
     let x = image(import, node, x)?;
     let (weight, extents) = import.stored(w, "weight", 4)?;
     let kernel = [extents[2], extents[3]];
-    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(&kernel)) {
-        return Err(format!("kernel_shape is not that of its weight, {kernel:?}").into());
-    }
-    let groups = node.int("group").unwrap_or(1);
-    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
-    let dilation = node.pair("dilations", 1)?;
-    if dilation.contains(&0) {
-        return Err("dilations of 0".into());
-    }
+    let (groups, dilation) = groups_and_dilation(node, &kernel)?;
     let (stride, more, shape) =
         (strides(node)?, node.pair("output_padding", 0)?, import.net.shape(x).clone());
     if shape.0[1] != extents[0] {
@@ -135,10 +146,9 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Val
             shapes::padded_along(import, node, y, 3, [-left, behind[1]])?
         }
     };
-    match rest {
-        [] => Ok(Value::Tensor(y)),
-        [Value::Known(constant)] if constant.dims == [0] => Ok(Value::Tensor(y)),
-        [bias, ..] => {
+    match bias_of(rest) {
+        None => Ok(Value::Tensor(y)),
+        Some(bias) => {
             import.stored(bias, "bias", 1)?;
             let bias = import.tensor(node, bias)?;
             let Value::Tensor(bias) = shapes::shaped(import, node, bias, vec![channels, 1, 1])? else {

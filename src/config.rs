@@ -38,7 +38,7 @@ pub use parallel::Parallel;
 pub use pipeline::{Pipeline, PipelineSchedule};
 pub use prediction::Prediction;
 pub use session::{Interval, Resume, Session};
-pub use tensor::Tensor;
+pub use tensor::TensorParallel;
 use values::without_flags;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
@@ -309,7 +309,7 @@ pub struct Config {
     /// Ranks that work on the same images, each on some of their rows.
     pub spatial: usize,
     /// Where large linear layers are split over ranks, which have images of their own: over how many.
-    pub tensor: Option<Tensor>,
+    pub tensor: Option<TensorParallel>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
     /// How often the training images are gone through.

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use dltrain::config::values::{at_least_one, in_range, number, size, sync_batch_norm, within, zero_stage};
 use dltrain::config::{
     AllreduceKind, Compression, Config, CudaAware, DeviceKind, Input, Optimizer, Outputs, Parallel, Pipeline,
-    Precision, Predict, Prediction, Rate, Rule, Session, Strategy, SyncBatchNorm, Tensor, Wire, most, rates,
+    Precision, Predict, Prediction, Rate, Rule, Session, Strategy, SyncBatchNorm, TensorParallel, Wire, most,
+    rates,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -14,7 +15,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::together::{self, Flag};
-use super::values::Network;
+use super::values::NetworkName;
 use super::{asynchronous, evaluation, file, loss_scale, optimizer, parallel, pipeline, relaxed, tensor};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -44,7 +45,7 @@ pub struct Args {
     #[arg(long, help_heading = "Results")]
     verbose: bool,
     /// Network to train: one of these (dltrain models says more), or an ONNX file (net.onnx) with its weights.
-    #[arg(long, default_value = "mnist_small", value_parser = Network, help_heading = "Model and data")]
+    #[arg(long, default_value = "mnist_small", value_parser = NetworkName, help_heading = "Model and data")]
     model: String,
     /// Classes the model tells apart [default: those it was made for].
     #[arg(long, value_name = "N", help_heading = "Model and data")]
@@ -535,7 +536,7 @@ struct Decided {
     /// At a time, and how often before an update.
     images: [usize; 2],
     pipeline: Option<Pipeline>,
-    tensor: Option<Tensor>,
+    tensor: Option<TensorParallel>,
     optimizer: Optimizer,
     rate: Rate,
     predict: Option<Predict>,

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use super::region::{Region, accept, room};
-use super::window::{Counters, Window};
+use super::window::{Counters, SharedWindow};
 use super::world::World;
 use crate::error::Result;
 
@@ -14,7 +14,7 @@ pub struct NodeShared {
     address: *mut u8,
     bytes: usize,
     /// Held for its Drop.
-    _window: Window,
+    _window: SharedWindow,
 }
 
 impl NodeShared {
@@ -33,7 +33,7 @@ impl NodeShared {
     }
 
     fn in_window(world: &World, bytes: usize) -> Result<NodeShared> {
-        let window = Window::allocate(world, if world.is_leader() { bytes } else { 0 }, false)?;
+        let window = SharedWindow::allocate(world, if world.is_leader() { bytes } else { 0 }, false)?;
         Ok(NodeShared { address: window.part(0)?, bytes, _window: window })
     }
 

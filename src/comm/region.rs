@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::communicator::Reduction;
 use super::topology::Topology;
-use super::window::{PAGE, Window};
+use super::window::{PAGE, SharedWindow};
 use super::world::World;
 use crate::config::Wire;
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ enum Storage {
         layout: Layout,
     },
     /// Held for its Drop.
-    Shared(#[allow(dead_code)] Window),
+    Shared(#[allow(dead_code)] SharedWindow),
     /// Somebody else's, held for as long as this lives.
     Foreign(#[allow(dead_code)] Rc<dyn Any>),
 }
@@ -105,7 +105,7 @@ impl Region {
     }
 
     fn in_window(world: &World, bytes: usize, apart: usize) -> Result<Region> {
-        let window = Window::allocate(world, bytes.max(1), true)?;
+        let window = SharedWindow::allocate(world, bytes.max(1), true)?;
         let peers = (0..world.local_size())
             .map(|local_rank| Ok(window.part(local_rank)?.cast::<f32>()))
             .collect::<Result<Vec<_>>>()?;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
 use crate::plan::{self, Axis, Kind, Plan, Script, Transfer};
 use crate::trace::{self, EventKind};
@@ -94,7 +94,7 @@ struct Edge {
     tag: u16,
     sends: bool,
     /// From the device, before a message leaves.
-    leaves: Option<Event>,
+    leaves: Option<DeviceEvent>,
     request: Option<Request>,
     begun: u64,
 }

@@ -7,7 +7,7 @@ use super::until;
 use crate::collective::{AllToAll, Gather, InGroups};
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
 use crate::plan::{Exchange, Kind};
 use crate::trace;
@@ -26,7 +26,7 @@ pub struct Exchanges {
     index: usize,
     begun: Instant,
     traced: u64,
-    leaves: Option<Event>,
+    leaves: Option<DeviceEvent>,
     /// Seconds that this step has spent in them.
     pub seconds: f64,
 }

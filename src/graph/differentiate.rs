@@ -10,7 +10,7 @@ impl Graph {
     /// The graph with its backward pass. Every parameter that is not frozen gets one tensor of role `Gradient`.
     pub fn differentiate(self) -> Graph {
         let (forward, needed) = (self.forward_nodes, self.depends_on_parameters());
-        let mut backward = Backward { gradients: vec![None; self.tensors.len()], needed, graph: self };
+        let mut backward = BackwardPass { gradients: vec![None; self.tensors.len()], needed, graph: self };
         (0..forward).rev().for_each(|index| backward.add(NodeId(index)));
         backward.graph
     }
@@ -47,14 +47,14 @@ impl Graph {
 }
 
 /// A graph that gets its backward pass, and what the ops (`Op::backward`) add to it.
-pub(super) struct Backward {
+pub(super) struct BackwardPass {
     pub graph: Graph,
     /// By tensor of the forward pass.
     needed: Vec<bool>,
     gradients: Vec<Option<TensorId>>,
 }
 
-impl Backward {
+impl BackwardPass {
     /// The backward nodes of a forward node. One whose output does not reach the loss has no gradient to pass on.
     fn add(&mut self, id: NodeId) {
         let node = self.graph.node(id).clone();
@@ -154,8 +154,8 @@ impl Backward {
         if !weights.iter().any(|&id| self.needs(id)) {
             return;
         }
-        let is_computed = |b: &Backward, id: TensorId| b.graph.tensor(id).role != Role::Parameter;
-        let of = |b: &mut Backward, id| match is_computed(b, id) {
+        let is_computed = |b: &BackwardPass, id: TensorId| b.graph.tensor(id).role != Role::Parameter;
+        let of = |b: &mut BackwardPass, id| match is_computed(b, id) {
             true => b.graph.gradient_like(id),
             false => b.graph.gradient_of(id),
         };

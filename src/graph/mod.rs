@@ -24,19 +24,19 @@ mod simplify;
 mod split;
 mod synchronise;
 
-pub use builder::{Builder, Start};
-pub use cost::Cost;
+pub use builder::{Builder, InitScheme};
+pub use cost::NodeCost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
 pub use limits::{MOST_NUMBERS, countable};
 pub use normalised::{Joint, JointPart};
 pub use ops::{
-    Activation, BackwardOp, BatchNorm, Binary, Conv2d, FusedOp, LocalResponseNorm, MatMul, Op, Permutation,
-    Places, Pool2d, Reading, Resize, Statistics, adaptive_window, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Conv2d, FusedOp, Interpolation, LocalResponseNorm, MatMul,
+    NormStatistics, Op, Permutation, Pool2d, Resize, ResizeCoordinates, adaptive_window, windows,
 };
-pub use rows::{Halo, Rows, Strip, Trade, Window};
+pub use rows::{Halo, RowWindow, Rows, Strip, Trade};
 pub use shape::{Shape, dims};
-pub use split::{Group, Shard, SplitLayers};
+pub use split::{Shard, SplitLayers, TensorGroup};
 
 use std::sync::Arc;
 

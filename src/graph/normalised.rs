@@ -32,7 +32,7 @@ pub enum JointPart {
 }
 
 /// A normalisation and what reads it: nodes.
-struct Reading {
+struct NormReader {
     norm: usize,
     conv: usize,
     weights: Option<usize>,
@@ -70,7 +70,7 @@ impl Graph {
 
     /// A normalisation with a ReLU of which one convolution reads the result, and else at most the op that gives the
     /// gradient of that one's weights. What is computed again stays as it is.
-    fn reading(&self, norm: usize) -> Option<Reading> {
+    fn reading(&self, norm: usize) -> Option<NormReader> {
         let Op::BatchNorm(BatchNorm { relu: true, add: false, .. }) = self.nodes[norm].op else {
             return None;
         };
@@ -91,15 +91,15 @@ impl Graph {
         };
         let fits = conv < self.forward_nodes && is_bare(&self.nodes[conv]) && first(&self.nodes[conv]);
         match others {
-            [] if fits => Some(Reading { norm, conv, weights: None }),
+            [] if fits => Some(NormReader { norm, conv, weights: None }),
             &[weights] if fits && of_weights(&self.nodes[weights]) => {
-                Some(Reading { norm, conv, weights: Some(weights) })
+                Some(NormReader { norm, conv, weights: Some(weights) })
             }
             _ => None,
         }
     }
 
-    fn joint(&self, reading: &Reading) -> Option<Joint> {
+    fn joint(&self, reading: &NormReader) -> Option<Joint> {
         let node = &self.nodes[reading.conv];
         let (Op::Conv2d(conv) | Op::Fused(FusedOp::Conv2dMoments(conv))) = node.op else { return None };
         let part = JointPart::Reading { moments: node.outputs.len() == 2, learns: reading.weights.is_some() };
@@ -107,7 +107,7 @@ impl Graph {
         Some(Joint { conv, tensors: tensors.map(|id| self.tensor(id).spec.clone()), part })
     }
 
-    fn normalise_as_read(&mut self, reading: &Reading) {
+    fn normalise_as_read(&mut self, reading: &NormReader) {
         let (x, y) = (self.nodes[reading.norm].inputs[0], self.nodes[reading.norm].outputs[0]);
         let channels = self.tensor(y).spec.shape.0[1];
         // In place of what is normalised, of which nothing is left.

@@ -29,7 +29,7 @@ struct Made {
 
 /// What a segment of the forward pass takes, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Extent {
+struct SegmentMemory {
     /// What is read after it.
     kept: usize,
     /// What only its own backward nodes read.
@@ -38,7 +38,7 @@ struct Extent {
     largest: usize,
 }
 
-impl Extent {
+impl SegmentMemory {
     /// With what segments before it keep, so many copies of all that is kept, and two gradients: a node's own, and the
     /// one that it makes.
     fn total(&self, before: usize, copies: usize) -> usize {
@@ -55,7 +55,7 @@ struct Segments {
 }
 
 /// Nodes that are computed without a pause: all, or those of a pipeline's chunk.
-struct Piece {
+struct RecomputeSegment {
     nodes: Vec<usize>,
     /// So many times is there what it keeps (a pipeline's micro-batches in flight).
     copies: usize,
@@ -69,7 +69,7 @@ impl Segments {
 
     /// Those of a piece, which end at `cuts`. The backward pass of the last one follows at once where nothing else is
     /// in flight.
-    fn add(&mut self, piece: &Piece, cuts: &[usize]) {
+    fn add(&mut self, piece: &RecomputeSegment, cuts: &[usize]) {
         for (at, &node) in piece.nodes.iter().enumerate() {
             self.of[node] = self.again.len() + cuts.partition_point(|&end| end <= at);
         }
@@ -77,7 +77,7 @@ impl Segments {
     }
 
     /// A piece in one segment, which is kept.
-    fn keep(&mut self, piece: &Piece) {
+    fn keep(&mut self, piece: &RecomputeSegment) {
         piece.nodes.iter().for_each(|&node| self.of[node] = self.again.len());
         self.again.push(false);
     }
@@ -86,7 +86,7 @@ impl Segments {
 impl Graph {
     /// The same step with less memory. To be called after `differentiate`.
     pub fn recompute(self) -> Graph {
-        let piece = Piece { nodes: (0..self.forward_nodes).collect(), copies: 1 };
+        let piece = RecomputeSegment { nodes: (0..self.forward_nodes).collect(), copies: 1 };
         let made = self.made(&piece.nodes);
         let extents = extents(&made, &self.ends(&piece.nodes));
         let high = least_room(&extents, 1);
@@ -111,12 +111,12 @@ impl Graph {
         let mut segments = Segments::none(self.forward_nodes);
         for (chunk, &copies) in copies.iter().enumerate() {
             let nodes = (0..self.forward_nodes).filter(|&node| chunk_of[node] == chunk).collect();
-            let piece = Piece { nodes, copies };
+            let piece = RecomputeSegment { nodes, copies };
             let made = self.made(&piece.nodes);
             let extents = extents(&made, &self.ends(&piece.nodes));
             let room = least_room(&extents, copies);
             let whole = extents[piece.nodes.len()].first().copied().unwrap_or_default();
-            let plain = Extent { kept: whole.kept + whole.inside, inside: 0, ..whole };
+            let plain = SegmentMemory { kept: whole.kept + whole.inside, inside: 0, ..whole };
             match cuts(&extents, room, copies).filter(|_| room < plain.total(0, copies)) {
                 Some(cuts) => segments.add(&piece, &cuts),
                 None => segments.keep(&piece),
@@ -350,12 +350,12 @@ impl Graph {
 }
 
 /// The extent of every segment of nodes: `[to][from]`; none where it may not end.
-fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<Extent>> {
+fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<SegmentMemory>> {
     let nodes = may_end.len() - 1;
     let mut by_node: Vec<Vec<&Made>> = vec![Vec::new(); nodes];
     made.iter().for_each(|made| by_node[made.by].push(made));
     let ending_at = |to: usize| {
-        let mut extent = Extent::default();
+        let mut extent = SegmentMemory::default();
         let mut row = vec![extent; if may_end[to] { to } else { 0 }];
         let to = row.len();
         for from in (0..to).rev() {
@@ -375,7 +375,7 @@ fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<Extent>> {
 }
 
 /// The least room in which a cut exists, to a thousandth.
-fn least_room(extents: &[Vec<Extent>], copies: usize) -> usize {
+fn least_room(extents: &[Vec<SegmentMemory>], copies: usize) -> usize {
     let most = extents.last().and_then(|row| row.first()).map_or(0, |all| all.total(0, copies));
     let (mut low, mut high) = (0, most);
     while high - low > most / 1000 + 1 {
@@ -390,7 +390,7 @@ fn least_room(extents: &[Vec<Extent>], copies: usize) -> usize {
 
 /// Where to cut, so that no segment finds more than `room` bytes taken when its backward nodes run: what it and the
 /// segments before it keep, what is inside it, and two gradients. Of all such cuts those that keep least.
-fn cuts(extents: &[Vec<Extent>], room: usize, copies: usize) -> Option<Vec<usize>> {
+fn cuts(extents: &[Vec<SegmentMemory>], room: usize, copies: usize) -> Option<Vec<usize>> {
     let nodes = extents.len() - 1;
     // For every end of a segment: the least that is kept so far, and where the segment starts.
     let mut best: Vec<Option<(usize, usize)>> = vec![None; nodes + 1];
@@ -420,7 +420,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The most that a segment takes, and what all of them keep.
-    fn rated(extents: &[Vec<Extent>], cuts: &[usize], copies: usize) -> (usize, usize) {
+    fn rated(extents: &[Vec<SegmentMemory>], cuts: &[usize], copies: usize) -> (usize, usize) {
         let (mut from, mut kept, mut most) = (0, 0, 0);
         for &to in cuts {
             let extent = &extents[to][from];

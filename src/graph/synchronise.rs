@@ -6,7 +6,8 @@
 //! are of its own batch: like all gradients they are added up over ranks later.
 
 use super::{
-    BackwardOp, BatchNorm, DType, Graph, Node, NodeId, Op, Role, Shape, Spec, Statistics, Tensor, TensorId,
+    BackwardOp, BatchNorm, DType, Graph, Node, NodeId, NormStatistics, Op, Role, Shape, Spec, Tensor,
+    TensorId,
 };
 
 impl Graph {
@@ -27,7 +28,12 @@ impl Graph {
                 let moments = self.per_channel(&format!("{}.moments", node.name), &[2, channels]);
                 let input = node.inputs[0];
                 self.nodes.push(bare(&node.name, Op::BatchNormMoments, input, moments));
-                node.inputs.push(self.exchanged(&node.name, moments, of(norm), (Statistics::Moments, norm)));
+                node.inputs.push(self.exchanged(
+                    &node.name,
+                    moments,
+                    of(norm),
+                    (NormStatistics::Moments, norm),
+                ));
                 node.op = Op::BatchNorm(BatchNorm { given: true, ..norm });
                 // What a ReLU would save is computed again.
                 node.outputs.truncate(5);
@@ -55,7 +61,7 @@ impl Graph {
         let outputs = vec![sums, self.gradient_of(weight), self.gradient_of(bias)];
         let (name, op) = (forward.name.clone(), Op::Backward(BackwardOp::BatchNormSums(norm)));
         self.nodes.push(Node { name, op, inputs: inputs.clone(), outputs, forward: Some(id) });
-        inputs.push(self.exchanged(&forward.name, sums, moments[0], (Statistics::Sums, norm)));
+        inputs.push(self.exchanged(&forward.name, sums, moments[0], (NormStatistics::Sums, norm)));
         let dx = self.gradient_like(x);
         let (name, op) = (forward.name, Op::Backward(BackwardOp::BatchNorm(norm)));
         self.nodes.push(Node { name, op, inputs, outputs: vec![dx], forward: Some(id) });
@@ -68,7 +74,7 @@ impl Graph {
         name: &str,
         own: TensorId,
         ranks: usize,
-        (what, norm): (Statistics, BatchNorm),
+        (what, norm): (NormStatistics, BatchNorm),
     ) -> TensorId {
         let shape = [&[ranks], &self.tensor(own).spec.shape.0[..]].concat();
         let all = self.per_channel(&format!("{} of {ranks} ranks", self.tensor(own).name), &shape);

@@ -332,7 +332,7 @@ fn drop_oldest(directory: &Path, best: Option<u64>) -> Option<PathBuf> {
     let (_, oldest) = all.iter().skip(1).rfind(|(step, _)| Some(*step) != best)?;
     // The newest first: it is whole unless someone damaged it.
     let mut others = all.iter().map(|(_, path)| path).filter(|path| *path != oldest);
-    others.find(|path| checkpoint::Stored::open(path).is_ok())?;
+    others.find(|path| checkpoint::StoredCheckpoint::open(path).is_ok())?;
     fs::remove_file(oldest).ok().map(|()| oldest.clone())
 }
 

@@ -12,7 +12,7 @@ use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{Dataset, File, Group, H5Type};
 
 use super::read::Earlier;
-use super::series::{Rows, series};
+use super::series::{SeriesGroup, series};
 use super::summary::Closing;
 use super::{Description, EpochRecord, Scheduled, Spread, StepRecord};
 use crate::device::Usage;
@@ -27,8 +27,8 @@ const EPOCH_CHUNK: usize = 64;
 /// Bytes of the data set `summary/status`.
 pub(super) const STATUS_BYTES: usize = 512;
 
-type Status = FixedUnicode<STATUS_BYTES>;
-pub(super) type Outcome = hdf5::Result<()>;
+type StatusText = FixedUnicode<STATUS_BYTES>;
+pub(super) type Hdf5Result = hdf5::Result<()>;
 
 /// (name, unit, meaning) of data sets, in the order in which `step` and `epoch` push them.
 pub type Columns = [(&'static str, &'static str, &'static str)];
@@ -121,8 +121,8 @@ const SUMMARY_VALUES: &Columns = &[
 pub(super) struct ResultsFile {
     file: File,
     path: PathBuf,
-    steps: Rows,
-    epochs: Rows,
+    steps: SeriesGroup,
+    epochs: SeriesGroup,
     summary: Group,
 }
 
@@ -132,7 +132,7 @@ fn usage(shown: Option<Usage>) -> [f64; 3] {
 }
 
 /// A data set of numbers or texts.
-fn data<T: H5Type>(group: &Group, name: &str, values: &[T], unit: &str, meaning: &str) -> Outcome {
+fn data<T: H5Type>(group: &Group, name: &str, values: &[T], unit: &str, meaning: &str) -> Hdf5Result {
     describe(&group.new_dataset_builder().with_data(values).create(name)?, unit, meaning)
 }
 
@@ -141,7 +141,7 @@ pub(super) fn texts<'a>(texts: impl IntoIterator<Item = &'a String>) -> hdf5::Re
 }
 
 /// What was rehearsed, a value an action in each data set.
-fn script(config: &Group, script: &[Scheduled]) -> Outcome {
+fn script(config: &Group, script: &[Scheduled]) -> Hdf5Result {
     let actions = texts(script.iter().map(|at| &at.action))?;
     data(config, "script_action", &actions, "", "what rank 0 does in a step, one after the other")?;
     let buckets: Vec<i64> = script.iter().map(|at| at.bucket.map_or(-1, |bucket| bucket as i64)).collect();
@@ -160,7 +160,7 @@ fn script(config: &Group, script: &[Scheduled]) -> Outcome {
 }
 
 /// The group `config`: how the run was asked for and planned.
-fn config(file: &File, about: &Description, added: &[(&str, String)]) -> Outcome {
+fn config(file: &File, about: &Description, added: &[(&str, String)]) -> Hdf5Result {
     let config = file.create_group("config")?;
     let given = about.attributes.iter().map(|(name, value)| (name.as_str(), value));
     for (name, value) in given.chain(added.iter().map(|(name, value)| (*name, value))) {
@@ -188,10 +188,10 @@ fn summary(file: &File, about: &Description) -> hdf5::Result<Group> {
     let meaning =
         "updates by gradients that were 0, 1, … updates late, the last: or more; none unless asynchronous";
     data(&summary, "staleness", &vec![0u64; about.staleness], "1", meaning)?;
-    let status = summary.new_dataset::<Status>().create("status")?;
+    let status = summary.new_dataset::<StatusText>().create("status")?;
     describe(&status, "", "running, finished, or failed: why")?;
     status.write_scalar(&fixed("running"))?;
-    let ended = summary.new_dataset::<Status>().create("ended")?;
+    let ended = summary.new_dataset::<StatusText>().create("ended")?;
     describe(&ended, "", "UTC date and time of the run's end; empty while it runs")?;
     ended.write_scalar(&fixed(""))?;
     Ok(summary)
@@ -275,7 +275,7 @@ impl ResultsFile {
         file.new_attr::<u32>().create("schema")?.write_scalar(&SCHEMA)?;
         config(&file, about, added)?;
         let group = file.create_group("steps")?;
-        let mut steps = Rows {
+        let mut steps = SeriesGroup {
             counts: series(&group, STEP_COUNTS, STEP_CHUNK, None)?,
             values: series(&group, STEP_VALUES, STEP_CHUNK, None)?,
             buckets: match about.buckets.len() {
@@ -285,7 +285,7 @@ impl ResultsFile {
             },
         };
         let group = file.create_group("epochs")?;
-        let mut epochs = Rows {
+        let mut epochs = SeriesGroup {
             counts: series(&group, EPOCH_COUNTS, EPOCH_CHUNK, None)?,
             values: series(&group, EPOCH_VALUES, EPOCH_CHUNK, None)?,
             buckets: Vec::new(),
@@ -373,9 +373,9 @@ impl ResultsFile {
             .map_err(|error| Error::output(&self.path, format!("cannot bring the results to disk: {error}")))
     }
 
-    fn close(&self, closing: &Closing, status: &str) -> Outcome {
+    fn close(&self, closing: &Closing, status: &str) -> Hdf5Result {
         let c = closing;
-        let memory = |of: fn(&super::Memory) -> usize| c.memory.as_ref().map_or(0, of) as u64;
+        let memory = |of: fn(&super::MemoryRecord) -> usize| c.memory.as_ref().map_or(0, of) as u64;
         let [sent, uncompressed] = c.sent;
         let [planned, measured] = [memory(|m| m.planned), memory(|m| m.measured)];
         let counts = [c.steps, c.images, sent, uncompressed, c.sent_a_step, planned, measured];
@@ -416,7 +416,7 @@ impl ResultsFile {
     }
 }
 
-fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Outcome {
+fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Hdf5Result {
     columns.iter().try_for_each(|&(name, unit, meaning)| {
         let dataset = group.new_dataset::<T>().create(name)?;
         describe(&dataset, unit, meaning)?;
@@ -424,12 +424,12 @@ fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Outcome {
     })
 }
 
-pub(super) fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
+pub(super) fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Hdf5Result {
     text(dataset, "unit", unit)?;
     text(dataset, "description", meaning)
 }
 
-pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> Outcome {
+pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> Hdf5Result {
     location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&unicode(value)?)
 }
 
@@ -439,10 +439,10 @@ fn unicode(text: &str) -> hdf5::Result<VarLenUnicode> {
 }
 
 /// As much of a text as the data set `status` holds.
-fn fixed(text: &str) -> Status {
+fn fixed(text: &str) -> StatusText {
     let mut text = text.replace('\0', " ");
     while text.len() > STATUS_BYTES {
         text.pop();
     }
-    Status::from_str(&text).unwrap_or_default()
+    StatusText::from_str(&text).unwrap_or_default()
 }

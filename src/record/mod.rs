@@ -35,7 +35,7 @@ pub use logging::{Volume, start_logging};
 pub use names::check_names;
 pub use path::{is_results_file, results_path, resumed_path};
 pub use predictions::Predictions;
-pub use progress::Progress;
+pub use progress::ProgressLine;
 pub use read::{RunRecord, run_file};
 pub use series::write_table;
 use summary::Closing;
@@ -43,7 +43,9 @@ use tensorboard::EventFile;
 pub use tensorboard::check_events;
 pub use terminal::{outcome_of, printed, say as print};
 pub use timeline::{RankEvents, TimelineFile};
-pub use weights::{About, OfRun, WeightsFile, check_new, check_weights, is_hdf5, left_out, write_weights};
+pub use weights::{
+    ModelMetadata, OfRun, WeightsFile, check_new, check_weights, is_hdf5, left_out, write_weights,
+};
 
 use crate::comm::World;
 use crate::device::Usage;
@@ -74,7 +76,7 @@ impl From<&World> for RankInfo {
 /// Everything a run says or keeps; every rank has one. Finish it before MPI: closing the file may take a while.
 pub struct Recorder {
     /// `None` on the ranks that are silent.
-    writer: Option<Writer>,
+    writer: Option<RecordWriter>,
 }
 
 impl Recorder {
@@ -138,7 +140,7 @@ impl Recorder {
         terminal::tell(&table::introduction(place, about));
         terminal::start_bar(about.steps);
         Ok(Recorder {
-            writer: Some(Writer {
+            writer: Some(RecordWriter {
                 place,
                 about: about.clone(),
                 path: path.map(Path::to_path_buf),
@@ -207,7 +209,7 @@ impl Recorder {
     }
 
     /// What the run had in memory, as planned and as it came.
-    pub fn memory(&mut self, memory: Memory) {
+    pub fn memory(&mut self, memory: MemoryRecord) {
         if let Some(writer) = &mut self.writer {
             writer.closing.memory = Some(memory);
         }
@@ -227,7 +229,7 @@ impl Recorder {
 }
 
 /// Rank 0's half of a `Recorder`.
-struct Writer {
+struct RecordWriter {
     place: RankInfo,
     about: Description,
     path: Option<PathBuf>,
@@ -243,7 +245,7 @@ struct Writer {
     finished: bool,
 }
 
-impl Writer {
+impl RecordWriter {
     fn step(&mut self, r: &StepRecord) {
         if self.closing.setup_seconds.is_nan() {
             self.closing.setup_seconds = (self.about.started.elapsed().as_secs_f64() - r.seconds).max(0.0);
@@ -338,7 +340,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for RecordWriter {
     /// A run that stopped without `finish` still leaves a closed file and a clean terminal.
     fn drop(&mut self) {
         if !self.finished
@@ -452,7 +454,7 @@ pub struct Description {
     /// Bytes of a rank as planned, by kind.
     pub memory: Vec<(String, u64)>,
     /// Where gradients are compressed.
-    pub compression: Option<Compression>,
+    pub compression: Option<CompressionRecord>,
     /// Where updates are asynchronous: how many values of their staleness are told apart.
     pub staleness: usize,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
@@ -491,7 +493,7 @@ pub struct Layer {
 
 /// How gradients are compressed, and bytes that a rank sends in a step by rings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compression {
+pub struct CompressionRecord {
     /// The scheme, as `--compress` has it.
     pub scheme: String,
     /// Whether that is done on a GPU, behind what it computes; else on the host.
@@ -580,7 +582,7 @@ pub struct EpochRecord {
 
 /// Bytes of the rank that has most, at its peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryRecord {
     /// Peak bytes of a rank as planned.
     pub planned: usize,
     /// Peak bytes of a rank as measured.

@@ -5,10 +5,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::table::{Speed, batch, decimals, duration, percent, plural, shown, thousands};
-use super::{Compression, Description, EpochRecord, Memory, RankInfo, StepRecord};
+use super::{CompressionRecord, Description, EpochRecord, MemoryRecord, RankInfo, StepRecord};
 use crate::device::Metered;
 
-type Row = (&'static str, String);
+type SummaryRow = (&'static str, String);
 
 /// What was run and what came of it, as it may stand in a paper's appendix. The last line is parsed by test suites.
 pub(super) fn closing(
@@ -33,7 +33,7 @@ pub(super) fn closing(
     text
 }
 
-fn settings(place: RankInfo, about: &Description) -> Vec<Row> {
+fn settings(place: RankInfo, about: &Description) -> Vec<SummaryRow> {
     let bytes = about.buckets.iter().sum::<u64>() as f64 / 1e6;
     let buckets = plural(about.buckets.len(), "bucket");
     let allreduce = match about.buckets.is_empty() || place.size == 1 {
@@ -52,7 +52,7 @@ fn settings(place: RankInfo, about: &Description) -> Vec<Row> {
     ]
 }
 
-fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
+fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
     let mut rows = match about.epochs {
         0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.warmup))],
         _ => vec![("epochs", format!("{} ({})", c.epochs, plural(c.steps as usize, "step")))],
@@ -103,7 +103,7 @@ fn stale(counts: &[u64]) -> String {
 }
 
 /// What compression brought and cost: "topk:0.01: a rank sent 12.3 MB of 820 MB (98.5% saved), encoding …".
-fn compressed(compression: &Compression, c: &Closing) -> String {
+fn compressed(compression: &CompressionRecord, c: &Closing) -> String {
     let [sent, whole] = c.sent.map(|bytes| bytes as f64);
     let work = match compression.on_device {
         true => "encoding and decoding on the GPU".into(),
@@ -177,7 +177,7 @@ pub(super) struct Closing {
     /// (accuracy, epoch); NaN until an epoch had one.
     pub best_test_accuracy: (f64, u64),
     pub final_test_accuracy: f64,
-    pub memory: Option<Memory>,
+    pub memory: Option<MemoryRecord>,
     /// Bytes that the rank that sends most sent in a step.
     pub sent_a_step: u64,
     /// Updates by gradients of each staleness: of this part of the run, and of earlier ones.

@@ -15,11 +15,12 @@ use hdf5::types::{TypeDescriptor, VarLenUnicode};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, View, serialize_to_file};
 
-use super::checkpoint::{Array, Stored, text};
+use super::checkpoint::{Array, StoredCheckpoint, text};
 use super::names;
 use super::read::RunRecord;
 use crate::error::{Error, Result};
 use crate::files::{self, crc32_from, write_new, write_whole};
+use crate::model::onnx::export::TensorValues;
 use crate::model::{self, CLASS_NAMES, Model, PREPROCESSING, Preprocessing};
 
 /// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
@@ -36,21 +37,21 @@ const ENCODED: [&str; 2] = ["names", "percent-encoded"];
 
 /// What a file says of a network besides its weights.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct About {
+pub struct ModelMetadata {
     /// What the classes are called, in the order of the scores; empty where it does not say.
     pub class_names: Vec<String>,
     /// What the network expects of its images, where that is known.
     pub preprocessing: Option<Preprocessing>,
 }
 
-impl About {
+impl ModelMetadata {
     /// From the texts of a file, by their names.
     ///
     /// # Errors
     /// `Data` where what it says cannot be.
-    pub fn read(path: &Path, text: impl Fn(&str) -> String) -> Result<About> {
+    pub fn read(path: &Path, text: impl Fn(&str) -> String) -> Result<ModelMetadata> {
         let preprocessing = Preprocessing::from_text(&text(PREPROCESSING));
-        Ok(About {
+        Ok(ModelMetadata {
             class_names: serde_json::from_str(&text(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: preprocessing.map_err(|what| Error::data(path, what))?,
         })
@@ -73,20 +74,20 @@ pub struct WeightsFile {
     shapes: Vec<(String, Vec<usize>)>,
     /// What else has a name, with its type.
     unread: Vec<(String, String)>,
-    about: About,
+    about: ModelMetadata,
 }
 
 enum Content {
     SafeTensors(Vec<u8>),
     /// By name.
-    Hdf5(Sets),
+    Hdf5(Hdf5Sets),
     /// By name, the number of the array.
-    Checkpoint(Stored, HashMap<String, usize>),
+    Checkpoint(StoredCheckpoint, HashMap<String, usize>),
     /// What a network came with.
     Network(Model),
 }
 
-type Sets = HashMap<String, hdf5::Dataset>;
+type Hdf5Sets = HashMap<String, hdf5::Dataset>;
 
 impl WeightsFile {
     /// # Errors
@@ -98,7 +99,7 @@ impl WeightsFile {
         let mut start = [0u8; 8];
         let read = files::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
-        let Opened { content, mut shapes, unread, about } = match &start {
+        let WeightsFields { content, mut shapes, unread, about } = match &start {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
@@ -114,14 +115,14 @@ impl WeightsFile {
     /// What the network of an ONNX file came with, under the names that it has in the network. Without a file there is
     /// nothing.
     pub fn of(model: &Model) -> WeightsFile {
-        let named = |file: &model::onnx::File| {
+        let named = |file: &model::onnx::OnnxFile| {
             file.weights().iter().map(|w| (w.name.clone(), w.shape.clone())).collect()
         };
         let mut shapes: Vec<(String, Vec<usize>)> = model.file().map_or_else(Vec::new, named);
         shapes.sort();
         let path = model.file().map_or_else(PathBuf::new, |file| file.path().into());
         let content = Content::Network(model.clone());
-        let about = model.file().map_or_else(About::default, |file| About {
+        let about = model.file().map_or_else(ModelMetadata::default, |file| ModelMetadata {
             class_names: file.class_names().to_vec(),
             preprocessing: file.preprocessing().cloned(),
         });
@@ -139,7 +140,7 @@ impl WeightsFile {
     /// `Data` when the file can no longer be read.
     pub fn checksum(&self) -> Result<u32> {
         if let Content::Network(model) = &self.content {
-            return Ok(model.file().map_or(0, model::onnx::File::checksum));
+            return Ok(model.file().map_or(0, model::onnx::OnnxFile::checksum));
         }
         let sum = files::open(&self.path).and_then(|file| crc32_from(&file, 0));
         sum.map_err(|error| Error::data(&self.path, format!("cannot read the weights: {error}")))
@@ -151,7 +152,7 @@ impl WeightsFile {
     }
 
     /// What it says of the network besides.
-    pub fn about(&self) -> &About {
+    pub fn about(&self) -> &ModelMetadata {
         &self.about
     }
 
@@ -217,14 +218,14 @@ const FROM_PICKLE: &str = "import torch; from safetensors.torch import save_file
      save_file({k: t.clone().contiguous() for k, t in w.items() if torch.is_tensor(t)}, \"weights.safetensors\")";
 
 /// The fields of a `WeightsFile`.
-struct Opened {
+struct WeightsFields {
     content: Content,
     shapes: Vec<(String, Vec<usize>)>,
     unread: Vec<(String, String)>,
-    about: About,
+    about: ModelMetadata,
 }
 
-fn open_safetensors(path: &Path) -> Result<Opened> {
+fn open_safetensors(path: &Path) -> Result<WeightsFields> {
     let wrong = |error: &dyn Display| {
         Error::data(path, format!("is neither HDF5 nor a whole safetensors file: {error}"))
     };
@@ -239,8 +240,8 @@ fn open_safetensors(path: &Path) -> Result<Opened> {
     }
     let said = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, said)| said.metadata().clone());
     let said = said.unwrap_or_default();
-    let about = About::read(path, |name| said.get(name).cloned().unwrap_or_default())?;
-    Ok(Opened { content: Content::SafeTensors(bytes), shapes, unread, about })
+    let about = ModelMetadata::read(path, |name| said.get(name).cloned().unwrap_or_default())?;
+    Ok(WeightsFields { content: Content::SafeTensors(bytes), shapes, unread, about })
 }
 
 /// Bytes of one number; `None` for what is no real number.
@@ -265,10 +266,10 @@ fn numbers(view: &TensorView) -> Option<Vec<f32>> {
     })
 }
 
-fn open_hdf5(path: &Path) -> Result<Opened> {
+fn open_hdf5(path: &Path) -> Result<WeightsFields> {
     let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
     let file = hdf5::File::open(path).map_err(wrong)?;
-    let (mut sets, mut unread) = (Sets::new(), Vec::new());
+    let (mut sets, mut unread) = (Hdf5Sets::new(), Vec::new());
     if let Ok(record) = RunRecord::open(path) {
         return Err(Error::data(path, record.has_no_weights()));
     }
@@ -291,8 +292,9 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
         return Err(Error::data(path, what));
     }
     let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
-    let about = About::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
-    Ok(Opened { content: Content::Hdf5(sets), shapes, unread, about })
+    let about =
+        ModelMetadata::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
+    Ok(WeightsFields { content: Content::Hdf5(sets), shapes, unread, about })
 }
 
 /// What is compressed in a way that the HDF5 library cannot read here: what that way is called.
@@ -331,8 +333,8 @@ fn fits(set: &hdf5::Dataset, size: u64) -> bool {
 }
 
 /// Of a checkpoint, what would be tested.
-fn open_checkpoint(path: &Path) -> Result<Opened> {
-    let stored = Stored::open(path)?;
+fn open_checkpoint(path: &Path) -> Result<WeightsFields> {
+    let stored = StoredCheckpoint::open(path)?;
     let mut arrays = HashMap::new();
     // The moving average is there where it is what evaluation uses.
     for part in ["parameters/", "average/", "statistics/"] {
@@ -345,8 +347,8 @@ fn open_checkpoint(path: &Path) -> Result<Opened> {
     let shape = |array: &Array| array.shape[usize::from(is_of_each_rank(array))..].to_vec();
     let shapes =
         arrays.iter().map(|(name, &which)| (name.clone(), shape(&stored.head.arrays[which]))).collect();
-    let about = About::read(path, |name| stored.head.text(name).to_string())?;
-    Ok(Opened { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), about })
+    let about = ModelMetadata::read(path, |name| stored.head.text(name).to_string())?;
+    Ok(WeightsFields { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), about })
 }
 
 /// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.
@@ -360,7 +362,7 @@ fn collect(
     group: &hdf5::Group,
     prefix: &str,
     deeper: usize,
-    into: &mut Sets,
+    into: &mut Hdf5Sets,
     unread: &mut Vec<(String, String)>,
 ) -> hdf5::Result<()> {
     // By their links: of several that lead to one data set, as shared weights have them, each is a name.
@@ -417,8 +419,8 @@ pub fn left_out(unread: &[(String, String)]) -> Option<String> {
 pub fn write_weights(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    about: &About,
-    values: Values,
+    about: &ModelMetadata,
+    values: TensorValues,
     of: Option<OfRun>,
 ) -> Result<()> {
     let earlier = of.and_then(|of| sum_of_run(of, path));
@@ -442,13 +444,13 @@ pub fn write_weights(
 /// and writes it again.
 pub type OfRun<'a> = (&'a Path, &'a str);
 /// The name of a run, and a file of weights that it wrote: where, and its CRC-32, now and before.
-type Note = (String, PathBuf, Vec<u32>);
+type RunNote = (String, PathBuf, Vec<u32>);
 
 /// Notes, before a file of weights has its name, that it is a run's.
 fn note((directory, run): OfRun, path: &Path, new: &Path, earlier: Option<u32>) -> Result<()> {
     let wrong = |error: std::io::Error| Error::output(path, format!("cannot note whose it is: {error}"));
     let sum = files::open(new).and_then(|file| crc32_from(&file, 0)).map_err(wrong)?;
-    let note: Note = (run.into(), whole(path), [sum].into_iter().chain(earlier).collect());
+    let note: RunNote = (run.into(), whole(path), [sum].into_iter().chain(earlier).collect());
     let text = serde_json::to_string(&note).map_err(|error| wrong(error.into()))?;
     write_whole(&directory.join(NOTE), "whose the weights are", |to| std::fs::write(to, &text).map_err(wrong))
 }
@@ -456,7 +458,7 @@ fn note((directory, run): OfRun, path: &Path, new: &Path, earlier: Option<u32>) 
 /// The CRC-32 of a file of weights that this run wrote, as the directory of its checkpoints has it.
 fn sum_of_run((directory, run): OfRun, path: &Path) -> Option<u32> {
     let text = files::read_text(&directory.join(NOTE), LONGEST_NOTE).ok()?;
-    let (of, at, sums): Note = serde_json::from_str(&text).ok()?;
+    let (of, at, sums): RunNote = serde_json::from_str(&text).ok()?;
     let sum = crc32_from(&files::open(path).ok()?, 0).ok()?;
     (of == run && at == whole(path) && sums.contains(&sum)).then_some(sum)
 }
@@ -478,10 +480,8 @@ pub fn check_weights(path: &Path, of: Option<OfRun>) -> Result<()> {
     }
 }
 
-/// Gives the numbers of the tensor of a name, last dimension fastest.
-pub type Values<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
 /// Makes an error of another library's.
-type Wrong<'a> = &'a dyn Fn(&dyn Display) -> Error;
+type ErrorOf<'a> = &'a dyn Fn(&dyn Display) -> Error;
 
 /// Whether a new file can be made at `path`, which this process owns from now on.
 ///
@@ -501,7 +501,7 @@ struct Lazy<'a> {
     name: &'a str,
     shape: &'a [usize],
     dtype: Dtype,
-    values: Values<'a>,
+    values: TensorValues<'a>,
     failed: &'a RefCell<Option<Error>>,
 }
 
@@ -548,7 +548,7 @@ fn ways(pairs: usize) -> Vec<i64> {
 
 /// What a file says of itself. The library writes a map in the map's own order, which is another one for each map that
 /// is made, and the same weights are to be the same file: so maps are made until one has this order.
-fn in_order(about: &About) -> HashMap<String, String> {
+fn in_order(about: &ModelMetadata) -> HashMap<String, String> {
     // What Python's library asks for before it takes tensors for PyTorch's.
     let said: Vec<(&str, String)> = [("format", "pt".to_string())].into_iter().chain(about.texts()).collect();
     loop {
@@ -563,9 +563,9 @@ fn in_order(about: &About) -> HashMap<String, String> {
 fn write_safetensors(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    about: &About,
-    values: Values,
-    wrong: Wrong,
+    about: &ModelMetadata,
+    values: TensorValues,
+    wrong: ErrorOf,
 ) -> Result<()> {
     let failed = RefCell::new(None);
     let lazy = |name, shape, dtype| Lazy { name, shape, dtype, values, failed: &failed };
@@ -600,9 +600,9 @@ fn write_safetensors(
 fn write_hdf5(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    about: &About,
-    values: Values,
-    wrong: Wrong,
+    about: &ModelMetadata,
+    values: TensorValues,
+    wrong: ErrorOf,
 ) -> Result<()> {
     let file = hdf5::File::create(path).map_err(|e| wrong(&e))?;
     for (name, said) in about.texts() {
@@ -633,10 +633,10 @@ mod tests {
         Ok((0..count).map(|i| i as f32 * 0.37 - name.len() as f32).collect())
     }
 
-    fn said() -> About {
+    fn said() -> ModelMetadata {
         let class_names = vec!["a cat".to_string(), "\"dog\", é".into()];
         let text = r#"{"image":[1,9,8],"mean":[0.1],"std":[0.3],"frame":"whole"}"#;
-        About { class_names, preprocessing: Preprocessing::from_text(text).unwrap() }
+        ModelMetadata { class_names, preprocessing: Preprocessing::from_text(text).unwrap() }
     }
 
     #[test]
@@ -651,7 +651,8 @@ mod tests {
             for (name, _) in shapes() {
                 assert_eq!(file.values(&name), values(&name));
             }
-            let again = write_weights(&path, &shapes(), &About::default(), &values, None).unwrap_err();
+            let again =
+                write_weights(&path, &shapes(), &ModelMetadata::default(), &values, None).unwrap_err();
             assert!(again.message.contains("is there already"), "{again}");
         }
         // The same weights are the same file, every time.
@@ -762,7 +763,7 @@ mod tests {
             let shapes = shapes.map(|(name, shape)| (name.to_string(), shape)).to_vec();
             let count = |name: &str| if name == "three" { 3 } else { usize::from(name != "empty") };
             let values = |name: &str| Ok(vec![name.len() as f32; count(name)]);
-            write_weights(&path, &shapes, &About::default(), &values, None).unwrap();
+            write_weights(&path, &shapes, &ModelMetadata::default(), &values, None).unwrap();
             let file = WeightsFile::open(&path).unwrap();
             assert_eq!(file.shapes(), shapes);
             assert!(file.values("empty").unwrap().is_empty());
@@ -814,7 +815,7 @@ mod tests {
         fn damage_is_survived(at in prop::collection::vec((0usize..2000, any::<u8>()), 1..6), keep in 0usize..4000, hdf5: bool) {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join(if hdf5 { "w.h5" } else { "w.safetensors" });
-            write_weights(&path, &shapes(), &About::default(), &values, None).unwrap();
+            write_weights(&path, &shapes(), &ModelMetadata::default(), &values, None).unwrap();
             let mut bytes = std::fs::read(&path).unwrap();
             bytes.truncate(keep.max(64));
             for (at, value) in at {

@@ -33,7 +33,7 @@ pub struct Run {
 }
 
 /// When a bucket's sum started and ended in a step, and how much of that nothing hid: medians, in seconds.
-pub struct Bucket {
+pub struct BucketTimes {
     pub bytes: u64,
     pub start: f64,
     pub finish: f64,
@@ -145,7 +145,7 @@ impl Run {
         rows.collect()
     }
 
-    pub fn buckets(&self) -> Vec<Bucket> {
+    pub fn buckets(&self) -> Vec<BucketTimes> {
         let bytes = self.record.list::<u64>("config/bucket_bytes");
         let [start, finish, exposed] = ["bucket_start", "bucket_finish", "bucket_exposed"]
             .map(|name| self.record.last_rows(&format!("steps/{name}"), BUCKET_STEPS));
@@ -154,7 +154,7 @@ impl Run {
         };
         let buckets = bytes.into_iter().enumerate().filter_map(|(bucket, bytes)| {
             let [start, finish, exposed] = [at(&start, bucket)?, at(&finish, bucket)?, at(&exposed, bucket)?];
-            Some(Bucket { bytes, start, finish, exposed })
+            Some(BucketTimes { bytes, start, finish, exposed })
         });
         buckets.collect()
     }

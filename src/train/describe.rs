@@ -200,7 +200,7 @@ pub fn built(
     description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
     // Where ranks have parameters of their own nothing is compressed but when they meet.
     let steps = config.relaxed(workers).map_or(1, |relaxed| relaxed.every as u64);
-    description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
+    description.compression = job.trainer.compression.as_ref().map(|account| record::CompressionRecord {
         scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
         on_device: account.state.iter().any(|kept| !kept.on_host),
         sent: account.sent / steps,

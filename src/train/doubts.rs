@@ -8,13 +8,13 @@ use crate::config::Config;
 use crate::data::{Sets, are_numbers, listed_classes};
 use crate::error::{Error, Result};
 use crate::model::Preprocessing;
-use crate::record::About;
+use crate::record::ModelMetadata;
 
 /// What is said by the weights that a run begins with.
 pub struct Weights {
     /// "the weights of --init-from".
     pub whose: &'static str,
-    pub about: About,
+    pub about: ModelMetadata,
 }
 
 /// The sets as the weights expect images, with what is to be told of that.

@@ -5,7 +5,7 @@ use crate::comm::World;
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
-use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers, countable, dims};
+use crate::graph::{DType, Frozen, Graph, NodeCost, SplitLayers, TensorGroup, countable, dims};
 use crate::model::{self, Model, onnx};
 use crate::record;
 
@@ -33,7 +33,7 @@ pub struct Network {
     /// Among how many ranks images are cut by rows, and which of these this one is.
     rows: [usize; 2],
     /// Where large linear layers are split: among whom.
-    split: Option<Group>,
+    split: Option<TensorGroup>,
 }
 
 impl Network {
@@ -131,13 +131,13 @@ impl Network {
     ///
     /// # Errors
     /// As for `training`.
-    pub fn outline(&self, batch: usize) -> Result<(Cost, [usize; 2])> {
+    pub fn outline(&self, batch: usize) -> Result<(NodeCost, [usize; 2])> {
         let graph = self.learning(batch)?;
         Ok((graph.total_cost(true), graph.told_of_rows()))
     }
 
     /// Among whom layers are split.
-    pub fn group(&self) -> Option<Group> {
+    pub fn group(&self) -> Option<TensorGroup> {
         self.split
     }
 

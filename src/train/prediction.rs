@@ -16,7 +16,7 @@ use crate::config::{Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::graph::Group;
+use crate::graph::TensorGroup;
 use crate::interconnect::Interconnect;
 use crate::plan::{
     self, Manner, Plan, Prices, Rehearsal, Script, describe_bytes as bytes, describe_seconds as time,
@@ -60,7 +60,7 @@ pub struct Shape {
     /// Whether gradients, and parameters, take turns in windows, which are those of the plan's buckets.
     sharded: Sharded,
     pipeline: Option<Pipeline>,
-    split: Option<Group>,
+    split: Option<TensorGroup>,
     spatial: usize,
 }
 

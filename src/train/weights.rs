@@ -18,7 +18,7 @@ use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::Plan;
-use crate::record::{self, About, Array, Contents, WeightsFile};
+use crate::record::{self, Array, Contents, ModelMetadata, WeightsFile};
 
 /// How many lines a message about names and shapes has at most.
 const LINES: usize = 40;
@@ -264,7 +264,7 @@ pub fn save(
     peers: &World,
     config: &Config,
     device: &dyn Device,
-    (plan, about, run): (&Plan, &About, &str),
+    (plan, about, run): (&Plan, &ModelMetadata, &str),
     memories: &Memories,
 ) -> Result<()> {
     let Some(path) = &config.outputs.save_weights else { return Ok(()) };

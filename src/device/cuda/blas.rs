@@ -8,7 +8,7 @@ use cudarc::cublas::sys::{
     cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cudaDataType_t,
 };
 
-use super::handle::{Context, Stream, allocate};
+use super::handle::{Context, CudaStream, allocate};
 use super::layout::Real;
 use super::sys::cublasHandle_t;
 use crate::device::Memory;
@@ -31,7 +31,7 @@ pub struct BlasHandle {
 
 /// How many products there are, of matrices one after the other, and what each is multiplied with.
 #[derive(Clone, Copy)]
-pub struct Batch {
+pub struct GemmBatch {
     pub count: usize,
     pub scale: f32,
 }
@@ -47,7 +47,7 @@ pub struct Matrix<'a> {
 }
 
 impl BlasHandle {
-    pub fn new(context: &Rc<Context>, stream: &Stream, tf32: bool) -> Result<BlasHandle> {
+    pub fn new(context: &Rc<Context>, stream: &CudaStream, tf32: bool) -> Result<BlasHandle> {
         let blas = &context.libraries.blas;
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
@@ -72,11 +72,11 @@ impl BlasHandle {
 
     /// c = a·b, where each is taken row by row; summed in f32.
     pub fn multiply(&self, a: &Matrix, b: &Matrix, c: &Matrix) -> Result<()> {
-        self.multiply_all(a, b, c, Batch { count: 1, scale: 1.0 })
+        self.multiply_all(a, b, c, GemmBatch { count: 1, scale: 1.0 })
     }
 
     /// c = scale·a·b for each of several matrices in the memory of each, one after the other.
-    pub fn multiply_all(&self, a: &Matrix, b: &Matrix, c: &Matrix, batch: Batch) -> Result<()> {
+    pub fn multiply_all(&self, a: &Matrix, b: &Matrix, c: &Matrix, batch: GemmBatch) -> Result<()> {
         let shape = |m: &Matrix| if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
         let ((rows, inner), (inner_b, columns)) = (shape(a), shape(b));
         if inner != inner_b || (rows, columns) != (c.rows, c.columns) || c.transposed {
@@ -96,7 +96,7 @@ impl BlasHandle {
     /// # Safety
     /// The memories hold all of the matrices, and are of this handle's context.
     #[rustfmt::skip]
-    unsafe fn gemm(&self, a: &Matrix, b: &Matrix, c: &Matrix, sizes: [usize; 3], batch: Batch) -> Result<()> {
+    unsafe fn gemm(&self, a: &Matrix, b: &Matrix, c: &Matrix, sizes: [usize; 3], batch: GemmBatch) -> Result<()> {
         let int = |value: usize| {
             c_int::try_from(value)
                 .map_err(|_| Error::usage(format!("a matrix of {value} rows is too large for cuBLAS")))

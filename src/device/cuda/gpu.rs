@@ -12,8 +12,10 @@ use flate2::read::GzDecoder;
 use super::blas::BlasHandle;
 use super::dnn::DnnHandle;
 use super::halves::Halves;
-use super::handle::{Context, Event, Function, Graph, Module, Registered, Stream, address, allocate, pages};
-use super::library::{Found, cuda};
+use super::handle::{
+    Context, CudaEvent, CudaGraph, CudaStream, Function, Module, Registered, address, allocate, pages,
+};
+use super::library::{CudaInfo, cuda};
 use super::narrow::Narrow;
 use super::tune::Tuned;
 use crate::device::memory::bytes_of;
@@ -59,12 +61,12 @@ const SKIP: Range<usize> = 44..48;
 pub struct Gpu {
     pub context: Rc<Context>,
     /// Where everything runs, one after the other.
-    pub stream: Rc<Stream>,
+    pub stream: Rc<CudaStream>,
     /// Where gradients go to the host, and where they come back, beside that.
-    pub leaving: Rc<Stream>,
-    pub coming: Rc<Stream>,
+    pub leaving: Rc<CudaStream>,
+    pub coming: Rc<CudaStream>,
     /// Where the next batch comes, beside both.
-    pub inputs: Rc<Stream>,
+    pub inputs: Rc<CudaStream>,
     pub blas: BlasHandle,
     pub dnn: DnnHandle,
     pub tuned: Tuned,
@@ -97,8 +99,8 @@ pub struct Gpu {
 impl Gpu {
     pub fn new(ordinal: usize, tf32: bool) -> Result<Rc<Gpu>> {
         let context = Context::new(ordinal)?;
-        let (stream, inputs) = (Stream::new(&context)?, Stream::new(&context)?);
-        let (leaving, coming) = (Stream::new(&context)?, Stream::new(&context)?);
+        let (stream, inputs) = (CudaStream::new(&context)?, CudaStream::new(&context)?);
+        let (leaving, coming) = (CudaStream::new(&context)?, CudaStream::new(&context)?);
         let driver = super::probe().map_err(Error::environment)?;
         let gpu =
             driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
@@ -144,7 +146,7 @@ impl Gpu {
         Ok(Rc::new(gpu))
     }
 
-    pub fn found(&self) -> &Found {
+    pub fn found(&self) -> &CudaInfo {
         &self.context.libraries.found
     }
 
@@ -222,7 +224,7 @@ impl Gpu {
     }
 
     /// Records what `enqueue` enqueues as one graph; with what that reads besides.
-    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<(Graph, Option<Memory>)> {
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<(CudaGraph, Option<Memory>)> {
         self.narrow.begin(self)?;
         self.capturing.set(true);
         let graph = self.stream.capture(|| enqueue().and_then(|()| self.narrow.make(self, None)));
@@ -239,7 +241,7 @@ struct Slots {
     _locked: Option<Registered>,
     /// How many were given out, and a point behind each half.
     given: Cell<usize>,
-    passed: RefCell<[Option<Event>; 2]>,
+    passed: RefCell<[Option<CudaEvent>; 2]>,
 }
 
 impl Slots {
@@ -254,7 +256,7 @@ impl Slots {
     }
 
     /// One that the stream has passed.
-    fn next(&self, stream: &Stream) -> Result<Memory> {
+    fn next(&self, stream: &CudaStream) -> Result<Memory> {
         let given = self.given.replace(self.given.get() + 1);
         if given.is_multiple_of(Slots::HALF) {
             let half = given / Slots::HALF % 2;
@@ -271,7 +273,7 @@ impl Slots {
 }
 
 /// One launch of a kernel with its arguments, ready to be repeated.
-pub struct Launch {
+pub struct KernelLaunch {
     function: Function,
     grid: [u32; 3],
     block: [u32; 2],
@@ -293,11 +295,11 @@ pub enum Argument<'a> {
     Bool(bool),
 }
 
-impl Launch {
+impl KernelLaunch {
     /// # Safety
     /// The arguments must be those that the kernel declares (`kernels/README.md`), the memory of each large enough.
-    pub unsafe fn new(gpu: &Gpu, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<Launch> {
-        let mut launch = Launch {
+    pub unsafe fn new(gpu: &Gpu, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<KernelLaunch> {
+        let mut launch = KernelLaunch {
             function: gpu.function(name)?,
             grid,
             block: [BLOCK, 1],
@@ -323,11 +325,11 @@ impl Launch {
     }
 
     /// With blocks of another shape than 256 threads in a row.
-    pub fn in_blocks(self, block: [u32; 2]) -> Launch {
-        Launch { block, ..self }
+    pub fn in_blocks(self, block: [u32; 2]) -> KernelLaunch {
+        KernelLaunch { block, ..self }
     }
 
-    pub fn run(&self, stream: &Stream) -> Result<()> {
+    pub fn run(&self, stream: &CudaStream) -> Result<()> {
         let mut words = self.arguments.clone();
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| (word as *mut u64).cast()).collect();
         // SAFETY: `new`'s caller vouches for the arguments; `self.memory` keeps what they point to.

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::rc::Rc;
 
-use super::gpu::{Argument, BLOCK, Gpu, Launch};
+use super::gpu::{Argument, BLOCK, Gpu, KernelLaunch};
 use super::handle::allocate;
 use super::layout::Real;
 use super::narrow::Gradient;
@@ -185,7 +185,7 @@ impl Operands<'_> {
     pub fn launch(&mut self, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<()> {
         // SAFETY: the families of kernels write their arguments after the table, tests run every one of them, and their
         // memory was checked against the layouts by `bind`.
-        let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
+        let launch = unsafe { KernelLaunch::new(self.gpu, name, grid, arguments) }?;
         self.add(launch);
         Ok(())
     }
@@ -199,7 +199,7 @@ impl Operands<'_> {
         arguments: &[Argument],
     ) -> Result<()> {
         // SAFETY: as in `launch`.
-        let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
+        let launch = unsafe { KernelLaunch::new(self.gpu, name, grid, arguments) }?;
         self.add(launch.in_blocks(block));
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Operands<'_> {
         }
     }
 
-    fn add(&mut self, launch: Launch) {
+    fn add(&mut self, launch: KernelLaunch) {
         let stream = self.gpu.stream.clone();
         self.push(move || launch.run(&stream));
     }
@@ -259,7 +259,7 @@ impl Operands<'_> {
             Argument::Float(1.0),
         ];
         // SAFETY: as in `launch`; there are as many halves as numbers.
-        let cast = unsafe { Launch::new(self.gpu, &name, self.gpu.blocks(n), &arguments) }?;
+        let cast = unsafe { KernelLaunch::new(self.gpu, &name, self.gpu.blocks(n), &arguments) }?;
         let gpu = self.gpu.clone();
         self.push(move || if gpu.narrow.waits(&gradient) { Ok(()) } else { cast.run(&gpu.stream) });
         Ok(())

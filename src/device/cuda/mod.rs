@@ -51,23 +51,23 @@ use std::rc::Rc;
 use self::handle::Registered;
 use self::kernel::CudaKernel;
 use super::{
-    CodecSetup, Device, DeviceCodec, Event, Group, Kernel, KernelRequest, Layout, Memory, PeerMemory, Rule,
-    Scalars, Span, Squares, Step, Usage, not_lowered,
+    CodecSetup, Device, DeviceCodec, DeviceEvent, DeviceGroup, Kernel, KernelRequest, Layout, Memory,
+    PeerMemory, Rule, Scalars, Span, Squares, Step, Usage, not_lowered,
 };
 use crate::config::environment;
 use crate::error::{Error, Result};
 use crate::graph::{BackwardOp, DType, FusedOp, Joint, Op, OpFusions, Spec};
 
-pub use library::{Found, has_driver, looked_in};
+pub use library::{CudaInfo, has_driver, looked_in};
 pub use nccl::found as nccl_found;
 pub use nvml::found as nvml_found;
-pub use probe::{Driver, Gpu, probe};
+pub use probe::{Driver, GpuInfo, probe};
 
 /// The libraries that `--device cuda` would use.
 ///
 /// # Errors
 /// `Environment`: what is missing or too old, where it was looked for, and the remedy.
-pub fn found() -> Result<Found> {
+pub fn found() -> Result<CudaInfo> {
     Ok(library::libraries()?.found.clone())
 }
 
@@ -197,8 +197,8 @@ impl Device for Cuda {
         const HALVES: &[DType] = &[DType::F16, DType::BF16];
         const WITH_TF32: &[DType] = &[DType::F16, DType::BF16, DType::F32];
         let moments = if self.gpu.tf32 { WITH_TF32 } else { HALVES };
-        match dnn::Fusion::wanted() {
-            dnn::Fusion::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
+        match dnn::Epilogue::wanted() {
+            dnn::Epilogue::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
             _ => OpFusions { addition: true, mask: true, relu_backward: true, gradient_sums: true, moments },
         }
     }
@@ -216,7 +216,8 @@ impl Device for Cuda {
     }
 
     fn describe(&self) -> String {
-        let (Found { driver, cudnn, cublas, .. }, (major, minor)) = (self.gpu.found(), self.gpu.capability);
+        let (CudaInfo { driver, cudnn, cublas, .. }, (major, minor)) =
+            (self.gpu.found(), self.gpu.capability);
         let name = &self.gpu.name;
         format!(
             "{name} (sm_{major}{minor}), cuDNN {cudnn}, cuBLAS {cublas}, driver for CUDA {}.{}",
@@ -322,11 +323,11 @@ impl Device for Cuda {
         self.gpu.stream.zero(memory)
     }
 
-    fn record(&self) -> Result<Event> {
+    fn record(&self) -> Result<DeviceEvent> {
         mark(&self.gpu.stream)
     }
 
-    fn reached(&self, event: &Event) -> Result<bool> {
+    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
         is_reached(event)
     }
 
@@ -348,7 +349,7 @@ impl Device for Cuda {
         Ok(memory)
     }
 
-    fn copy_to_host_after(&self, from: &Memory, to: &Memory, after: &Event) -> Result<Event> {
+    fn copy_to_host_after(&self, from: &Memory, to: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
         let leaving = &self.gpu.leaving;
         event_of(after).map_or(Ok(()), |after| leaving.wait(after))?;
         // SAFETY: `to` is host memory that the caller leaves alone until the event.
@@ -356,7 +357,7 @@ impl Device for Cuda {
         mark(leaving)
     }
 
-    fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
+    fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<DeviceEvent> {
         let coming = &self.gpu.coming;
         self.gpu.halves.written(to);
         // SAFETY: host memory; who writes to it next comes behind the event.
@@ -370,7 +371,7 @@ impl Device for Cuda {
         unsafe { self.gpu.stream.upload_later(from, to) }
     }
 
-    fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {
+    fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
         let inputs = &self.gpu.inputs;
         self.gpu.halves.written(to);
         event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
@@ -379,7 +380,7 @@ impl Device for Cuda {
         mark(inputs)
     }
 
-    fn wait_event(&self, event: &Event) -> Result<()> {
+    fn wait_event(&self, event: &DeviceEvent) -> Result<()> {
         event_of(event).map_or(Ok(()), |event| self.gpu.stream.wait(event))
     }
 
@@ -438,31 +439,31 @@ impl Device for Cuda {
         nccl::unique_id()
     }
 
-    fn join_group(&self, invitation: &[u8], rank: usize, ranks: usize) -> Result<Box<dyn Group>> {
-        Ok(Box::new(nccl::Communicator::join(&self.gpu, invitation, rank, ranks)?))
+    fn join_group(&self, invitation: &[u8], rank: usize, ranks: usize) -> Result<Box<dyn DeviceGroup>> {
+        Ok(Box::new(nccl::NcclCommunicator::join(&self.gpu, invitation, rank, ranks)?))
     }
 }
 
 /// This device's event, if it is one.
-fn event_of(event: &Event) -> Option<&handle::Event> {
+fn event_of(event: &DeviceEvent) -> Option<&handle::CudaEvent> {
     event.0.as_ref().and_then(|event| event.downcast_ref())
 }
 
 /// Marks the point behind what is in a stream.
-fn mark(stream: &handle::Stream) -> Result<Event> {
-    Ok(Event(Some(Box::new(stream.record()?))))
+fn mark(stream: &handle::CudaStream) -> Result<DeviceEvent> {
+    Ok(DeviceEvent(Some(Box::new(stream.record()?))))
 }
 
-fn is_reached(event: &Event) -> Result<bool> {
-    event_of(event).map_or(Ok(true), handle::Event::reached)
+fn is_reached(event: &DeviceEvent) -> Result<bool> {
+    event_of(event).map_or(Ok(true), handle::CudaEvent::reached)
 }
 
 /// Steps that run as one graph.
 struct Captured {
     gpu: Rc<gpu::Gpu>,
-    graph: handle::Graph,
+    graph: handle::CudaGraph,
     /// Copies that its kernels read.
-    halves: Vec<Rc<halves::Copies>>,
+    halves: Vec<Rc<halves::HalfCopies>>,
     /// What its kernels read besides the memory of the steps.
     _table: Option<Memory>,
 }

@@ -12,15 +12,15 @@ use crate::error::{Error, Result};
 const PIECE: usize = 16_384;
 
 /// What kernels take as `table`: pieces and spans on the GPU (`struct Piece`, `struct Span` of `kernels/update.cuh`).
-struct Table {
+struct UpdateTable {
     pieces: Memory,
     count: usize,
     spans: Memory,
     span_count: usize,
 }
 
-impl Table {
-    fn new(gpu: &Gpu, spans: &[Span]) -> Result<Table> {
+impl UpdateTable {
+    fn new(gpu: &Gpu, spans: &[Span]) -> Result<UpdateTable> {
         let (mut pieces, mut rows) = (Vec::new(), Vec::new());
         let mut count = 0;
         for (index, span) in spans.iter().enumerate() {
@@ -35,7 +35,12 @@ impl Table {
                 count += 1;
             }
         }
-        Ok(Table { pieces: put(gpu, &pieces)?, count, spans: put(gpu, &rows)?, span_count: spans.len() })
+        Ok(UpdateTable {
+            pieces: put(gpu, &pieces)?,
+            count,
+            spans: put(gpu, &rows)?,
+            span_count: spans.len(),
+        })
     }
 }
 
@@ -63,7 +68,7 @@ pub fn update(
     if let Rule::Adam { beta1, beta2, .. } | Rule::Lamb { beta1, beta2, .. } = *rule {
         gpu.set_betas(beta1, beta2);
     }
-    let table = Table::new(gpu, spans)?;
+    let table = UpdateTable::new(gpu, spans)?;
     let halves = gpu.halves.update(parameters, spans);
     let scratch = allocate(&gpu.context, 16 * table.count)?;
     let trust = allocate(&gpu.context, 4 * table.span_count)?;
@@ -88,7 +93,7 @@ pub fn update(
 fn launch(
     operands: &mut Operands,
     rule: &Rule,
-    table: &Table,
+    table: &UpdateTable,
     regions: &[Argument; 4],
     half: &[Argument; 2],
     trust: &Memory,
@@ -144,7 +149,7 @@ fn launch(
 /// The ratio of each span, from the sums of its pieces.
 fn trust_ratios(
     operands: &mut Operands,
-    table: &Table,
+    table: &UpdateTable,
     [sums, trust]: [&Memory; 2],
     numbers: [Argument; 3],
 ) -> Result<()> {

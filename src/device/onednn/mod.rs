@@ -51,7 +51,7 @@ use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Squares, 
 use crate::error::{Error, Result};
 use crate::graph::{BackwardOp, Op, OpFusions, Spec};
 
-pub use library::{Found, Isa, isa, limit_isa, probe};
+pub use library::{Isa, OnednnInfo, isa, limit_isa, probe};
 
 /// The CPU cores of one rank.
 pub struct Cpu {

@@ -1,7 +1,7 @@
 //! Convolution.
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
+use crate::graph::differentiate::BackwardPass;
 use crate::graph::{BackwardOp, Binary, Builder, Node, NodeId, Op, TensorId, dims};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
@@ -170,7 +170,7 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, mut dy: TensorId) {
     if conv.relu {
         dy = b.relu(id, node, dy);
     }
@@ -184,7 +184,7 @@ pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy:
 
 /// Of a transposed convolution. Its gradients are the convolution itself, and that of the convolution's weights with x
 /// and dy in each other's place.
-pub fn transposed_backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
+pub fn transposed_backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
     let (x, w) = (node.inputs[0], node.inputs[1]);
     b.weights(id, BackwardOp::Conv2dWeights(conv), dy, x, &node.inputs[1..]);
     if b.needs(x) {

@@ -1,7 +1,7 @@
 //! Layer normalisation over the last axes, and group normalisation, which is one of groups of channels.
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
+use crate::graph::differentiate::BackwardPass;
 use crate::graph::{BackwardOp, Binary, Builder, DType, Init, Node, NodeId, Op, Role, Shape, TensorId, dims};
 
 impl Builder {
@@ -82,7 +82,7 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, (epsilon, affine): (f32, bool), dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, (epsilon, affine): (f32, bool), dy: TensorId) {
     let (x, mut inputs) = (node.inputs[0], vec![dy, node.inputs[0]]);
     inputs.extend(node.inputs.get(1));
     inputs.extend(&node.outputs[1..]);

@@ -1,7 +1,7 @@
 //! Fully connected layers.
 
 use crate::error::Result;
-use crate::graph::differentiate::Backward;
+use crate::graph::differentiate::BackwardPass;
 use crate::graph::{BackwardOp, Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 impl Builder {
@@ -51,7 +51,7 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, [bias, relu]: [bool; 2], mut dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, [bias, relu]: [bool; 2], mut dy: TensorId) {
     if relu {
         dy = b.relu(id, node, dy);
     }

@@ -29,11 +29,11 @@ pub use broadcast::Binary;
 pub use conv::{Conv2d, windows};
 pub use fused::FusedOp;
 pub use matmul::MatMul;
-pub use norm::{BatchNorm, LocalResponseNorm, Statistics};
+pub use norm::{BatchNorm, LocalResponseNorm, NormStatistics};
 pub use pool::{Pool2d, adaptive_window};
-pub use resize::{Places, Reading, Resize};
+pub use resize::{Interpolation, Resize, ResizeCoordinates};
 
-use super::differentiate::Backward;
+use super::differentiate::BackwardPass;
 use super::{Halo, Node, NodeId, Rows, TensorId, Trade};
 
 /// An op of the graph: one of a forward pass, which differentiation and files know, of a backward pass, or several in
@@ -60,7 +60,7 @@ pub enum Op {
     /// x → y (R, the shape of x): the x of each of R ranks, in their order. A device knows one rank only: on it every
     /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`). With `rows`
     /// ranks have unlike many rows of images, and what is put there is `Statistics::even_out` of theirs.
-    Exchange { ranks: usize, rows: Option<(Statistics, Rows)> },
+    Exchange { ranks: usize, rows: Option<(NormStatistics, Rows)> },
     /// x (R,…) → y (R,…): from each of R ranks what its x has in the row of this one. On a device alone y is x, as
     /// above. It is its own gradient.
     AllToAll { ranks: usize },
@@ -232,7 +232,7 @@ impl Op {
 
     /// Adds the nodes that give the gradients of a forward node's inputs, `dy` being that of its first output. (A loss
     /// has none.)
-    pub(super) fn backward(&self, b: &mut Backward, id: NodeId, node: &Node, dy: TensorId) {
+    pub(super) fn backward(&self, b: &mut BackwardPass, id: NodeId, node: &Node, dy: TensorId) {
         match *self {
             Op::Conv2d(conv) => conv::backward(b, id, node, conv, dy),
             Op::Conv2dBackwardData(conv) => conv::transposed_backward(b, id, node, conv, dy),

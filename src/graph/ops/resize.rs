@@ -10,7 +10,7 @@ const MOST_SHARES: usize = 1 << 20;
 /// Where an element of the result lies among those of the operand. With i its number, s how many times longer the
 /// result is, and n and m the lengths:
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Places {
+pub enum ResizeCoordinates {
     /// (i + ½)/s − ½: an element is the middle of a pixel.
     HalfPixel,
     /// The same, and 0 where the result has one element.
@@ -25,7 +25,7 @@ pub enum Places {
 
 /// How a number is read between elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Reading {
+pub enum Interpolation {
     /// The element at the place rounded down.
     Below,
     /// The element at the place rounded up.
@@ -50,18 +50,21 @@ pub enum Reading {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resize {
     /// Where elements lie.
-    pub places: Places,
+    pub places: ResizeCoordinates,
     /// What is there.
-    pub reading: Reading,
+    pub reading: Interpolation,
 }
 
 impl Resize {
     /// PyTorch's `nearest`.
-    pub const NEAREST: Resize = Resize { places: Places::Asymmetric, reading: Reading::Below };
+    pub const NEAREST: Resize =
+        Resize { places: ResizeCoordinates::Asymmetric, reading: Interpolation::Below };
     /// PyTorch's `bilinear`.
-    pub const BILINEAR: Resize = Resize { places: Places::HalfPixel, reading: Reading::Linear };
+    pub const BILINEAR: Resize =
+        Resize { places: ResizeCoordinates::HalfPixel, reading: Interpolation::Linear };
     /// PyTorch's `bilinear` with `align_corners`.
-    pub const BILINEAR_CORNERS: Resize = Resize { places: Places::Corners, reading: Reading::Linear };
+    pub const BILINEAR_CORNERS: Resize =
+        Resize { places: ResizeCoordinates::Corners, reading: Interpolation::Linear };
 
     /// The share that each of n elements has in each of m: a row of n for each. `scale` is m/n, or what that was before
     /// m was cut to a whole number.
@@ -81,31 +84,31 @@ impl Resize {
     fn place(&self, index: f64, [n, m]: [f64; 2], scale: f64) -> f64 {
         let half = (index + 0.5) / scale - 0.5;
         match self.places {
-            Places::HalfPixel => half,
-            Places::HalfPixelOrFirst if m > 1.0 => half,
-            Places::HalfPixelAroundMiddle => half + n / 2.0 * (1.0 - m / (scale * n)),
-            Places::Corners if scale * n != 1.0 => index * (n - 1.0) / (scale * n - 1.0),
-            Places::HalfPixelOrFirst | Places::Corners => 0.0,
-            Places::Asymmetric => index / scale,
+            ResizeCoordinates::HalfPixel => half,
+            ResizeCoordinates::HalfPixelOrFirst if m > 1.0 => half,
+            ResizeCoordinates::HalfPixelAroundMiddle => half + n / 2.0 * (1.0 - m / (scale * n)),
+            ResizeCoordinates::Corners if scale * n != 1.0 => index * (n - 1.0) / (scale * n - 1.0),
+            ResizeCoordinates::HalfPixelOrFirst | ResizeCoordinates::Corners => 0.0,
+            ResizeCoordinates::Asymmetric => index / scale,
         }
     }
 }
 
-impl Reading {
+impl Interpolation {
     /// Which of n elements have shares in what is read at a place.
     fn shares(self, place: f64, n: usize) -> Vec<(usize, f64)> {
         let last = n.saturating_sub(1) as f64;
         let at = |place: f64| place.clamp(0.0, last) as usize;
         match self {
-            Reading::Below => vec![(at(place.floor()), 1.0)],
-            Reading::Above => vec![(at(place.ceil()), 1.0)],
-            Reading::NearestBelow => vec![(at((place - 0.5).ceil()), 1.0)],
-            Reading::NearestAbove => vec![(at((place + 0.5).floor()), 1.0)],
-            Reading::Linear => {
+            Interpolation::Below => vec![(at(place.floor()), 1.0)],
+            Interpolation::Above => vec![(at(place.ceil()), 1.0)],
+            Interpolation::NearestBelow => vec![(at((place - 0.5).ceil()), 1.0)],
+            Interpolation::NearestAbove => vec![(at((place + 0.5).floor()), 1.0)],
+            Interpolation::Linear => {
                 let (below, part) = (place.floor(), place - place.floor());
                 vec![(at(below), 1.0 - part), (at(below + 1.0), part)]
             }
-            Reading::Cubic { a, inside } => {
+            Interpolation::Cubic { a, inside } => {
                 let near = |t: f64| ((a + 2.0) * t - (a + 3.0)) * t * t + 1.0;
                 let far = |t: f64| ((a * t - 5.0 * a) * t + 8.0 * a) * t - 4.0 * a;
                 let (below, t) = (place.floor(), place - place.floor());
@@ -191,7 +194,7 @@ mod tests {
         assert_eq!(of(Resize::BILINEAR, 2, 4), [1.0, 0.0, 0.75, 0.25, 0.25, 0.75, 0.0, 1.0]);
         assert_eq!(of(Resize::BILINEAR_CORNERS, 2, 3), [1.0, 0.0, 0.5, 0.5, 0.0, 1.0]);
         assert_eq!(of(Resize::BILINEAR_CORNERS, 3, 1), [1.0, 0.0, 0.0]);
-        let cubic = Resize { reading: Reading::Cubic { a: -0.75, inside: false }, ..Resize::BILINEAR };
+        let cubic = Resize { reading: Interpolation::Cubic { a: -0.75, inside: false }, ..Resize::BILINEAR };
         let row = &of(cubic, 4, 8)[3 * 4..4 * 4];
         let expected = [-0.03515625, 0.26171875, 0.87890625, -0.10546875];
         assert_eq!([row[3], row[2], row[1], row[0]], expected, "{row:?}");

@@ -1,4 +1,4 @@
-//! Networks from ONNX files: `File` is one, opened and found to be trainable; `import` describes its nodes to a
+//! Networks from ONNX files: `OnnxFile` is one, opened and found to be trainable; `import` describes its nodes to a
 //! builder, for a batch and an image; `layers` says what each op becomes; `fold` computes what exporters write to
 //! compute shapes and masks, of `constant`s. `export` writes a network as such a file. docs/onnx.md has the table of
 //! ops.
@@ -22,7 +22,7 @@ use crate::files::{self, Crc};
 use crate::graph::{Builder, TensorId};
 use crate::model::{CLASS_NAMES, PREPROCESSING, Preprocessing};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
-use tensor::Tensor;
+use tensor::OnnxTensor;
 
 /// Height and width of images where the file leaves them open, as ImageNet's are cut.
 const USUAL_SIZE: usize = 224;
@@ -30,12 +30,12 @@ const USUAL_SIZE: usize = 224;
 const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 
 /// An ONNX file: a network and its weights.
-pub struct File {
+pub struct OnnxFile {
     path: PathBuf,
     label: String,
     graph: GraphProto,
     /// Weights and constants, those of nodes behind the others.
-    tensors: Vec<Tensor>,
+    tensors: Vec<OnnxTensor>,
     /// By the name of what gives it.
     tensor_of: HashMap<String, usize>,
     input: ImageInput,
@@ -70,12 +70,12 @@ pub struct Weight {
     copies: Option<[usize; 3]>,
 }
 
-impl File {
+impl OnnxFile {
     /// Reads a file and imports its network once, for a batch of one.
     ///
     /// # Errors
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
-    pub fn open(path: &Path) -> Result<File> {
+    pub fn open(path: &Path) -> Result<OnnxFile> {
         let wrong =
             |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
@@ -97,7 +97,7 @@ impl File {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
         let input = ImageInput::of(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
-        let mut file = File {
+        let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
             graph,
@@ -251,7 +251,7 @@ impl File {
 }
 
 /// Whether a tensor of at least two axes has zeros and one other number, and both: which places attend to which, say.
-fn is_mask(tensor: &Tensor) -> bool {
+fn is_mask(tensor: &OnnxTensor) -> bool {
     let sizes =
         tensor.is_real() && tensor.dims.len() > 1 && (2..=constant::MOST).contains(&tensor.elements());
     let Some(all) = sizes.then(|| tensor.reals().ok()).flatten() else { return false };
@@ -261,7 +261,7 @@ fn is_mask(tensor: &Tensor) -> bool {
 }
 
 /// The tensors of a graph, taken out of it, by the names of what gives them.
-fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<String, usize>)> {
+fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<OnnxTensor>, HashMap<String, usize>)> {
     let mut protos = std::mem::take(&mut graph.initializer);
     take_constants(graph, &mut protos);
     let directory = files::directory_of(path);
@@ -269,7 +269,7 @@ fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<
     for proto in protos {
         let name = proto.name.clone();
         let wrong = |what: &str| Error::data(path, format!("tensor {name}: {what}"));
-        tensors.push(Tensor::new(proto, directory).map_err(|what| wrong(&what))?);
+        tensors.push(OnnxTensor::new(proto, directory).map_err(|what| wrong(&what))?);
         if tensor_of.insert(name.clone(), tensors.len() - 1).is_some() {
             return Err(wrong("is there twice"));
         }

@@ -1,14 +1,14 @@
 //! What each op of a graph becomes in a file. An op without a line in the table does not compile.
 
 use super::super::schema::AttributeProto;
-use super::Writer;
+use super::OnnxWriter;
 use super::proto::{int, ints, real};
 use crate::error::{Error, Result};
 use crate::graph::{
     Activation, BatchNorm, Binary, Conv2d, MatMul, Node, Op, Pool2d, TensorId, adaptive_window,
 };
 
-impl Writer<'_> {
+impl OnnxWriter<'_> {
     /// The table: writes a node, and gives the name of what it computes.
     pub(super) fn value(&mut self, node: &Node) -> Result<String> {
         let name = &node.name;

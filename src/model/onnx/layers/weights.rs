@@ -1,24 +1,24 @@
 //! Layers with weights: convolutions and products with a stored matrix.
 
 use super::windows::{as_images, pads, strides};
-use super::{Outcome, elements, image, products, shapes};
+use super::{Lowered, elements, image, products, shapes};
 use crate::graph::{Conv2d, TensorId, dims};
-use crate::model::onnx::import::{Import, Stop, Stored, Value};
-use crate::model::onnx::node::{Node, lengths};
-use crate::model::onnx::tensor::Wrong;
+use crate::model::onnx::import::{Import, Stop, StoredTensor, Value};
+use crate::model::onnx::node::{OnnxNode, lengths};
+use crate::model::onnx::tensor::Reason;
 
-pub fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn conv<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
     as_images(import, node, x, |import, x| convolution(import, node, x, w, rest))
 }
 
 fn convolution<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: TensorId,
     w: &Value,
     rest: &[Value],
-) -> Outcome {
+) -> Lowered {
     let extents = import.shape_of(node, w)?.0;
     let ([outputs, of_group], kernel) = match extents[..] {
         [o, i, width] => ([o, i], [1, width]),
@@ -61,12 +61,12 @@ fn convolution<'a>(
 /// shape for images.
 fn with_shared_weight<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: TensorId,
     (w, of_image): (&Value, Option<[usize; 4]>),
     bias: Option<&Value>,
     conv: Conv2d,
-) -> Outcome {
+) -> Lowered {
     let mut w = import.tensor(node, w)?;
     let layer = import.layer(&node.layer());
     if let Some(shape) = of_image {
@@ -94,7 +94,7 @@ fn bias_of(rest: &[Value]) -> Option<&Value> {
 }
 
 /// `group` and `dilations`, after a look at whether `kernel_shape` is that of the weight.
-fn groups_and_dilation(node: Node, kernel: &[usize]) -> std::result::Result<(usize, [usize; 2]), Wrong> {
+fn groups_and_dilation(node: OnnxNode, kernel: &[usize]) -> std::result::Result<(usize, [usize; 2]), Reason> {
     if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(kernel)) {
         return Err(format!("kernel_shape is not that of its weight, {kernel:?}"));
     }
@@ -108,7 +108,7 @@ fn groups_and_dilation(node: Node, kernel: &[usize]) -> std::result::Result<(usi
 
 /// The way back of a convolution. What its geometry has that no convolution's way back has (other paddings on the two
 /// sides, more rows than a stride) is cut off, or zeros that are added.
-pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
     let x = image(import, node, x)?;
     let (weight, extents) = import.stored(w, "weight", 4)?;
@@ -161,12 +161,12 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Val
 
 /// What is cut off at the top, at the left, at the bottom and at the right.
 fn transposed_pads(
-    node: Node,
+    node: OnnxNode,
     size: &[usize],
     whole: [usize; 2],
     stride: [usize; 2],
     more: [usize; 2],
-) -> std::result::Result<[i64; 4], Wrong> {
+) -> std::result::Result<[i64; 4], Reason> {
     let same = node.text("auto_pad").unwrap_or("NOTSET");
     let wanted = match (node.ints("output_shape").map(lengths), same) {
         (Some(Some(shape)), _) if shape.len() >= 2 => Some([shape[shape.len() - 2], shape[shape.len() - 1]]),
@@ -189,7 +189,7 @@ fn transposed_pads(
 }
 
 /// With a stored matrix a linear layer; else a product, and what is added to it.
-pub fn gemm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn gemm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than two matrices".into()) };
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
     let [alpha, beta] = ["alpha", "beta"].map(|name| node.real(name).unwrap_or(1.0));
@@ -227,12 +227,12 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
 }
 
 /// A stored matrix that no layer has yet.
-fn own_weight(import: &Import, w: &Value) -> Option<(Stored, Vec<usize>)> {
+fn own_weight(import: &Import, w: &Value) -> Option<(StoredTensor, Vec<usize>)> {
     import.stored(w, "weight", 2).ok().filter(|(weight, _)| import.is_free(weight))
 }
 
 /// With a stored matrix a linear layer, and with an addition of a bias behind it, which it then does too.
-pub fn matmul<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn matmul<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w] = inputs else { return Err("reads other than two matrices".into()) };
     let Some((mut weight, extents)) = own_weight(import, w) else {
         return products::product(import, node, x, w);
@@ -254,11 +254,11 @@ pub fn matmul<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 /// Of the last axis. What is stored and multiplied by another stored matrix is a table of numbers, and not learned.
 fn linear<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: &Value,
-    weight: Stored,
+    weight: StoredTensor,
     bias: Option<&Value>,
-) -> Outcome {
+) -> Lowered {
     let x = match x {
         Value::Stored(_) => import.tensor(node, &Value::Known(import.constant(x)?))?,
         x => import.tensor(node, x)?,
@@ -290,6 +290,6 @@ fn linear<'a>(
     Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, to)?))
 }
 
-pub fn learned(import: &mut Import, stored: &[Option<Stored>]) -> std::result::Result<(), Stop> {
+pub fn learned(import: &mut Import, stored: &[Option<StoredTensor>]) -> std::result::Result<(), Stop> {
     import.learned(&stored.iter().flatten().collect::<Vec<_>>())
 }

@@ -5,10 +5,13 @@
 //! May use: `strategy`, `cuts`, `error`. Used by: everything.
 
 mod allreduce;
+mod buckets;
 mod compression;
 pub mod environment;
 mod input;
+mod length;
 mod mesh;
+mod network;
 mod optimizer;
 mod outputs;
 mod parallel;
@@ -30,8 +33,11 @@ use crate::error::Error;
 use crate::strategy::Relaxed;
 pub use crate::strategy::{AsyncOrder, OuterFlags, Strategy};
 pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
+pub use buckets::{Buckets, StallLimits};
 pub use compression::Compression;
+pub use length::{PlanOptions, RunLength};
 pub use mesh::MeshShape;
+pub use network::NetworkOptions;
 pub use optimizer::{Optimizer, Rule};
 pub use outputs::Outputs;
 pub use parallel::Parallel;
@@ -39,7 +45,7 @@ pub use pipeline::{Pipeline, PipelineSchedule};
 pub use prediction::Prediction;
 pub use session::{Interval, Resume, Session};
 pub use tensor::TensorParallel;
-use values::without_flags;
+use values::{number, without_flags};
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -226,22 +232,31 @@ pub enum SyncBatchNorm {
 }
 
 /// How the learning rate goes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, clap::Args)]
+#[group(skip)]
+#[command(next_help_heading = "Optimizer")]
 pub struct Rate {
     /// Base rate, before scaling by ranks.
+    #[arg(skip)]
     pub base: f32,
-    /// Whether the base rate is multiplied by the number of ranks.
-    pub scale_by_ranks: bool,
-    /// How it goes after warm-up.
+    /// How the learning rate goes over the run.
+    #[arg(id = "lr_schedule", long = "lr-schedule", value_enum, default_value_t = ScheduleKind::Constant)]
     pub schedule: ScheduleKind,
-    /// Epochs over which the rate rises linearly from zero.
+    /// Epochs over which the rate rises linearly from nothing.
+    #[arg(long = "lr-warmup", default_value_t = 0.0, value_name = "EPOCHS", value_parser = number)]
     pub warmup_epochs: f32,
     /// Epochs between two steps of the step schedule.
+    #[arg(long = "lr-step-epochs", default_value_t = 30, value_name = "EPOCHS")]
     pub step_epochs: usize,
     /// Factor of each step of the step schedule.
+    #[arg(long = "lr-gamma", default_value_t = 0.1, value_name = "FACTOR", value_parser = number)]
     pub gamma: f32,
     /// Power of the polynomial schedule.
+    #[arg(long = "lr-power", default_value_t = 2.0, value_name = "P", value_parser = number)]
     pub power: f32,
+    /// Multiply the learning rate by the number of ranks (Goyal et al. 2017).
+    #[arg(long = "lr-scale-by-ranks")]
+    pub scale_by_ranks: bool,
 }
 
 /// What is to be said of each image.
@@ -253,21 +268,6 @@ pub struct Predict {
     pub output: Option<PathBuf>,
 }
 
-impl Rate {
-    /// The rate of an optimizer where no flag is given.
-    pub fn of(rule: Rule) -> Rate {
-        Rate {
-            base: rule.usual_rate(),
-            scale_by_ranks: false,
-            schedule: ScheduleKind::Constant,
-            warmup_epochs: 0.0,
-            step_epochs: 30,
-            gamma: 0.1,
-            power: 2.0,
-        }
-    }
-}
-
 /// One run, as decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
@@ -276,22 +276,9 @@ pub struct Config {
     pub run_file: String,
     /// Name of the model, or the file that it is in (`model::find`).
     pub model: String,
-    /// `None`: as many as the model was made for.
-    pub classes: Option<usize>,
-    /// Height and width; `None`: what the model was made for.
-    pub image_size: Option<usize>,
-    /// Share of the loss's target that is spread evenly over all classes.
-    pub label_smoothing: f32,
-    /// The file that parameters start from.
-    pub init_from: Option<PathBuf>,
-    /// Whether the last layer starts as without that file.
-    pub reset_head: bool,
-    /// Whether the network of a file starts as one of the zoo does, without the file's weights.
-    pub fresh_weights: bool,
-    /// Whether elements and samples are dropped in training, where the model does so.
-    pub dropout: bool,
-    /// "backbone", or names of layers, that are not learned.
-    pub freeze: Vec<String>,
+    /// What of it is chosen, and how it starts.
+    #[serde(flatten)]
+    pub network: NetworkOptions,
     /// `None`: synthetic images.
     pub data: Option<PathBuf>,
     /// How images are read and prepared.
@@ -312,12 +299,9 @@ pub struct Config {
     pub tensor: Option<TensorParallel>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
-    /// How often the training images are gone through.
-    pub epochs: usize,
-    /// Stop after this many timed steps.
-    pub steps: Option<usize>,
-    /// Steps before the clock of images/s starts.
-    pub warmup: usize,
+    /// Resolved: `RunLength::or_usual`.
+    #[serde(flatten)]
+    pub length: RunLength,
     /// The update rule and its numbers.
     pub optimizer: Optimizer,
     /// The learning rate over the run.
@@ -348,32 +332,20 @@ pub struct Config {
     pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
-    /// The file with what was measured for the choice of allreduces; `None`: that at the usual place.
-    pub tuning: Option<PathBuf>,
-    /// Bytes from which a bucket is closed; `None`: by ready times and costs.
-    pub fusion_threshold: Option<usize>,
-    /// Whether buckets are reduced during the backward pass.
-    pub overlap: bool,
-    /// Seconds without progress after which a wait for other ranks is reported, and the job ends; 0 is never.
-    pub stall_warn: f64,
-    /// Seconds without progress after which the job ends; 0 is never.
-    pub stall_abort: f64,
+    /// How gradients are averaged in buckets.
+    #[serde(flatten)]
+    pub buckets: Buckets,
+    /// How long ranks wait for each other.
+    #[serde(flatten)]
+    pub stalls: StallLimits,
     /// What it leaves, and where.
     #[serde(flatten)]
     pub outputs: Outputs,
     /// Checkpoints, resume and time limit.
     pub session: Session,
-    /// Whether to print the plan and stop.
-    pub dry_run: bool,
-    /// For what it prints: the machine's FLOP/s and bytes/s.
-    #[serde(skip)]
-    pub roofline: Option<(f64, f64)>,
-    /// Whether it prints every action of a step.
-    #[serde(skip)]
-    pub script: bool,
-    /// Where the steps of the plan go, for programs to read.
-    #[serde(skip)]
-    pub plan_steps: Option<PathBuf>,
+    /// Whether the plan is printed instead.
+    #[serde(flatten)]
+    pub plan: PlanOptions,
     /// Steps that are measured before something is predicted by them.
     pub measure: Option<usize>,
     /// Where a planner chooses how the work is shared: what it may.
@@ -396,14 +368,7 @@ impl Config {
         Config {
             run_file: String::new(),
             model: "mnist_small".into(),
-            classes: None,
-            image_size: None,
-            label_smoothing: 0.0,
-            init_from: None,
-            reset_head: false,
-            fresh_weights: false,
-            dropout: true,
-            freeze: Vec::new(),
+            network: without_flags(),
             data: Some(data.into()),
             input: without_flags(),
             batch: 64,
@@ -414,11 +379,9 @@ impl Config {
             spatial: 1,
             tensor: None,
             sync_bn: SyncBatchNorm::Off,
-            epochs: 30,
-            steps: None,
-            warmup: 0,
+            length: without_flags::<RunLength>().or_usual(false),
             optimizer: Optimizer { rule, clip_norm: None, ema: None },
-            rate: Rate::of(rule),
+            rate: Rate { base: rule.usual_rate(), ..without_flags() },
             seed: 1,
             device: DeviceKind::Auto,
             precision: Precision::Auto,
@@ -432,17 +395,11 @@ impl Config {
             wire: Wire::F32,
             compress: None,
             recompute: false,
-            tuning: None,
-            fusion_threshold: None,
-            overlap: true,
-            stall_warn: 30.0,
-            stall_abort: 0.0,
+            buckets: without_flags(),
+            stalls: without_flags(),
             outputs: without_flags(),
             session: without_flags(),
-            dry_run: false,
-            roofline: None,
-            script: false,
-            plan_steps: None,
+            plan: without_flags(),
             prediction: None,
             measure: None,
             parallel: None,
@@ -467,7 +424,7 @@ impl Config {
             spatial: 1,
             tensor: None,
             sync_bn: SyncBatchNorm::Off,
-            freeze: Vec::new(),
+            network: NetworkOptions { freeze: Vec::new(), ..self.network },
             strategy: Strategy::Allreduce,
             outer: OuterFlags::default(),
             async_order: AsyncOrder::default(),

@@ -185,7 +185,7 @@ pub fn identity(
         ("--model", model.identity()),
         ("--classes", classes.to_string()),
         ("image shape", image.to_string()),
-        ("--label-smoothing", config.label_smoothing.to_string()),
+        ("--label-smoothing", config.network.label_smoothing.to_string()),
         ("training images", images.to_string()),
         ("--seed", config.seed.to_string()),
         ("--optimizer", config.optimizer.rule.name().replace('-', "")),

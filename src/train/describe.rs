@@ -148,7 +148,7 @@ pub fn describe(
         global_batch: config.images_a_step(computing_ranks) / config.spatial,
         epochs: if config.data.is_some() { epochs as u64 } else { 0 },
         steps: steps as u64,
-        warmup: config.warmup as u64,
+        warmup: config.length.warmup() as u64,
         computing: computing_ranks * config.stages(),
         owned: Vec::new(),
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),

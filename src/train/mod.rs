@@ -97,7 +97,7 @@ pub fn run_own(world: &World, config: Config, model: Model, started: Instant) ->
 fn run_model(world: &World, config: Result<Config>, model: Option<Model>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
-    world.limit_stalls(config.stall_warn, config.stall_abort);
+    world.limit_stalls(config.stalls.stall_warn, config.stalls.stall_abort);
     let (config, known) = planner::decided(world, config, model.as_ref())?;
     let groups = Groups::new(world, &config)?;
     let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
@@ -578,9 +578,9 @@ fn spread(world: &World, number: f64) -> Result<Spread> {
 /// Has rank 0 own what is to be written. It may wait for a sign of life of a previous owner, which is no stall.
 /// Collective.
 fn owning<T>(world: &World, config: &Config, own: impl FnOnce() -> Result<T>) -> Result<T> {
-    world.limit_stalls(config.stall_warn, 0.0);
+    world.limit_stalls(config.stalls.stall_warn, 0.0);
     let owned = world.agree(own());
-    world.limit_stalls(config.stall_warn, config.stall_abort);
+    world.limit_stalls(config.stalls.stall_warn, config.stalls.stall_abort);
     owned
 }
 

@@ -140,7 +140,7 @@ fn last_stage(config: &Config, ranks: usize) -> u8 {
         1 => 0,
         _ if needs_all || elsewhere => 0,
         // Nobody owns what is frozen.
-        _ if !config.freeze.is_empty() => 2,
+        _ if !config.network.freeze.is_empty() => 2,
         _ => 3,
     }
 }

@@ -546,7 +546,7 @@ fn table(rows: &[Row]) -> String {
 /// What the numbers rest on, and what they cannot know.
 fn described(config: &Config, averaging: &Averaging) -> String {
     let network = averaging.machine().map_or(String::new(), |machine| machine.network.describe());
-    let computes = match config.roofline {
+    let computes = match config.plan.roofline {
         Some((flops, bytes)) => format!("{:.1} TFLOP/s and {:.0} GB/s as given", flops / 1e12, bytes / 1e9),
         None => format!("rates {}", averaging.source()),
     };

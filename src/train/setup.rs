@@ -100,7 +100,7 @@ pub fn prepare(
     let kept = RunFiles::own(world, config, &network)?;
     let opened = OpenedRun::open(groups, config, network, (threads, workers), &kept, started)?;
     let planned = opened.plan(&kept, known)?;
-    if planned.opened.config.dry_run {
+    if planned.opened.config.plan.dry_run {
         return planned.print(asked, interconnect).map(|()| None);
     }
     let ready = planned.ready(&kept)?;
@@ -143,11 +143,11 @@ struct RunFiles {
 
 impl RunFiles {
     fn own(world: &World, config: &Config, network: &Network) -> Result<RunFiles> {
-        if let Some(directory) = config.session.checkpoint.as_deref().filter(|_| !config.dry_run) {
+        if let Some(directory) = config.session.checkpoint.as_deref().filter(|_| !config.plan.dry_run) {
             // Before any of them is looked at: another run may be writing them.
             owning(world, config, || record::own_checkpoints(world.into(), directory))?;
         }
-        let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
+        let resumed = if config.plan.dry_run { None } else { Resumed::find(world, config)? };
         let (path, checkpoints) =
             owning(world, config, || outputs(world, config, network.model.name(), resumed.as_ref()))?;
         comm::enter(RunPhase::Data, 0);
@@ -512,7 +512,7 @@ fn outputs(
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
     let (place, given) = (world.into(), config.outputs.results.as_deref());
     let path = match resumed {
-        _ if config.dry_run => None,
+        _ if config.plan.dry_run => None,
         None => record::results_path(place, given, model)?,
         Some(resumed) => {
             let earlier = resumed.contents.text("results").as_ref();
@@ -522,7 +522,7 @@ fn outputs(
     if let (Some(events), true) = (&config.outputs.tensorboard, path.is_some()) {
         record::check_events(events, resumed.is_some())?;
     }
-    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run);
+    let directory = config.session.checkpoint.as_deref().filter(|_| !config.plan.dry_run);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }
@@ -530,7 +530,9 @@ fn outputs(
 /// Whether the weights can be written where they are to go, under the names that an ONNX file gives them. Those that
 /// this run has left there before are replaced.
 fn weights_path(world: &World, config: &Config, network: &Network, resumed: Option<&Resumed>) -> Result<()> {
-    let Some(path) = config.outputs.save_weights.as_ref().filter(|_| !config.dry_run) else { return Ok(()) };
+    let Some(path) = config.outputs.save_weights.as_ref().filter(|_| !config.plan.dry_run) else {
+        return Ok(());
+    };
     let run = resumed.map(|resumed| resumed.contents.text("run"));
     let of = config.session.checkpoint.as_deref().zip(run);
     let names = network.model.file().into_iter().flat_map(|file| file.weights());

@@ -50,7 +50,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         world.agree(Plans::new(groups.layout(), config, &network, &*device, &averaging, false))?;
     plans.compare(groups, config, &*device)?;
     plans.ledger.set_program(greatest(world, plans.ledger.bytes(MemoryKind::Program))?);
-    if config.dry_run {
+    if config.plan.dry_run {
         record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
         return world.agree(record::printed());
     }

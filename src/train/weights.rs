@@ -53,14 +53,14 @@ impl Start {
     }
 
     fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
-        let of_network = network.model.file().filter(|_| !config.fresh_weights);
-        let (file, flag) = match (&config.init_from, of_network) {
+        let of_network = network.model.file().filter(|_| !config.network.fresh_weights);
+        let (file, flag) = match (&config.network.init_from, of_network) {
             (Some(path), _) => (WeightsFile::open(path)?, "--init-from"),
             (None, Some(_)) => (WeightsFile::of(&network.model), "its weights"),
             (None, None) => return Ok(None),
         };
         let graph = network.model.build_to_test(1, network.image, network.classes)?;
-        let head = if config.reset_head { graph.head() } else { Vec::new() };
+        let head = if config.network.reset_head { graph.head() } else { Vec::new() };
         Start::fitting(file, &graph, &head, [&config.model, flag]).map(Some)
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use dltrain::config::values::{at_least_one, in_range, number, size, sync_batch_norm, within, zero_stage};
+use dltrain::config::values::{at_least_one, in_range, size, sync_batch_norm, within, zero_stage};
 use dltrain::config::{
     AllreduceKind, Buckets, Compression, Config, CudaAware, DeviceKind, Input, NetworkOptions, Optimizer,
     Outputs, Parallel, Pipeline, PlanOptions, Precision, Predict, Prediction, Rate, Rule, RunLength, Session,

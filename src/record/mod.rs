@@ -138,7 +138,7 @@ impl Recorder {
         });
         let events = events.transpose()?;
         terminal::tell(&table::introduction(place, about));
-        terminal::start_bar(about.steps);
+        terminal::start_bar(about.size.steps);
         Ok(Recorder {
             writer: Some(RecordWriter {
                 place,
@@ -204,7 +204,7 @@ impl Recorder {
     /// How many updates of this part of the run were by gradients so stale: 0, 1, … updates late.
     pub fn staleness(&mut self, counts: &[u64]) {
         if let Some(writer) = &mut self.writer {
-            writer.closing.stale = counts.to_vec();
+            writer.closing.stale[0] = counts.to_vec();
         }
     }
 
@@ -250,7 +250,7 @@ impl RecordWriter {
         if self.closing.setup_seconds.is_nan() {
             self.closing.setup_seconds = (self.about.started.elapsed().as_secs_f64() - r.seconds).max(0.0);
         }
-        let counts = r.step >= self.about.warmup;
+        let counts = r.step >= self.about.size.warmup;
         if counts {
             self.closing.step(r);
             if let Some(compression) = &self.about.compression {
@@ -270,7 +270,7 @@ impl RecordWriter {
         if counts {
             self.speed.add(r);
         }
-        if self.about.epochs == 0 && counts {
+        if self.about.size.epochs == 0 && counts {
             if self.speed.steps() == STEPS_A_LINE {
                 terminal::tell(table::STEP_HEADER);
             }
@@ -427,22 +427,8 @@ pub struct Description {
     pub parameters: u64,
     /// One line: the device, its library and version.
     pub device: String,
-    /// Threads a rank.
-    pub threads: usize,
-    /// Images a rank, step and accumulation.
-    pub batch: usize,
-    /// Batches whose gradients one update adds up.
-    pub accumulation: usize,
-    /// Images of all ranks in an update.
-    pub global_batch: usize,
-    /// Epochs to train; 0 for a synthetic run, which has steps only.
-    pub epochs: u64,
-    /// Steps of the whole run, warm-up included.
-    pub steps: u64,
-    /// The first steps, left out of rates and totals.
-    pub warmup: u64,
-    /// Ranks that compute gradients.
-    pub computing: usize,
+    /// How large it is.
+    pub size: RunSize,
     /// Bytes of parameters that each rank updates.
     pub owned: Vec<u64>,
     /// Bytes of each gradient bucket; empty where nothing is communicated.
@@ -466,6 +452,27 @@ pub struct Description {
     pub layers: Vec<Layer>,
     /// When the program started.
     pub started: Instant,
+}
+
+/// How large a run is.
+#[derive(Debug, Clone, Copy)]
+pub struct RunSize {
+    /// Threads a rank.
+    pub threads: usize,
+    /// Images a rank, step and accumulation.
+    pub batch: usize,
+    /// Batches whose gradients one update adds up.
+    pub accumulation: usize,
+    /// Images of all ranks in an update.
+    pub global_batch: usize,
+    /// Epochs to train; 0 for a synthetic run, which has steps only.
+    pub epochs: u64,
+    /// Steps of the whole run, warm-up included.
+    pub steps: u64,
+    /// The first steps, left out of rates and totals.
+    pub warmup: u64,
+    /// Ranks that compute gradients.
+    pub computing: usize,
 }
 
 impl Description {

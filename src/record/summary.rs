@@ -44,7 +44,7 @@ fn settings(place: RankInfo, about: &Description) -> Vec<SummaryRow> {
         ("model", format!("{} ({} parameters)", about.model, thousands(about.parameters))),
         ("data", about.text("images").into()),
         ("device", about.device.clone()),
-        ("ranks x threads", format!("{} x {}{}", place.size, about.threads, on(about.text("hosts")))),
+        ("ranks x threads", format!("{} x {}{}", place.size, about.size.threads, on(about.text("hosts")))),
         ("batch", batch(about)),
         ("optimizer", optimizer(about)),
         ("strategy", about.text("owners").into()),
@@ -53,8 +53,8 @@ fn settings(place: RankInfo, about: &Description) -> Vec<SummaryRow> {
 }
 
 fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
-    let mut rows = match about.epochs {
-        0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.warmup))],
+    let mut rows = match about.size.epochs {
+        0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.size.warmup))],
         _ => vec![("epochs", format!("{} ({})", c.epochs, plural(c.steps as usize, "step")))],
     };
     let (best, best_epoch) = c.best_test_accuracy;
@@ -65,13 +65,13 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
     let [total, setup, training] = [c.seconds, c.setup_seconds, c.training_seconds].map(duration);
     rows.push(("time", format!("{total}, set-up {setup}, training steps {training}")));
     let rate = c.images_per_second();
-    let each = rate / about.computing as f64;
+    let each = rate / about.size.computing as f64;
     let [digits, digits_each, digits_step] = [decimals(rate, 2), decimals(each, 2), decimals(speed.mean, 1)];
     let deviation = speed.deviation().map_or(String::new(), |sd| {
         format!("; single steps {:.digits_step$} ± {sd:.digits_step$} (sd)", speed.mean)
     });
     rows.push(("images/sec", format!("{rate:.digits$}, a rank {each:.digits_each$}{deviation}")));
-    let parts = [c.compute, c.communication, c.input].map(|seconds| c.share(seconds));
+    let parts = [c.spent.compute, c.spent.communication, c.spent.input].map(|seconds| c.share(seconds));
     let other = (1.0 - parts.iter().sum::<f64>()).max(0.0);
     let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));
     let shares = format!("compute {compute}, communication {communication}, input {input}, other {other}");
@@ -107,7 +107,7 @@ fn compressed(compression: &CompressionRecord, c: &Closing) -> String {
     let [sent, whole] = c.sent.map(|bytes| bytes as f64);
     let work = match compression.on_device {
         true => "encoding and decoding on the GPU".into(),
-        false => format!("encoding and decoding {}", percent(c.share(c.encoding), 1)),
+        false => format!("encoding and decoding {}", percent(c.share(c.spent.encoding), 1)),
     };
     format!(
         "{}: a rank sent {:.1} MB of {:.1} MB ({} saved), {work}",
@@ -157,16 +157,23 @@ fn software(mpi: &str) -> String {
     format!("dltrain {version} ({revision}), {mpi}, HDF5 {}", super::hdf5_version())
 }
 
+/// Seconds of steps, by what they went to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Spent {
+    pub compute: f64,
+    pub communication: f64,
+    pub input: f64,
+    /// Part of the others.
+    pub encoding: f64,
+}
+
 /// What a run comes to: sums over the steps that count (all but the warm-up).
 #[derive(Debug, Clone)]
 pub(super) struct Closing {
     pub steps: u64,
     pub images: u64,
     pub training_seconds: f64,
-    pub compute: f64,
-    pub communication: f64,
-    pub input: f64,
-    pub encoding: f64,
+    pub spent: Spent,
     /// Of this part of a run.
     pub usage: Metered,
     /// Bytes that a rank sent of compressed gradients, and would have sent without compression.
@@ -181,8 +188,7 @@ pub(super) struct Closing {
     /// Bytes that the rank that sends most sent in a step.
     pub sent_a_step: u64,
     /// Updates by gradients of each staleness: of this part of the run, and of earlier ones.
-    pub stale: Vec<u64>,
-    pub stale_earlier: Vec<u64>,
+    pub stale: [Vec<u64>; 2],
     /// Seconds of this run's earlier parts.
     pub earlier: f64,
 }
@@ -193,10 +199,7 @@ impl Closing {
             steps: 0,
             images: 0,
             training_seconds: 0.0,
-            compute: 0.0,
-            communication: 0.0,
-            input: 0.0,
-            encoding: 0.0,
+            spent: Spent::default(),
             usage: Metered::default(),
             sent: [0; 2],
             setup_seconds: f64::NAN,
@@ -206,8 +209,7 @@ impl Closing {
             final_test_accuracy: f64::NAN,
             memory: None,
             sent_a_step: 0,
-            stale: Vec::new(),
-            stale_earlier: Vec::new(),
+            stale: Default::default(),
             earlier: 0.0,
         }
     }
@@ -218,9 +220,9 @@ impl Closing {
             ("summary.steps", self.steps as f64),
             ("summary.images", self.images as f64),
             ("summary.training_seconds", self.training_seconds),
-            ("summary.compute", self.compute),
-            ("summary.communication", self.communication),
-            ("summary.input", self.input),
+            ("summary.compute", self.spent.compute),
+            ("summary.communication", self.spent.communication),
+            ("summary.input", self.spent.input),
             ("summary.setup_seconds", self.setup_seconds),
             ("summary.epochs", self.epochs as f64),
             ("summary.best_test_accuracy", self.best_test_accuracy.0),
@@ -238,8 +240,8 @@ impl Closing {
     /// Updates of the whole run by gradients of each staleness.
     pub fn stale_in_all(&self) -> Vec<u64> {
         let count = |counts: &[u64], late: usize| counts.get(late).copied().unwrap_or(0);
-        let most = self.stale.len().max(self.stale_earlier.len());
-        (0..most).map(|late| count(&self.stale, late) + count(&self.stale_earlier, late)).collect()
+        let [here, earlier] = &self.stale;
+        (0..here.len().max(earlier.len())).map(|late| count(here, late) + count(earlier, late)).collect()
     }
 
     pub fn from_numbers(numbers: &BTreeMap<String, f64>) -> Closing {
@@ -251,18 +253,24 @@ impl Closing {
             steps: number("steps") as u64,
             images: number("images") as u64,
             training_seconds: number("training_seconds"),
-            compute: number("compute"),
-            communication: number("communication"),
-            input: number("input"),
+            spent: Spent {
+                compute: number("compute"),
+                communication: number("communication"),
+                input: number("input"),
+                encoding: 0.0,
+            },
             setup_seconds: number("setup_seconds"),
             epochs: number("epochs") as u64,
             best_test_accuracy: (number("best_test_accuracy"), number("best_epoch") as u64),
             final_test_accuracy: number("final_test_accuracy"),
             earlier: number("seconds"),
-            stale_earlier: (0..)
-                .map_while(|late| numbers.get(&format!("summary.staleness.{late}")))
-                .map(|&count| count as u64)
-                .collect(),
+            stale: [
+                Vec::new(),
+                (0..)
+                    .map_while(|late| numbers.get(&format!("summary.staleness.{late}")))
+                    .map(|&count| count as u64)
+                    .collect(),
+            ],
             ..Closing::new()
         }
     }
@@ -281,10 +289,10 @@ impl Closing {
         self.steps += 1;
         self.images += r.images;
         self.training_seconds += r.seconds;
-        self.compute += r.compute;
-        self.communication += r.communication;
-        self.input += r.input;
-        self.encoding += r.encoding;
+        self.spent.compute += r.compute;
+        self.spent.communication += r.communication;
+        self.spent.input += r.input;
+        self.spent.encoding += r.encoding;
         self.usage.add(r.seconds, r.usage);
     }
 

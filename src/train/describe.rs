@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::{Action, Plan, Rehearsal, Script};
-use crate::record::{self, Description, Scheduled};
+use crate::record::{self, Description, RunSize, Scheduled};
 use crate::reducer::{Averaging, seats};
 
 /// Which images there are, in words.
@@ -142,14 +142,16 @@ pub fn describe(
             JpegDecoder::Auto => opening(config, device),
             decoder => format!("{}; JPEG by {decoder}", opening(config, device)),
         },
-        threads,
-        batch: config.batch,
-        accumulation: config.accumulation,
-        global_batch: config.images_a_step(computing_ranks) / config.spatial,
-        epochs: if config.data.is_some() { epochs as u64 } else { 0 },
-        steps: steps as u64,
-        warmup: config.length.warmup() as u64,
-        computing: computing_ranks * config.stages(),
+        size: RunSize {
+            threads,
+            batch: config.batch,
+            accumulation: config.accumulation,
+            global_batch: config.images_a_step(computing_ranks) / config.spatial,
+            epochs: if config.data.is_some() { epochs as u64 } else { 0 },
+            steps: steps as u64,
+            warmup: config.length.warmup() as u64,
+            computing: computing_ranks * config.stages(),
+        },
         owned: Vec::new(),
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),

@@ -149,7 +149,7 @@ fn code(
 
 impl DeviceCodec for CudaCodec {
     fn encode(&mut self, bucket: usize) -> Result<DeviceEvent> {
-        let Gpu { stream, leaving, .. } = &*self.gpu;
+        let (stream, leaving) = (&self.gpu.stream, &self.gpu.copies.leaving);
         let Encoding { encode, own, summed, .. } = &mut self.buckets[bucket];
         encode.iter().try_for_each(|work| work())?;
         leaving.wait(&stream.record()?)?;
@@ -165,7 +165,7 @@ impl DeviceCodec for CudaCodec {
     }
 
     fn decode(&mut self, bucket: usize) -> Result<()> {
-        let Gpu { stream, coming, .. } = &*self.gpu;
+        let (stream, coming) = (&self.gpu.stream, &self.gpu.copies.coming);
         let Encoding { decode, messages, summed, .. } = &mut self.buckets[bucket];
         for [there, host] in [messages, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
             // SAFETY: host memory; who writes to it next is an `encode`, behind the stream that waits for this copy.

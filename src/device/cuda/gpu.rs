@@ -17,6 +17,7 @@ use super::handle::{
 };
 use super::library::{CudaInfo, cuda};
 use super::narrow::Narrow;
+use super::probe::GpuInfo;
 use super::tune::Tuned;
 use crate::device::memory::bytes_of;
 use crate::device::update::adam_corrections;
@@ -62,19 +63,12 @@ pub struct Gpu {
     pub context: Rc<Context>,
     /// Where everything runs, one after the other.
     pub stream: Rc<CudaStream>,
-    /// Where gradients go to the host, and where they come back, beside that.
-    pub leaving: Rc<CudaStream>,
-    pub coming: Rc<CudaStream>,
-    /// Where the next batch comes, beside both.
-    pub inputs: Rc<CudaStream>,
+    /// Where messages go, beside that.
+    pub copies: CopyStreams,
     pub blas: BlasHandle,
     pub dnn: DnnHandle,
     pub tuned: Tuned,
-    /// "NVIDIA H200", and its compute capability.
-    pub name: String,
-    /// On the PCI bus: see `probe::Gpu::identity`.
-    pub place: String,
-    pub capability: (i32, i32),
+    pub info: GpuInfo,
     /// Whether f32 products may be rounded to tf32's 10 bits.
     pub tf32: bool,
     /// Of the parameters.
@@ -82,25 +76,44 @@ pub struct Gpu {
     /// Of the weights' gradients.
     pub narrow: Narrow,
     multiprocessors: u32,
-    module: Rc<Module>,
-    functions: RefCell<HashMap<String, Function>>,
-    /// On the GPU, and what was last put there.
+    /// Ours, and those that were asked for.
+    kernels: (Rc<Module>, RefCell<HashMap<String, Function>>),
+    /// On the GPU.
     pub scalars: Memory,
+    written: ScalarState,
+    /// While steps are being captured nothing may be uploaded beside them.
+    capturing: Cell<bool>,
+}
+
+/// Streams of copies.
+pub struct CopyStreams {
+    /// Gradients to the host, and back.
+    pub leaving: Rc<CudaStream>,
+    pub coming: Rc<CudaStream>,
+    /// The next batch.
+    pub inputs: Rc<CudaStream>,
+}
+
+/// What is known of the scalars on the GPU.
+struct ScalarState {
     slots: Slots,
+    /// What was last put there.
     current: Cell<Option<Scalars>>,
     /// Whether kernels write to `skip`.
     skips: Cell<bool>,
     /// Adam's, for the corrections that kernels read with the scalars.
     betas: Cell<(f32, f32)>,
-    /// While steps are being captured nothing may be uploaded beside them.
-    capturing: Cell<bool>,
 }
 
 impl Gpu {
     pub fn new(ordinal: usize, tf32: bool) -> Result<Rc<Gpu>> {
         let context = Context::new(ordinal)?;
-        let (stream, inputs) = (CudaStream::new(&context)?, CudaStream::new(&context)?);
-        let (leaving, coming) = (CudaStream::new(&context)?, CudaStream::new(&context)?);
+        let stream = CudaStream::new(&context)?;
+        let copies = CopyStreams {
+            leaving: CudaStream::new(&context)?,
+            coming: CudaStream::new(&context)?,
+            inputs: CudaStream::new(&context)?,
+        };
         let driver = super::probe().map_err(Error::environment)?;
         let gpu =
             driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
@@ -122,26 +135,23 @@ impl Gpu {
             blas: BlasHandle::new(&context, &stream, tf32)?,
             dnn: DnnHandle::new(&context, &stream)?,
             tuned,
-            name: gpu.name.clone(),
-            place: gpu.identity.clone(),
-            capability: gpu.compute_capability,
+            info: gpu.clone(),
             tf32,
             halves: Halves::default(),
             narrow: Narrow::default(),
             multiprocessors: multiprocessors.max(1) as u32,
-            module,
-            functions: RefCell::default(),
+            kernels: (module, RefCell::default()),
             scalars: allocate(&context, SCALARS_BYTES)?,
-            slots: Slots::new(&context)?,
-            current: Cell::new(None),
-            skips: Cell::new(false),
-            betas: Cell::new((0.0, 0.0)),
+            written: ScalarState {
+                slots: Slots::new(&context)?,
+                current: Cell::new(None),
+                skips: Cell::new(false),
+                betas: Cell::new((0.0, 0.0)),
+            },
             capturing: Cell::new(false),
             context,
             stream,
-            leaving,
-            coming,
-            inputs,
+            copies,
         };
         Ok(Rc::new(gpu))
     }
@@ -152,11 +162,12 @@ impl Gpu {
 
     /// One of our kernels.
     pub fn function(&self, name: &str) -> Result<Function> {
-        if let Some(function) = self.functions.borrow().get(name) {
+        let (module, functions) = &self.kernels;
+        if let Some(function) = functions.borrow().get(name) {
             return Ok(function.clone());
         }
-        let function = self.module.function(name)?;
-        self.functions.borrow_mut().insert(name.into(), function.clone());
+        let function = module.function(name)?;
+        functions.borrow_mut().insert(name.into(), function.clone());
         Ok(function)
     }
 
@@ -177,17 +188,17 @@ impl Gpu {
 
     /// The betas of Adam's rule, which the scalars' corrections are made of.
     pub fn set_betas(&self, beta1: f32, beta2: f32) {
-        self.betas.set((beta1, beta2));
-        self.current.set(None);
+        self.written.betas.set((beta1, beta2));
+        self.written.current.set(None);
     }
 
     /// Lets the kernels enqueued from now on read these numbers.
     pub fn set_scalars(&self, scalars: &Scalars) -> Result<()> {
-        let current = self.current.get();
+        let current = self.written.current.get();
         if self.capturing.get() || current == Some(*scalars) {
             return Ok(());
         }
-        let (beta1, beta2) = self.betas.get();
+        let (beta1, beta2) = self.written.betas.get();
         let (correction1, correction2) = adam_corrections(scalars, beta1, beta2);
         let mut bytes = [0u8; SCALARS_BYTES];
         let (corrections, skip) = ([correction1, correction2], [0i32]);
@@ -199,23 +210,23 @@ impl Gpu {
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        let slot = self.slots.next(&self.stream)?;
+        let slot = self.written.slots.next(&self.stream)?;
         slot.write(&bytes);
         // What was found of a step's gradients stays for the rest of the step.
-        let keeps = self.skips.get() && current.is_some_and(|current| current.step == scalars.step);
+        let keeps = self.written.skips.get() && current.is_some_and(|current| current.step == scalars.step);
         let parts = if keeps { [0..SKIP.start, SKIP.end..SCALARS_BYTES] } else { [0..SCALARS_BYTES, 0..0] };
         for part in parts.iter().filter(|part| !part.is_empty()) {
             let [from, to] = [&slot, &self.scalars].map(|memory| memory.slice(part.start, part.len()));
             // SAFETY: host memory, to which nobody writes before the stream has come by.
             unsafe { self.stream.upload_later(&from, &to) }?;
         }
-        self.current.set(Some(*scalars));
+        self.written.current.set(Some(*scalars));
         Ok(())
     }
 
     /// Where kernels look whether the step's gradients are of no use; steps may write there from now on.
     pub fn skip_flag(&self) -> Memory {
-        self.skips.set(true);
+        self.written.skips.set(true);
         self.scalars.slice(SKIP.start, SKIP.len())
     }
 

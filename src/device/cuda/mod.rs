@@ -89,7 +89,7 @@ impl Cuda {
     /// `Environment` where a library is missing or too old, or memory lacks; `Foreign` where the GPU cannot be used.
     pub fn new(ordinal: usize, tf32: bool, sharers: usize) -> Result<Cuda> {
         let gpu = gpu::Gpu::new(ordinal, tf32)?;
-        let meter = nvml::Meter::start(&gpu.place);
+        let meter = nvml::Meter::start(&gpu.info.identity);
         let meter = meter.inspect_err(|why| log::info!("no figures of the GPU's use: {why}")).ok();
         Ok(Cuda { gpu, sharers, locked: RefCell::default(), meter })
     }
@@ -172,11 +172,6 @@ impl Cuda {
         }
     }
 
-    /// "NVIDIA H200".
-    pub fn gpu_name(&self) -> &str {
-        &self.gpu.name
-    }
-
     /// What a large product and a large copy reach: FLOP/s and bytes/s, read and written.
     ///
     /// # Errors
@@ -217,8 +212,8 @@ impl Device for Cuda {
 
     fn describe(&self) -> String {
         let (CudaInfo { driver, cudnn, cublas, .. }, (major, minor)) =
-            (self.gpu.found(), self.gpu.capability);
-        let name = &self.gpu.name;
+            (self.gpu.found(), self.gpu.info.compute_capability);
+        let name = &self.gpu.info.name;
         format!(
             "{name} (sm_{major}{minor}), cuDNN {cudnn}, cuBLAS {cublas}, driver for CUDA {}.{}",
             driver.0, driver.1
@@ -350,7 +345,7 @@ impl Device for Cuda {
     }
 
     fn copy_to_host_after(&self, from: &Memory, to: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
-        let leaving = &self.gpu.leaving;
+        let leaving = &self.gpu.copies.leaving;
         event_of(after).map_or(Ok(()), |after| leaving.wait(after))?;
         // SAFETY: `to` is host memory that the caller leaves alone until the event.
         unsafe { leaving.download_later(from, to) }?;
@@ -358,7 +353,7 @@ impl Device for Cuda {
     }
 
     fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<DeviceEvent> {
-        let coming = &self.gpu.coming;
+        let coming = &self.gpu.copies.coming;
         self.gpu.halves.written(to);
         // SAFETY: host memory; who writes to it next comes behind the event.
         unsafe { coming.upload_later(from, to) }?;
@@ -372,7 +367,7 @@ impl Device for Cuda {
     }
 
     fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
-        let inputs = &self.gpu.inputs;
+        let inputs = &self.gpu.copies.inputs;
         self.gpu.halves.written(to);
         event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
         // SAFETY: host memory, which the caller leaves alone until the event.

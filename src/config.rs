@@ -209,7 +209,7 @@ impl std::fmt::Display for Wire {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleKind {
-    /// The same rate throughout.
+    /// One rate throughout.
     Constant,
     /// Multiplied by --lr-gamma every --lr-step-epochs epochs.
     Step,
@@ -409,7 +409,7 @@ impl Config {
         }
     }
 
-    /// The same for a run that only tests: without what a training would update, sum, keep and go on from.
+    /// The configuration of a run that only tests: without what a training would update, sum, keep and go on from.
     pub fn to_test(self) -> Config {
         let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
         let optimizer = Optimizer { rule, clip_norm: None, ema: None };
@@ -463,8 +463,8 @@ impl Config {
         items
     }
 
-    /// The same for so many ranks that compute: with `--global-batch` the fewest micro-steps of at most `--batch`
-    /// images, and the least batch that suffices for these.
+    /// The configuration for so many ranks that compute: with `--global-batch` the fewest micro-steps of at most
+    /// `--batch` images, and the least batch that suffices for these.
     ///
     /// # Errors
     /// `Usage` where there are more ranks than images.
@@ -483,7 +483,7 @@ impl Config {
         Ok(Config { accumulation, batch, ..self.clone() })
     }
 
-    /// The same with `--shards`: each rank computes as many of them, in micro-steps of one.
+    /// The configuration for so many ranks with `--shards`: each rank computes as many of them, in micro-steps of one.
     fn sharded(&self, shards: usize, ranks: usize) -> crate::error::Result<Config> {
         if !ranks.is_power_of_two() || ranks > shards {
             return Err(Error::usage(format!(
@@ -528,7 +528,7 @@ impl Config {
         self.global_batch.unwrap_or(ranks * self.batch * self.accumulation)
     }
 
-    /// Of these, those of one rank.
+    /// Images of one rank in an update.
     pub fn images_of(&self, rank: usize, ranks: usize) -> usize {
         segment(&(0..self.images_a_step(ranks)), ranks, rank).len()
     }

@@ -309,7 +309,7 @@ mod tests {
         assert!(!temporary.exists());
     }
 
-    /// Of the nine digits, as every source has them.
+    /// The checksums of the nine digits are those that every source has.
     #[test]
     fn checksums_are_the_known_ones() {
         let digits = b"123456789";

@@ -114,7 +114,7 @@ fn gathered(codec: &mut dyn Codec, residual: &mut [f32], sum: &mut [f32], bytes:
     [encoded, begun.elapsed().as_secs_f64() - encoded]
 }
 
-/// The same with factors.
+/// A step of compression by factors.
 fn factored(right: &mut [f32], residual: &mut [f32], sum: &mut [f32], bytes: &mut usize) -> [f64; 2] {
     let rank = right.len() / SIDE;
     *bytes = 4 * 2 * right.len();

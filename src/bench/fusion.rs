@@ -48,7 +48,7 @@ pub struct Args {
 struct Replay<'a> {
     world: &'a World,
     plan: Plan,
-    /// Of each backward step.
+    /// The time of each backward step.
     steps: Vec<Duration>,
     selection: Selection,
     region: Rc<Region>,

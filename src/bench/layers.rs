@@ -180,7 +180,7 @@ const RULE: Rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0
 #[derive(Clone, Copy, Default)]
 struct LayerWork {
     seconds: f64,
-    /// Of convolutions and linear layers; the others are bound by memory.
+    /// Operations of convolutions and linear layers; the others are bound by memory.
     flops: u64,
     steps: usize,
 }

@@ -9,9 +9,9 @@ use crate::plan::Plan;
 #[derive(Clone, Default)]
 struct Work {
     seconds: f64,
-    /// Of convolutions and linear layers.
+    /// Operations of convolutions and linear layers.
     flops: u64,
-    /// Of its operands, each read or written once.
+    /// Bytes of its operands, each read or written once.
     bytes: usize,
     /// The least it can take.
     least: f64,

@@ -84,7 +84,7 @@ pub(super) struct StatusLine {
     place: AtomicU64,
     waiting: AtomicU64,
     said: AtomicU64,
-    /// Of a process of this node.
+    /// The number of a process of this node.
     pid: AtomicU64,
 }
 
@@ -117,7 +117,7 @@ impl StatusLine {
         self.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
     }
 
-    /// The same with how its process looks now; for a rank of this node.
+    /// What is known of a rank, with how its process looks now; for a rank of this node.
     pub fn look(&self) -> RankStatus {
         RankStatus { process: look(self.pid.load(Ordering::Relaxed)), ..self.read() }
     }

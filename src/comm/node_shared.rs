@@ -42,7 +42,7 @@ impl NodeShared {
         room(bytes).is_ok()
     }
 
-    /// The same memory, for messages to come to and leave.
+    /// The memory as a region, for messages to come to and leave.
     pub fn region(self: &Rc<Self>) -> Rc<Region> {
         // SAFETY: the memory is there as long as the window, which the region keeps.
         unsafe { Region::foreign(self.address, self.bytes, self.clone()) }

@@ -57,7 +57,7 @@ impl Region {
         Region::allocate_apart(world, bytes, 0, shared)
     }
 
-    /// The same of which no other rank reads the first bytes: they are in no other rank's memory.
+    /// A region of which no other rank reads the first bytes: they are in no other rank's memory.
     ///
     /// # Errors
     /// As for `allocate`.
@@ -212,12 +212,12 @@ impl Region {
         self.each_sum(range, &self.peers);
     }
 
-    /// The same, written to one rank of the node alone.
+    /// The sum over the node's ranks, written to one of them alone.
     pub fn sum_to(&self, range: Range<usize>, local_rank: usize) {
         self.each_sum(range, &[self.peers[local_rank]]);
     }
 
-    /// The same, written to this rank alone.
+    /// The sum over the node's ranks, written to this rank alone.
     pub fn sum_from_node(&self, range: Range<usize>) {
         self.each_sum(range, &[self.address]);
     }

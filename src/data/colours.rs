@@ -2,7 +2,7 @@
 
 use super::{EvaluationCrop, Preprocessing};
 
-/// Of each channel, in bytes (0 to 255). A grey set has its values in all three.
+/// Mean and deviation of each channel, in bytes (0 to 255). A grey set has its values in all three.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Colours {
     /// Mean of each channel.
@@ -12,7 +12,7 @@ pub struct Colours {
 }
 
 impl Colours {
-    /// Of ImageNet, as torchvision has them: for sets that do not say theirs.
+    /// The colours of ImageNet, as torchvision has them: for sets that do not say theirs.
     pub fn imagenet() -> Colours {
         Colours {
             mean: [0.485, 0.456, 0.406].map(|mean| mean * 255.0),
@@ -35,7 +35,7 @@ impl Colours {
         Colours { mean: of(&expected.mean), deviation: of(&expected.std) }
     }
 
-    /// Of images with 1 or 3 channels, innermost.
+    /// Sums over images with 1 or 3 channels, innermost.
     pub fn over(pixels: &[u8], channels: usize) -> Colours {
         let mut sums = ColourSums::default();
         sums.add(pixels, channels);

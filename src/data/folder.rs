@@ -23,8 +23,8 @@ use crate::files::{self, crc32};
 /// Files that are opened at the start, to find out at once that the whole set cannot be read.
 const TRIED: usize = 256;
 
-/// Of what ranks compare: files whose sizes are asked for, files that are opened, and bytes that are read at the start
-/// and at the end of each. More would take long where a file system is across a network.
+/// Limits of what ranks compare: files whose sizes are asked for, files that are opened, and bytes that are read at the
+/// start and at the end of each. More would take long where a file system is across a network.
 const SIZED: usize = 16_384;
 const SAMPLED: usize = 64;
 const ENDS: u64 = 4096;
@@ -61,7 +61,7 @@ pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
     Ok(Parts { training: Arc::new(training), test, about })
 }
 
-/// Of a part that is named by itself: which part to test on lies beside it, in words.
+/// Says of a part that is named by itself which part to test on lies beside it, in words.
 fn beside(directory: &Path) -> String {
     if part(&DirectoryContent::name(directory)).is_none_or(|(part, _)| part != DataSplit::Training) {
         return String::new();
@@ -100,7 +100,7 @@ pub fn files(path: &Path, jpeg: Jpeg) -> Result<(Folder, LeftOut)> {
 
 /// What lies in a directory: directories, which are classes or parts, and files.
 pub struct DirectoryContent {
-    /// Of the directories that count.
+    /// Where the directories are that count.
     pub places: Vec<PathBuf>,
     /// What else lies there.
     loose: LeftOut,
@@ -323,7 +323,7 @@ fn names(places: &[PathBuf]) -> Result<Vec<String>> {
     places.iter().map(name).collect()
 }
 
-/// Of a class without images: what is in it, or where images are meant to be.
+/// Refuses a class without images: what is in it, or where images are meant to be.
 fn without_images(directory: &Path, place: &Path, found: &FolderContent) -> Error {
     if let Some(hint) = detect::sets_within(directory).filter(|_| found.files.is_empty()) {
         return Error::data(directory, hint);
@@ -441,7 +441,8 @@ impl Dataset for Folder {
         self.path(index).display().to_string()
     }
 
-    /// Of the names, and of what was asked of the files at the start: reading all would take as long as an epoch.
+    /// A checksum of the names, and of what was asked of the files at the start: reading all would take as long as an
+    /// epoch.
     fn fingerprint(&self) -> String {
         let names: String = self.files.iter().map(|name| format!("{name}\n")).collect();
         format!(

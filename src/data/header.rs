@@ -32,7 +32,7 @@ pub struct Header {
     pub classes: Vec<String>,
     /// How many images this file has.
     pub images: u64,
-    /// Of all images together.
+    /// Bytes of all images together.
     pub bytes: u64,
     /// Where each chunk of `CHUNK` bytes lies.
     pub chunks: Vec<u64>,
@@ -43,7 +43,8 @@ pub struct Header {
     pub names_bytes: u64,
     /// CRC-32 of the tables, one after the other.
     pub tables_crc: u32,
-    /// Of the pixels; none where images are encoded. Files that do not say by what they are normalised go by these.
+    /// Sums of the pixels; none where images are encoded. Files that do not say by what they are normalised go by
+    /// these.
     pub sums: ColourSums,
     /// By what images are normalised, and what of them evaluation looks at: as those were that were packed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -71,7 +71,7 @@ impl TrainingLoader {
         (self.epoch, self.skipped) = (epoch, 0);
     }
 
-    /// The same in an epoch of which the first `seen` images were trained on before, in the order of a run whose global
+    /// Begins an epoch of which the first `seen` images were trained on before, in the order of a run whose global
     /// batch was `shuffled_for`: step 0 begins after them, whatever ranks and batches they were cut into.
     pub fn go_on(&mut self, epoch: usize, seen: usize, shuffled_for: usize) {
         self.order.start = BatchStart { epoch, seen, shuffled_for };

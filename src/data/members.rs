@@ -41,7 +41,7 @@ fn parts(path: &str) -> impl DoubleEndedIterator<Item = &str> {
     path.split('/').filter(|part| !matches!(*part, "" | "."))
 }
 
-/// The same path, written in one way.
+/// The path, written in one way.
 fn plain(path: &str) -> String {
     let mut plain: Vec<&str> = Vec::new();
     for part in parts(path) {
@@ -57,7 +57,7 @@ fn plain(path: &str) -> String {
 #[derive(Default)]
 pub struct TarMembers {
     pub images: Vec<Entry>,
-    /// Of each file, the class numbers by the path without `.cls`.
+    /// Each file's class numbers by the path without `.cls`.
     pub numbers: Vec<HashMap<String, i32>>,
     pub left_out: LeftOut,
 }
@@ -172,7 +172,7 @@ impl TarMembers {
         Ok(())
     }
 
-    /// Of several images of one name, from this one on, the last counts.
+    /// Keeps the last of several images of one name, from this one on.
     fn forget_replaced(&mut self, first: usize) {
         let mut last: HashMap<&str, usize> = HashMap::new();
         let mut replaced = Vec::new();

@@ -73,7 +73,7 @@ pub trait Dataset: Send + Sync {
     /// What to call an image in a message.
     fn name(&self, index: usize) -> String;
 
-    /// The same of all of them, in order.
+    /// The names of all of them, in order.
     fn names(&self) -> Vec<String> {
         (0..self.len()).map(|index| self.name(index)).collect()
     }

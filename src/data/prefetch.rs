@@ -306,7 +306,7 @@ impl Preparer {
         indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
     }
 
-    /// Of images (C,H,W) one behind the other the rows that are kept, one behind the other at the beginning.
+    /// Moves the rows that are kept of images (C,H,W) to the beginning, one behind the other.
     fn keep_rows(&self, images: &mut [f32]) {
         let ([_, height, width], rows) = (self.samples.sample(), self.samples.rows());
         if rows.len() == height {

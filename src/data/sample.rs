@@ -85,7 +85,7 @@ impl Samples {
         }
     }
 
-    /// The same images as a network expects them that has learned already, but for its size.
+    /// The images as a network expects them that has learned already, but for its size.
     pub fn expecting(self, expected: &Preprocessing) -> Samples {
         let expected = Preprocessing { image: self.sample, ..expected.clone() };
         Samples { normalisation: Normalisation::of(&expected), expected, ..self }
@@ -96,12 +96,12 @@ impl Samples {
         &self.expected
     }
 
-    /// The same images, each read as one of class 0: their classes may be others than the model's.
+    /// The images, each read as one of class 0: their classes may be others than the model's.
     pub fn without_labels(self) -> Samples {
         Samples { labelled: false, ..self }
     }
 
-    /// The same images, of which a batch keeps these rows: of what has become of whole images.
+    /// The images, of which a batch keeps these rows: of what has become of whole images.
     pub fn cut(self, rows: Range<usize>) -> Samples {
         Samples { rows, ..self }
     }
@@ -111,7 +111,7 @@ impl Samples {
         &self.rows
     }
 
-    /// The same images augmented, all of them `repeat` times in an epoch.
+    /// The images augmented, all of them `repeat` times in an epoch.
     pub fn for_training(self, augment: Augment, seed: u64, repeat: usize) -> Samples {
         Samples { augment, seed, repeat: repeat.max(1), ..self }
     }
@@ -192,7 +192,7 @@ impl Samples {
         Ok(label)
     }
 
-    /// The same as pixels (H, W, C), of samples that are `pixels`.
+    /// Reads images as pixels (H, W, C), of samples that are `pixels`.
     ///
     /// # Errors
     /// As for `read`.

@@ -45,9 +45,9 @@ pub struct End {
 pub enum Next {
     /// Nothing: this is the code.
     Ended(i32),
-    /// The same on other hosts.
+    /// The job goes on, on other hosts.
     Moves,
-    /// The same on the hosts that are left.
+    /// The job goes on, on the hosts that are left.
     Failed,
 }
 

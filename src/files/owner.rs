@@ -89,7 +89,7 @@ impl Owner {
         }
     }
 
-    /// Of a note that cannot be read: nobody in particular, whose signs of life are watched for.
+    /// The owner where a note cannot be read: nobody in particular, whose signs of life are watched for.
     fn unknown() -> Owner {
         let unknown = || "unknown".to_string();
         Owner { id: unknown(), host: unknown(), since: unknown(), ..Owner::default() }

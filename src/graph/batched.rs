@@ -316,7 +316,7 @@ impl Batched<'_> {
 
     // ---- what layers are ----
 
-    /// The same op of what was made of its operands. Where it is of images, as much as was computed of the images that
+    /// Adds the op of what was made of its operands. Where it is of images, as much as was computed of the images that
     /// it was described for is now of the batch.
     fn copied(&mut self, node: &Node, place: Option<BatchPlace>) {
         let inputs = node.inputs.iter().map(|&id| self.made_of(id).0).collect();

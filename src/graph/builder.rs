@@ -28,7 +28,7 @@ pub enum InitScheme {
     },
     /// He et al. 2015 for layers before a ReLU, keeping the size of what goes forward: normal with variance 2/fan_in.
     NormalFanIn,
-    /// The same, keeping the size of gradients: variance 2/fan_out.
+    /// He et al. 2015, normal, keeping the size of gradients: variance 2/fan_out.
     NormalFanOut,
 }
 

@@ -20,7 +20,7 @@ pub struct OpFusions {
 }
 
 impl Graph {
-    /// The same step with these ops joined. To be called last.
+    /// The step's graph with these ops joined. To be called last.
     pub fn fuse(mut self, fusions: OpFusions) -> Graph {
         if fusions.addition {
             self.join_additions();

@@ -39,8 +39,8 @@ struct NormReader {
 }
 
 impl Graph {
-    /// The same step with those normalisations in one with the convolution behind them of which `joins` says that it is
-    /// faster so. To be called behind `fuse`.
+    /// The step's graph with those normalisations in one with the convolution behind them of which `joins` says that it
+    /// is faster so. To be called behind `fuse`.
     ///
     /// # Errors
     /// Those of `joins`.

@@ -50,7 +50,7 @@ impl SegmentMemory {
 struct Segments {
     /// The one of each forward node.
     of: Vec<usize>,
-    /// Of each, whether it is computed again.
+    /// Whether each is computed again.
     again: Vec<bool>,
 }
 
@@ -84,7 +84,7 @@ impl Segments {
 }
 
 impl Graph {
-    /// The same step with less memory. To be called after `differentiate`.
+    /// The step's graph with less memory. To be called after `differentiate`.
     pub fn recompute(self) -> Graph {
         let piece = RecomputeSegment { nodes: (0..self.forward_nodes).collect(), copies: 1 };
         let made = self.made(&piece.nodes);
@@ -104,7 +104,7 @@ impl Graph {
             .unwrap_or(self)
     }
 
-    /// The same for a network in chunks, of which `chunk_of` has that of each node. What chunk c keeps is there
+    /// `recompute` for a network in chunks, of which `chunk_of` has that of each node. What chunk c keeps is there
     /// `copies[c]` times, once for each micro-batch in flight, and what it computes again is there once (Huang et al.,
     /// "GPipe", 2019): where there are several its last segment is computed again too.
     pub fn recompute_in_chunks(self, chunk_of: &[usize], copies: &[usize]) -> Graph {
@@ -125,10 +125,10 @@ impl Graph {
         self.recomputed_in(&segments, chunk_of)
     }
 
-    /// The same step with what activations and layer normalisations give made again for the backward pass, where their
-    /// input is kept for their own gradient anyway and the gradients of linear layers' weights read it, with sums of at
-    /// least `operations` for each element. To be called after `differentiate`; what `recompute` has cut into segments
-    /// stays as it is.
+    /// The step's graph with what activations and layer normalisations give made again for the backward pass, where
+    /// their input is kept for their own gradient anyway and the gradients of linear layers' weights read it, with sums
+    /// of at least `operations` for each element. To be called after `differentiate`; what `recompute` has cut into
+    /// segments stays as it is.
     pub fn remake(mut self, operations: u64) -> Graph {
         let mut before: Vec<Vec<NodeId>> = vec![Vec::new(); self.nodes.len()];
         if !self.recomputed.is_empty() {

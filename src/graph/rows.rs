@@ -161,7 +161,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 /// Strips of a halo that go between places: forward those of the tensor, backward their gradients the other way.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Trade {
-    /// Of which rows.
+    /// The rows that it needs.
     pub halo: Halo,
     /// Whether they are gradients.
     pub is_backward: bool,

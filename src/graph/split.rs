@@ -23,7 +23,7 @@ pub struct Shard {
     pub axis: usize,
     /// Which of the parts.
     pub place: usize,
-    /// Of how many, which are alike.
+    /// How many parts there are, which are alike.
     pub of: usize,
 }
 
@@ -141,7 +141,7 @@ impl Graph {
         Some(self.together(&[node], self.bytes_of(self.nodes[node].inputs[1]), exchanged, group))
     }
 
-    /// The same of two layers with nothing but elementwise ops between them.
+    /// How two layers are split that have nothing but elementwise ops between them.
     fn pair(&self, first: usize, second: usize, group: TensorGroup) -> Option<SplitLayers> {
         let ([rows, inputs, outputs], [_, middle, last]) = (self.widths(first)?, self.widths(second)?);
         let share = self.share(outputs, first, group)?;
@@ -196,7 +196,7 @@ impl Graph {
         (group.ranks - 1) * elements * self.tensor(self.nodes[node].outputs[0]).spec.dtype.bytes()
     }
 
-    /// The same of its inputs; and of their gradient, where that is wanted.
+    /// Bytes that a rank sends of a layer's inputs; and of their gradient, where that is wanted.
     fn sent_of_inputs(&self, node: usize, elements: usize, group: TensorGroup) -> usize {
         let x = self.nodes[node].inputs[0];
         let times = 1 + usize::from(self.depends_on_parameters()[x.0]);
@@ -227,8 +227,8 @@ impl Graph {
         [self.logits, self.losses, self.hits]
     }
 
-    /// The same network with these layers split. To be called after `simplify` and before `differentiate`, or on the
-    /// network that is tested.
+    /// The network with these layers split. To be called after `simplify` and before `differentiate`, or on the network
+    /// that is tested.
     pub fn split(mut self, layers: &[SplitLayers], group: TensorGroup) -> Graph {
         let parts = self.parts(layers);
         for (index, node) in std::mem::take(&mut self.nodes).into_iter().enumerate() {

@@ -11,7 +11,7 @@ use super::{
 };
 
 impl Graph {
-    /// The same network with the mean and variance of every normalisation those of the batches of `ranks` ranks. To be
+    /// The network with the mean and variance of every normalisation those of the batches of `ranks` ranks. To be
     /// called after `simplify` and before `differentiate`. For one rank nothing changes, but where images are cut by
     /// rows: there statistics are those of whole images at least.
     pub fn synchronise_batch_norms(mut self, ranks: usize) -> Graph {

@@ -173,7 +173,8 @@ impl Model {
         self.build_or_advise(batch, image, classes, true)
     }
 
-    /// The same for a graph that will not be trained: a batch of one is never too small for it.
+    /// The network's graph for a run that only tests, which will not be trained: a batch of one is never too small for
+    /// it.
     ///
     /// # Errors
     /// As for `build`.

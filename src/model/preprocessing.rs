@@ -22,9 +22,9 @@ pub enum EvaluationCrop {
 pub struct Preprocessing {
     /// (C, H, W)
     pub image: [usize; 3],
-    /// Of each channel, of pixels from 0 to 1: subtracted.
+    /// What is subtracted from each channel of pixels from 0 to 1.
     pub mean: Vec<f64>,
-    /// The same, by which what is left is divided.
+    /// What each channel is then divided by.
     pub std: Vec<f64>,
     /// What of an image it is shown.
     pub frame: EvaluationCrop,

@@ -43,7 +43,7 @@ impl Array {
         self.shape.iter().product()
     }
 
-    /// Of an array with a row for each rank: the mean of the rows, as evaluation takes it.
+    /// The mean of the rows of an array that has one for each rank, as evaluation takes it.
     pub fn mean_over_ranks(&self, values: &[f32]) -> Vec<f32> {
         let ranks = self.shape.first().copied().unwrap_or(0).max(1);
         let columns = values.len() / ranks;

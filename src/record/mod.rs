@@ -89,7 +89,7 @@ impl Recorder {
         Recorder::open(place, path, about, None)
     }
 
-    /// The same for a run that goes on: in the file of its earlier part, where `path` is there, whose rows from that
+    /// A recorder for a run that goes on: in the file of its earlier part, where `path` is there, whose rows from that
     /// step on are replaced.
     ///
     /// # Errors
@@ -575,7 +575,7 @@ pub struct EpochRecord {
     pub ranks_apart: f64,
     /// Training images of all ranks a second.
     pub images_per_second: f64,
-    /// Of the whole epoch, evaluation included.
+    /// Seconds of the whole epoch, evaluation included.
     pub seconds: f64,
     /// Shares of the training time, 0 to 1, over the ranks.
     pub compute: Spread,
@@ -583,7 +583,7 @@ pub struct EpochRecord {
     pub communication: Spread,
     /// Share of the training time in which a batch was waited for.
     pub input: Spread,
-    /// Of a rank's GPU during the steps, means over ranks.
+    /// Use of a rank's GPU during the steps, means over ranks.
     pub usage: Option<Usage>,
 }
 

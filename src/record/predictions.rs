@@ -20,7 +20,7 @@ pub struct Predictions {
     pub labels: Option<Vec<String>>,
     /// The name of each class.
     pub classes: Vec<String>,
-    /// Of each image its most probable classes with their probabilities; none where it could not be read.
+    /// The most probable classes with their probabilities; none where it could not be read.
     pub rows: Vec<Vec<(u32, f32)>>,
 }
 
@@ -85,7 +85,7 @@ impl Predictions {
         Ok(())
     }
 
-    /// The same for people.
+    /// The predictions as a table for people.
     pub fn table(&self) -> String {
         let widest = |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| text.chars().count()).max();
         let image = widest(&mut self.images.iter()).unwrap_or(0);

@@ -174,7 +174,7 @@ pub(super) struct Closing {
     pub images: u64,
     pub training_seconds: f64,
     pub spent: Spent,
-    /// Of this part of a run.
+    /// Use of the GPU in this part of a run.
     pub usage: Metered,
     /// Bytes that a rank sent of compressed gradients, and would have sent without compression.
     pub sent: [u64; 2],
@@ -231,7 +231,7 @@ impl Closing {
         ]
     }
 
-    /// The same of staleness.
+    /// Updates by their staleness, by name.
     pub fn staleness(&self) -> impl Iterator<Item = (String, f64)> {
         let counts = self.stale_in_all().into_iter().enumerate();
         counts.map(|(late, count)| (format!("summary.staleness.{late}"), count as f64))
@@ -275,7 +275,7 @@ impl Closing {
         }
     }
 
-    /// Of all ranks; 0 before the first step that counts.
+    /// Images a second of all ranks; 0 before the first step that counts.
     pub fn images_per_second(&self) -> f64 {
         if self.training_seconds > 0.0 { self.images as f64 / self.training_seconds } else { 0.0 }
     }

@@ -6,7 +6,7 @@ use crate::device::Usage;
 /// Above the lines of `epoch`.
 const EPOCH_HEADER: &str = "\
 epoch  train loss  train acc  test loss  test acc   images/s  compute    comm   input      time";
-/// The same of a GPU that has a meter.
+/// Further columns where a GPU has a meter.
 const USAGE_HEADER: &str = "  GPU busy  GPU memory  power";
 
 /// Above the lines of `epoch`, the first of which this is.

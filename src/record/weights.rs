@@ -57,7 +57,7 @@ impl ModelMetadata {
         })
     }
 
-    /// The same as texts, each with its name.
+    /// What it says as texts, each with its name.
     pub fn texts(&self) -> Vec<(&'static str, String)> {
         let names = (!self.class_names.is_empty()).then(|| serde_json::json!(self.class_names).to_string());
         let preprocessing = self.preprocessing.as_ref().map(Preprocessing::to_text);
@@ -70,7 +70,7 @@ impl ModelMetadata {
 pub struct WeightsFile {
     path: PathBuf,
     content: Content,
-    /// Of every tensor of real numbers, in the order of their names.
+    /// Names and shapes of every tensor of real numbers, in the order of their names.
     shapes: Vec<(String, Vec<usize>)>,
     /// What else has a name, with its type.
     unread: Vec<(String, String)>,
@@ -332,7 +332,7 @@ fn fits(set: &hdf5::Dataset, size: u64) -> bool {
     elements.is_some_and(|bytes| bytes <= most)
 }
 
-/// Of a checkpoint, what would be tested.
+/// The weights of a checkpoint that would be tested.
 fn open_checkpoint(path: &Path) -> Result<WeightsFields> {
     let stored = StoredCheckpoint::open(path)?;
     let mut arrays = HashMap::new();

@@ -21,7 +21,7 @@ const COLOURS: [(u8, u8, u8); 7] = [
 const INK: RGBColor = RGBColor(70, 70, 70);
 const WIDTH: u32 = 600;
 const HEIGHT: u32 = 330;
-/// Of a row of bars, and of the axis below them.
+/// Heights of a row of bars, and of the axis below them.
 const ROW: u32 = 30;
 const BELOW: u32 = 52;
 /// Where a legend begins, and the height of a line of it.

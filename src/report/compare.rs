@@ -28,8 +28,8 @@ const NAMES: [&str; 15] = [
     "max_batch",
     "input.loader_threads",
 ];
-/// Of these may differ what is still one curve of a study: what follows from ranks, batch and machine, and how long
-/// it was measured.
+/// Settings that may differ where it is still one curve of a study: what follows from ranks, batch and machine, and how
+/// long it was measured.
 const PASSING: [&str; 15] = [
     "ranks",
     "hosts",

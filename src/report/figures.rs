@@ -13,7 +13,7 @@ pub const MOST: usize = 7;
 const MOST_BUCKETS: usize = 60;
 
 pub struct Figure {
-    /// Of its files.
+    /// The name of its files.
     pub name: String,
     pub title: String,
     /// What is to be seen.

@@ -44,7 +44,7 @@ pub struct BucketTimes {
 #[derive(Default)]
 pub struct Rehearsed {
     pub computing: Vec<(f64, f64)>,
-    /// Of each bucket.
+    /// Two numbers of each bucket's sum.
     pub sums: Vec<(f64, f64)>,
     pub seconds: f64,
 }
@@ -96,7 +96,7 @@ impl Run {
         self.record.status == "running"
     }
 
-    /// Of all ranks, over the steps that count; also of a run that has not ended.
+    /// Images a second of all ranks, over the steps that count; also of a run that has not ended.
     pub fn images_per_second(&self) -> f64 {
         let (images, seconds) = (&self.images[self.warmup..], &self.seconds[self.warmup..]);
         images.iter().sum::<f64>() / seconds.iter().sum::<f64>()

@@ -136,7 +136,7 @@ impl Strategy {
         }
     }
 
-    /// The same with these numbers, as many as it takes.
+    /// The strategy with these numbers, as many as it takes.
     fn with(self, numbers: &[f32]) -> Strategy {
         let count = numbers.first().map_or(1, |&count| count as usize);
         match self {

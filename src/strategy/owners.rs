@@ -28,12 +28,12 @@ pub enum Owners {
 pub struct Seat {
     /// From 0.
     pub index: usize,
-    /// Of so many.
+    /// How many there are.
     pub of: usize,
 }
 
 impl Seat {
-    /// Of every rank, if they are on these nodes.
+    /// The seats of every rank, if they are on these nodes.
     pub fn all(nodes: &[usize]) -> Vec<Seat> {
         let mut counts = vec![0; nodes.iter().max().map_or(0, |last| last + 1)];
         let next = |&node: &usize| {

@@ -116,7 +116,7 @@ impl Subject {
         }
     }
 
-    /// The same in words.
+    /// The bus bandwidth's formula in words.
     pub fn bus_formula(self) -> &'static str {
         match self {
             Subject::Allreduce => "algbw·2(n−1)/n",

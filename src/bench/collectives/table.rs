@@ -25,7 +25,7 @@ pub struct TableRow {
     pub busbw: f64,
     /// Median time of the MPI library's call over this one's.
     pub ratio: f64,
-    /// Of all ranks and checks.
+    /// Wrong numbers of all ranks and checks.
     pub wrong: usize,
 }
 

@@ -231,7 +231,7 @@ pub fn graph(
 /// A way to compute a graph: an engine with its settings.
 pub struct Configuration {
     descriptor: Rc<Descriptor>,
-    /// Of cuDNN's engines for such graphs.
+    /// The number of one of cuDNN's engines for such graphs.
     pub engine: i64,
     numerical: Vec<c_int>,
     behaviour: Vec<c_int>,

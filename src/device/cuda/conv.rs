@@ -45,12 +45,13 @@ pub fn compiled(
     Ok(Rc::new(Convolution::new(gpu, product)?))
 }
 
-/// Of x or w: with the padding that their product has.
+/// The layout of x or w: with the padding that their product has.
 fn operand(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
     if conv.groups == 1 { padded_in(spec, real) } else { channels_last_in(spec, real.dtype()) }
 }
 
-/// Of w where it is read: parameters lie in f32, and their halves beside them, but where a product wants padding.
+/// The layout of w where it is read: parameters lie in f32, and their halves beside them, but where a product wants
+/// padding.
 pub fn weights(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
     match operand(conv, spec, real) {
         padded if padded.handle::<usize>().is_some() => padded,

@@ -30,7 +30,7 @@ const PTX: [((i32, i32), &[u8]); 2] = [
     ((8, 0), include_bytes!(concat!(env!("OUT_DIR"), "/dltrain.sm_80.ptx.gz"))),
     ((0, 0), include_bytes!(concat!(env!("OUT_DIR"), "/dltrain.ptx.gz"))),
 ];
-/// The same, assembled for some GPUs where a CUDA toolkit was there to build with (build.rs); else nothing.
+/// Our kernels, assembled for some GPUs where a CUDA toolkit was there to build with (build.rs); else nothing.
 const FATBIN: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))).0;
 
 /// The PTX for a GPU, closed by a zero.
@@ -71,9 +71,9 @@ pub struct Gpu {
     pub info: GpuInfo,
     /// Whether f32 products may be rounded to tf32's 10 bits.
     pub tf32: bool,
-    /// Of the parameters.
+    /// Copies of the parameters in halves.
     pub halves: Halves,
-    /// Of the weights' gradients.
+    /// The weights' gradients in halves.
     pub narrow: Narrow,
     multiprocessors: u32,
     /// Ours, and those that were asked for.

@@ -126,7 +126,7 @@ impl CudaStream {
         self.record_with(EVENT_DISABLE_TIMING)
     }
 
-    /// The same with the time at which it is reached.
+    /// An event that has the time at which it is reached.
     pub fn record_time(&self) -> Result<CudaEvent> {
         self.record_with(0)
     }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// `PARTS` of kernels/parts.cu: more ranks a node are not served.
 const PARTS: usize = 8;
 
-/// The same memory of every rank of a node.
+/// The memory of every rank of a node, for all of them to reach.
 pub struct IpcMemory {
     gpu: Rc<Gpu>,
     /// Where sums run, beside what the GPU computes.

@@ -190,7 +190,7 @@ impl Operands<'_> {
         Ok(())
     }
 
-    /// The same with blocks of another shape.
+    /// Adds a launch with blocks of another shape.
     pub fn launch_in(
         &mut self,
         block: [u32; 2],
@@ -204,7 +204,7 @@ impl Operands<'_> {
         Ok(())
     }
 
-    /// The same for a kernel that strides over `n` elements of a type, which its name ends with.
+    /// Adds a launch of a kernel that strides over `n` elements of a type, which its name ends with.
     pub fn each(&mut self, name: &str, real: Real, n: usize, arguments: &[Argument]) -> Result<()> {
         match n {
             0 => Ok(()),
@@ -281,7 +281,7 @@ impl Operands<'_> {
         Ok(Box::new(CudaStep { gpu: gpu.clone(), touched: None, work }))
     }
 
-    /// The same for work that reads no scalars of a step.
+    /// Work that reads no scalars of a step.
     pub fn work(
         gpu: &Rc<Gpu>,
         workspace: &Memory,

@@ -346,7 +346,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
     })
 }
 
-/// The same → scale (2,C) in the place of y.
+/// `Op::BatchNorm` with scale (2,C) in the place of y.
 pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let name = format!("batch_norm_scale_{}", Real::of(output(request, 0)?.dtype)?.suffix());
     with_moments(gpu, request, norm, move |shape, operands, statistics, i, o| {

@@ -84,7 +84,7 @@ pub fn operations(
     Ok(all)
 }
 
-/// Of x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in
+/// From x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in
 /// this order), and three numbers a channel that dx is made of.
 fn gradients(
     dnn: &'static Dnn,

@@ -18,7 +18,7 @@ pub struct GpuInfo {
     pub compute_capability: (i32, i32),
     /// Its memory, in bytes.
     pub memory_bytes: u64,
-    /// The same for all processes of a node: its place on the PCI bus.
+    /// Its place on the PCI bus, which is the same for all processes of a node.
     pub identity: String,
 }
 

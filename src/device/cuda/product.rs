@@ -40,7 +40,7 @@ pub enum Then {
     Mask,
     /// To dx: what lies there already is added.
     Accumulate,
-    /// Of y: the sum of each channel, and that of its squares, f32.
+    /// Sums over y: that of each channel, and that of its squares, f32.
     Sums,
     /// With a normalisation before it (`normalised`). Of x, as it is read: a scale and a shift of each channel and a
     /// ReLU, and of y its sums as above; or to dx what takes gradients back through all that.

@@ -82,7 +82,7 @@ pub fn backward(engine: &Rc<Engine>, request: &KernelRequest, norm: &BatchNorm) 
     }
 }
 
-/// The same, for a request whose first input is x: its forward op may be no primitive.
+/// The backward pass for a request whose first input is x: its forward op may be no primitive.
 pub fn backward_without(
     engine: &Rc<Engine>,
     request: &KernelRequest,

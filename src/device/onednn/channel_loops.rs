@@ -161,7 +161,7 @@ pub fn add_up<const M: usize, const K: usize>(
     add_up_anywhere(grid, piece, coefficients, terms, sums);
 }
 
-/// The same operations on each number, in wider registers: the same bits.
+/// `add_up` in wider registers: the same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn add_up_avx2<const M: usize, const K: usize>(
@@ -213,7 +213,7 @@ fn add_up_anywhere<const M: usize, const K: usize>(
     }
 }
 
-/// The same for L channels of the block; returns L.
+/// Adds up L channels of the block; returns L.
 #[inline(always)]
 fn add_up_lanes<const L: usize, const M: usize, const K: usize>(
     grid: &Grid,
@@ -342,7 +342,7 @@ impl<'a> Scratch<'a> {
         (0..self.grid.blocks).for_each(|block| unsafe { self.set_block(block, &of) });
     }
 
-    /// The same for the channels of a block.
+    /// Sets the coefficients of a block's channels.
     ///
     /// # Safety
     /// Nothing else uses the block's coefficients meanwhile.

@@ -156,7 +156,7 @@ fn add_up<T: Element, const KW: usize>(
     add_up_anywhere(at, block, tensors, sums);
 }
 
-/// The same operations on each number, in wider registers: the same bits.
+/// `add_up` in wider registers: the same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn add_up_avx2<T: Element, const KW: usize>(

@@ -57,7 +57,7 @@ impl Permutation {
 }
 
 impl Builder {
-    /// The same elements in another shape.
+    /// Adds a layer that gives the elements in another shape.
     ///
     /// # Errors
     /// `Usage` where that has not as many.

@@ -32,7 +32,7 @@ impl Binary {
         }
     }
 
-    /// Of two numbers.
+    /// The op of two numbers.
     pub fn of(self, a: f32, b: f32) -> f32 {
         match self {
             Binary::Add => a + b,

@@ -39,17 +39,17 @@ impl Conv2d {
         }
     }
 
-    /// The same with this stride, for height and width.
+    /// The convolution with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Conv2d {
         Conv2d { stride: [stride; 2], ..self }
     }
 
-    /// The same with so many zeros on each side.
+    /// The convolution with so many zeros on each side.
     pub fn padding(self, padding: usize) -> Conv2d {
         Conv2d { padding: [padding; 2], ..self }
     }
 
-    /// The same with so many places from one weight's element to the next one's.
+    /// The convolution with so many places from one weight's element to the next one's.
     pub fn dilation(self, dilation: usize) -> Conv2d {
         Conv2d { dilation: [dilation; 2], ..self }
     }
@@ -182,8 +182,8 @@ pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, mut
     }
 }
 
-/// Of a transposed convolution. Its gradients are the convolution itself, and that of the convolution's weights with x
-/// and dy in each other's place.
+/// Differentiates a transposed convolution. Its gradients are the convolution itself, and that of the convolution's
+/// weights with x and dy in each other's place.
 pub fn transposed_backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
     let (x, w) = (node.inputs[0], node.inputs[1]);
     b.weights(id, BackwardOp::Conv2dWeights(conv), dy, x, &node.inputs[1..]);

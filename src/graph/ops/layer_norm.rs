@@ -21,7 +21,7 @@ impl Builder {
         Ok(self.normalised(name, vec![x, weight, bias], first, epsilon))
     }
 
-    /// The same over the channels of images, for each pixel by itself.
+    /// Layer normalisation over the channels of images, for each pixel by itself.
     ///
     /// # Errors
     /// `Usage` where x is no image.

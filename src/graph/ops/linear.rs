@@ -11,7 +11,7 @@ impl Builder {
         self.linear_with(name, x, features, true)
     }
 
-    /// The same without bias.
+    /// A linear layer without bias.
     pub fn linear_without_bias(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
         self.linear_with(name, x, features, false)
     }
@@ -24,7 +24,7 @@ impl Builder {
         self.linear_of(name, x, weight, bias, dims([batch, features]))
     }
 
-    /// The same with parameters that were made before (`learned`), to this shape.
+    /// A linear layer with parameters that were made before (`learned`), to this shape.
     pub fn linear_of(
         &mut self,
         name: &str,

@@ -59,7 +59,7 @@ impl Builder {
         self.attention_with(name, x, length, heads, |_, scores| Ok(scores))
     }
 
-    /// The same with something done to the scores (sequences, heads, length, length) before the softmax.
+    /// Attention with something done to the scores (sequences, heads, length, length) before the softmax.
     ///
     /// # Errors
     /// As above, and those of what is done.

@@ -13,9 +13,9 @@ const MOST_SHARES: usize = 1 << 20;
 pub enum ResizeCoordinates {
     /// (i + ½)/s − ½: an element is the middle of a pixel.
     HalfPixel,
-    /// The same, and 0 where the result has one element.
+    /// As `HalfPixel`, and 0 where the result has one element.
     HalfPixelOrFirst,
-    /// The same, around the middle of the image where its new length is cut to whole elements.
+    /// As `HalfPixel`, around the middle of the image where its new length is cut to whole elements.
     HalfPixelAroundMiddle,
     /// i·(n − 1)/(m − 1): the first and the last stay where they are.
     Corners,
@@ -34,10 +34,10 @@ pub enum Interpolation {
     NearestBelow,
     /// The nearest element, of two equally near ones the one behind.
     NearestAbove,
-    /// Of the two around it, the nearer the more.
+    /// The mean of the two around it, the nearer the more.
     Linear,
-    /// Of the four around it by the cubic convolution of Keys 1981 with this a. With `inside` the first and the last do
-    /// not stand for what would be beyond them.
+    /// The mean of the four around it by the cubic convolution of Keys 1981 with this a. With `inside` the first and
+    /// the last do not stand for what would be beyond them.
     Cubic {
         /// Keys's −½, or PyTorch's −¾.
         a: f64,
@@ -186,7 +186,7 @@ impl Builder {
 mod tests {
     use super::*;
 
-    /// Of the documentation of ONNX's Resize.
+    /// The numbers are those of the documentation of ONNX's Resize.
     #[test]
     fn shares_are_those_of_the_definition() {
         let of = |how: Resize, n, m| how.shares(n, m, m as f64 / n as f64);

@@ -19,9 +19,9 @@ pub struct ConstantTensor {
 /// Integers or real numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ConstantValues {
-    /// Of any width.
+    /// Integers of any width.
     Integers(Vec<i64>),
-    /// Of any width, as f32.
+    /// Real numbers of any width, as f32.
     Reals(Vec<f32>),
 }
 

@@ -354,7 +354,7 @@ fn triangle(node: &OnnxNode, x: &ConstantTensor, rest: &[&ConstantTensor]) -> Op
     Some(ConstantTensor { dims: x.dims.clone(), numbers })
 }
 
-/// Of matrices, of which those of a batch are stretched over each other.
+/// The product of matrices, of which those of a batch are stretched over each other.
 fn product(a: &ConstantTensor, b: &ConstantTensor) -> Option<ConstantTensor> {
     let (&[ref outer_a @ .., rows, inner], &[ref outer_b @ .., again, columns]) = (&a.dims[..], &b.dims[..])
     else {
@@ -485,7 +485,7 @@ fn of_real(op: &str) -> Option<fn(f32) -> f32> {
     })
 }
 
-/// Of two that are stretched over each other.
+/// An op of two constants that are stretched over each other.
 fn binary(op: &str, a: &ConstantTensor, b: &ConstantTensor) -> Option<ConstantTensor> {
     let dims = common(&[&a.dims, &b.dims])?;
     let (a, b) = (a.stretched(&dims)?, b.stretched(&dims)?);

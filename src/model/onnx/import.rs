@@ -150,7 +150,7 @@ pub struct Import<'a> {
     weights: Vec<Weight>,
     /// Names that are taken.
     names: HashSet<String>,
-    /// Of what is read by several.
+    /// Names of weights that several layers read.
     shared: Vec<String>,
 }
 

@@ -22,7 +22,7 @@ impl BatchAxis {
         [self.outer, 1, self.inner].into_iter().filter(|&places| places > 1).count() + 1
     }
 
-    /// The same where one axis stands for all of them.
+    /// The axis where one axis stands for all of them.
     pub fn joined(self) -> BatchAxis {
         BatchAxis { outer: 1, inner: 1, ..self }
     }

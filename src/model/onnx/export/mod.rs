@@ -256,7 +256,7 @@ impl<'a> OnnxWriter<'a> {
         self.batches[id.0].is_some_and(|batch| batch.axes() > 1)
     }
 
-    /// The same elements in another shape.
+    /// Writes a node that gives the elements in another shape.
     fn reshaped(&mut self, layer: &str, x: String, shape: &[i64]) -> String {
         let shape = self.integers(&format!("{layer}.shape"), shape);
         self.node(&format!("{layer}.reshape"), "Reshape", vec![x, shape], Vec::new())

@@ -340,7 +340,7 @@ pub fn multiply<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value
     }
 }
 
-/// Of two tensors, either stretched over the other.
+/// An op of two tensors, either stretched over the other.
 pub fn stretched<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value], of: Binary) -> Lowered {
     let [a, b] = inputs else { return Err("reads other than two tensors".into()) };
     if let (Value::Partly(turned @ PartialActivation::Turned(order), _), _)
@@ -382,7 +382,7 @@ fn before<'a>(
     }
 }
 
-/// The same of tensors of the network.
+/// The op of two tensors of the network, either stretched over the other.
 pub fn put_together<'a>(
     import: &mut Import<'a>,
     node: OnnxNode<'a>,

@@ -8,7 +8,7 @@ use crate::model::onnx::constant::from_front;
 use crate::model::onnx::import::{Import, Stop, Value};
 use crate::model::onnx::node::{OnnxNode, lengths};
 
-/// Of channels; what is no image is seen as one of a single column or pixel.
+/// Batch normalisation of channels; what is no image is seen as one of a single column or pixel.
 pub fn batch_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, of_channels @ ..] = inputs else { return Err("reads nothing".into()) };
     let is_of_weights = |import: &Import| match x {
@@ -99,7 +99,8 @@ pub fn rounded(number: f64) -> f32 {
     ((number * 1e6).round() / 1e6) as f32
 }
 
-/// Of the last axes, with a learned scale and shift of the same shape, or with whatever scale and shift there are.
+/// Normalisation of the last axes, with a learned scale and shift of the same shape, or with whatever scale and shift
+/// there are.
 pub fn layer_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, scale, rest @ ..] = inputs else { return Err("reads no scale".into()) };
     let x = import.tensor(node, x)?;

@@ -29,7 +29,8 @@ fn factor<'a>(
     Ok(Factor { id, transposed, scale })
 }
 
-/// Of the last two axes; those before are stretched over each other. What has one axis is a row or a column.
+/// The product of the last two axes; those before are stretched over each other. What has one axis is a row or a
+/// column.
 pub fn product<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, a: &Value, b: &Value) -> Lowered {
     let (a, b) = (factor(import, node, a)?, factor(import, node, b)?);
     let layer = import.layer(&node.layer());
@@ -73,8 +74,8 @@ pub fn product<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, a: &Value, b: &V
     shapes::shaped(import, node, y, shape)
 }
 
-/// Of two tensors, as one product of matrices: letters that all three have are batches, those that the two have are
-/// summed over.
+/// The sum of products of two tensors, as one product of matrices: letters that all three have are batches, those that
+/// the two have are summed over.
 pub fn einsum<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let equation: String =
         node.text("equation").unwrap_or("").chars().filter(|c| !c.is_whitespace()).collect();
@@ -158,7 +159,7 @@ pub fn softmax<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]
     shapes::permuted(import, node, &Value::Tensor(y), &axes)
 }
 
-/// The same.
+/// The logarithm of a softmax along an axis.
 pub fn log_softmax<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let rank = import.net.shape(x).rank();

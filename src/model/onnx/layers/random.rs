@@ -6,8 +6,8 @@ use super::norms::rounded;
 use crate::model::onnx::import::{Import, Noise, Value};
 use crate::model::onnx::node::OnnxNode;
 
-/// Of a share of 0 nothing is left. A file says by an input whether it was written for training; layers that it has
-/// are trained all the same, as a normalisation is.
+/// A dropout; where its share is 0 nothing is left of it. A file says by an input whether it was written for training;
+/// layers that it has are trained all the same, as a normalisation is.
 pub fn dropout<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let share = match inputs.get(1) {

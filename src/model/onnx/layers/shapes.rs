@@ -13,7 +13,7 @@ use crate::model::onnx::tensor::Reason;
 
 // ---- the same elements in another shape ----
 
-/// The same elements in this shape.
+/// The elements in this shape.
 pub fn shaped<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: TensorId, to: Vec<usize>) -> Lowered {
     let shape = import.net.shape(x).clone();
     if shape.0 == to {

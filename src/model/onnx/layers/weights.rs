@@ -251,7 +251,8 @@ pub fn matmul<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
     Ok(y)
 }
 
-/// Of the last axis. What is stored and multiplied by another stored matrix is a table of numbers, and not learned.
+/// A linear layer of the last axis. What is stored and multiplied by another stored matrix is a table of numbers, and
+/// not learned.
 fn linear<'a>(
     import: &mut Import<'a>,
     node: OnnxNode<'a>,

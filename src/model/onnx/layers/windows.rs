@@ -112,7 +112,8 @@ pub fn max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value
     })
 }
 
-/// Of windows that reach beyond the padding, or count some of it and some not, each sum is divided by how many it has.
+/// Means of windows. Where they reach beyond the padding, or count some of it and some not, each sum is divided by how
+/// many it has.
 pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     as_images(import, node, first(inputs)?, |import, x| {
         let (mut pool, around) = pool(import, node, x)?;

@@ -213,11 +213,20 @@ pub trait Device {
     /// `into` += `from`, both `f32`, as a step (gradient accumulation).
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// Copies host bytes into device memory. Lengths must be equal.
-    fn upload(&self, from: &[u8], to: &Memory) -> Result<()>;
+    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
+        to.write(from);
+        Ok(())
+    }
     /// Copies device memory to the host. Lengths must be equal.
-    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()>;
+    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
+        from.read(to);
+        Ok(())
+    }
     /// Fills device memory with zeros.
-    fn zero(&self, memory: &Memory) -> Result<()>;
+    fn zero(&self, memory: &Memory) -> Result<()> {
+        memory.zero();
+        Ok(())
+    }
     /// Marks a point in the queue. Host-synchronous devices have nothing to mark.
     fn record(&self) -> Result<DeviceEvent> {
         Ok(DeviceEvent(None))

@@ -128,21 +128,6 @@ impl Device for Reference {
             Ok(())
         }))
     }
-
-    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
-        to.write(from);
-        Ok(())
-    }
-
-    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
-        from.read(to);
-        Ok(())
-    }
-
-    fn zero(&self, memory: &Memory) -> Result<()> {
-        memory.zero();
-        Ok(())
-    }
 }
 
 struct ReferenceKernel {

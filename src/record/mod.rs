@@ -15,6 +15,7 @@ mod path;
 mod predictions;
 mod progress;
 mod read;
+mod safetensors_file;
 mod series;
 mod summary;
 mod table;

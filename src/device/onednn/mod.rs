@@ -276,18 +276,4 @@ impl Device for Cpu {
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
         update::accumulate(&self.workers, from, into)
     }
-
-    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
-        to.write(from);
-        Ok(())
-    }
-
-    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
-        from.read(to);
-        Ok(())
-    }
-    fn zero(&self, memory: &Memory) -> Result<()> {
-        memory.zero();
-        Ok(())
-    }
 }

@@ -63,7 +63,7 @@ pub struct Gpu {
     pub context: Rc<Context>,
     /// Where everything runs, one after the other.
     pub stream: Rc<CudaStream>,
-    /// Where messages go, beside that.
+    /// Where copies from and to the host go, beside that.
     pub copies: CopyStreams,
     pub blas: BlasHandle,
     pub dnn: DnnHandle,

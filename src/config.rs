@@ -17,6 +17,7 @@ mod outputs;
 mod parallel;
 mod pipeline;
 mod prediction;
+mod rate;
 mod session;
 mod tensor;
 pub mod values;
@@ -43,9 +44,10 @@ pub use outputs::Outputs;
 pub use parallel::Parallel;
 pub use pipeline::{Pipeline, PipelineSchedule};
 pub use prediction::Prediction;
+pub use rate::{Rate, ScheduleKind};
 pub use session::{Interval, Resume, Session};
 pub use tensor::TensorParallel;
-use values::{number, without_flags};
+use values::without_flags;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -205,20 +207,6 @@ impl std::fmt::Display for Wire {
     }
 }
 
-/// How the learning rate goes over the run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleKind {
-    /// One rate throughout.
-    Constant,
-    /// Multiplied by --lr-gamma every --lr-step-epochs epochs.
-    Step,
-    /// Half a cosine from --lr to zero at the end of the run.
-    Cosine,
-    /// The share of the run that is left, to the power --lr-power: zero at the end.
-    Polynomial,
-}
-
 /// Which ranks share the statistics of batch normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -229,34 +217,6 @@ pub enum SyncBatchNorm {
     All,
     /// So many consecutive ranks.
     Groups(usize),
-}
-
-/// How the learning rate goes.
-#[derive(Debug, Clone, PartialEq, Serialize, clap::Args)]
-#[group(skip)]
-#[command(next_help_heading = "Optimizer")]
-pub struct Rate {
-    /// Base rate, before scaling by ranks.
-    #[arg(skip)]
-    pub base: f32,
-    /// How the learning rate goes over the run.
-    #[arg(id = "lr_schedule", long = "lr-schedule", value_enum, default_value_t = ScheduleKind::Constant)]
-    pub schedule: ScheduleKind,
-    /// Epochs over which the rate rises linearly from nothing.
-    #[arg(long = "lr-warmup", default_value_t = 0.0, value_name = "EPOCHS", value_parser = number)]
-    pub warmup_epochs: f32,
-    /// Epochs between two steps of the step schedule.
-    #[arg(long = "lr-step-epochs", default_value_t = 30, value_name = "EPOCHS")]
-    pub step_epochs: usize,
-    /// Factor of each step of the step schedule.
-    #[arg(long = "lr-gamma", default_value_t = 0.1, value_name = "FACTOR", value_parser = number)]
-    pub gamma: f32,
-    /// Power of the polynomial schedule.
-    #[arg(long = "lr-power", default_value_t = 2.0, value_name = "P", value_parser = number)]
-    pub power: f32,
-    /// Multiply the learning rate by the number of ranks (Goyal et al. 2017).
-    #[arg(long = "lr-scale-by-ranks")]
-    pub scale_by_ranks: bool,
 }
 
 /// What is to be said of each image.

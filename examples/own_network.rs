@@ -35,7 +35,8 @@ pub fn main() -> ExitCode {
         Err(why) => return fail(&why.error),
     };
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
-    let mut config = Config { epochs: 3, batch: 16, ..Config::on(digits) };
+    let mut config = Config { batch: 16, ..Config::on(digits) };
+    config.length.epochs = Some(3);
     config.outputs.save_weights = Some("own.h5".into());
     let outcome = train::run_own(&world, config, Model::new("own", [1, 28, 28], 10, layers), started);
     let Err(error) = outcome else { return ExitCode::SUCCESS };

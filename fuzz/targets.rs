@@ -238,7 +238,7 @@ fn read_all(path: &Path, format: DataFormat) -> bool {
     let read = || -> Result<()> {
         let sets = data::open(path, &wanted)?;
         let mut image = vec![0.0; 16];
-        let mut scratch = data::Scratch::default();
+        let mut scratch = data::DecodeBuffers::default();
         for index in 0..sets.training.len().min(16) {
             let label = sets.training.read(0, index, &mut image, &mut scratch)?;
             assert!(

@@ -28,7 +28,7 @@ use dltrain::pack;
 use dltrain::report;
 
 pub use manual::{Shell, completions, man};
-pub use parsed::{Asked, Parsed, command, complete, parse, refused};
+pub use parsed::{Invocation, Parsed, command, complete, parse, refused};
 
 /// Data-parallel training of convolutional networks: one executable, started by mpirun or srun.
 ///

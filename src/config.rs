@@ -5,15 +5,19 @@
 //! May use: `strategy`, `cuts`, `error`. Used by: everything.
 
 mod allreduce;
+mod buckets;
 mod compression;
 pub mod environment;
 mod input;
+mod length;
 mod mesh;
+mod network;
 mod optimizer;
 mod outputs;
 mod parallel;
 mod pipeline;
 mod prediction;
+mod rate;
 mod session;
 mod tensor;
 pub mod values;
@@ -30,15 +34,19 @@ use crate::error::Error;
 use crate::strategy::Relaxed;
 pub use crate::strategy::{AsyncOrder, OuterFlags, Strategy};
 pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
+pub use buckets::{Buckets, StallLimits};
 pub use compression::Compression;
+pub use length::{PlanOptions, RunLength};
 pub use mesh::MeshShape;
+pub use network::NetworkOptions;
 pub use optimizer::{Optimizer, Rule};
 pub use outputs::Outputs;
 pub use parallel::Parallel;
 pub use pipeline::{Pipeline, PipelineSchedule};
 pub use prediction::Prediction;
+pub use rate::{Rate, ScheduleKind};
 pub use session::{Interval, Resume, Session};
-pub use tensor::Tensor;
+pub use tensor::TensorParallel;
 use values::without_flags;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
@@ -199,20 +207,6 @@ impl std::fmt::Display for Wire {
     }
 }
 
-/// How the learning rate goes over the run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleKind {
-    /// The same rate throughout.
-    Constant,
-    /// Multiplied by --lr-gamma every --lr-step-epochs epochs.
-    Step,
-    /// Half a cosine from --lr to zero at the end of the run.
-    Cosine,
-    /// The share of the run that is left, to the power --lr-power: zero at the end.
-    Polynomial,
-}
-
 /// Which ranks share the statistics of batch normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -225,25 +219,6 @@ pub enum SyncBatchNorm {
     Groups(usize),
 }
 
-/// How the learning rate goes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Rate {
-    /// Base rate, before scaling by ranks.
-    pub base: f32,
-    /// Whether the base rate is multiplied by the number of ranks.
-    pub scale_by_ranks: bool,
-    /// How it goes after warm-up.
-    pub schedule: ScheduleKind,
-    /// Epochs over which the rate rises linearly from zero.
-    pub warmup_epochs: f32,
-    /// Epochs between two steps of the step schedule.
-    pub step_epochs: usize,
-    /// Factor of each step of the step schedule.
-    pub gamma: f32,
-    /// Power of the polynomial schedule.
-    pub power: f32,
-}
-
 /// What is to be said of each image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Predict {
@@ -251,21 +226,6 @@ pub struct Predict {
     pub top: usize,
     /// The file that it goes to: text with commas, or HDF5; `None`: it is printed.
     pub output: Option<PathBuf>,
-}
-
-impl Rate {
-    /// The rate of an optimizer where no flag is given.
-    pub fn of(rule: Rule) -> Rate {
-        Rate {
-            base: rule.usual_rate(),
-            scale_by_ranks: false,
-            schedule: ScheduleKind::Constant,
-            warmup_epochs: 0.0,
-            step_epochs: 30,
-            gamma: 0.1,
-            power: 2.0,
-        }
-    }
 }
 
 /// One run, as decided before it starts.
@@ -276,22 +236,9 @@ pub struct Config {
     pub run_file: String,
     /// Name of the model, or the file that it is in (`model::find`).
     pub model: String,
-    /// `None`: as many as the model was made for.
-    pub classes: Option<usize>,
-    /// Height and width; `None`: what the model was made for.
-    pub image_size: Option<usize>,
-    /// Share of the loss's target that is spread evenly over all classes.
-    pub label_smoothing: f32,
-    /// The file that parameters start from.
-    pub init_from: Option<PathBuf>,
-    /// Whether the last layer starts as without that file.
-    pub reset_head: bool,
-    /// Whether the network of a file starts as one of the zoo does, without the file's weights.
-    pub fresh_weights: bool,
-    /// Whether elements and samples are dropped in training, where the model does so.
-    pub dropout: bool,
-    /// "backbone", or names of layers, that are not learned.
-    pub freeze: Vec<String>,
+    /// What of it is chosen, and how it starts.
+    #[serde(flatten)]
+    pub network: NetworkOptions,
     /// `None`: synthetic images.
     pub data: Option<PathBuf>,
     /// How images are read and prepared.
@@ -309,15 +256,12 @@ pub struct Config {
     /// Ranks that work on the same images, each on some of their rows.
     pub spatial: usize,
     /// Where large linear layers are split over ranks, which have images of their own: over how many.
-    pub tensor: Option<Tensor>,
+    pub tensor: Option<TensorParallel>,
     /// Which ranks share the statistics of batch normalisation.
     pub sync_bn: SyncBatchNorm,
-    /// How often the training images are gone through.
-    pub epochs: usize,
-    /// Stop after this many timed steps.
-    pub steps: Option<usize>,
-    /// Steps before the clock of images/s starts.
-    pub warmup: usize,
+    /// Resolved: `RunLength::or_usual`.
+    #[serde(flatten)]
+    pub length: RunLength,
     /// The update rule and its numbers.
     pub optimizer: Optimizer,
     /// The learning rate over the run.
@@ -348,32 +292,20 @@ pub struct Config {
     pub compress: Option<Compression>,
     /// Whether activations are computed again in the backward pass instead of kept.
     pub recompute: bool,
-    /// The file with what was measured for the choice of allreduces; `None`: that at the usual place.
-    pub tuning: Option<PathBuf>,
-    /// Bytes from which a bucket is closed; `None`: by ready times and costs.
-    pub fusion_threshold: Option<usize>,
-    /// Whether buckets are reduced during the backward pass.
-    pub overlap: bool,
-    /// Seconds without progress after which a wait for other ranks is reported, and the job ends; 0 is never.
-    pub stall_warn: f64,
-    /// Seconds without progress after which the job ends; 0 is never.
-    pub stall_abort: f64,
+    /// How gradients are averaged in buckets.
+    #[serde(flatten)]
+    pub buckets: Buckets,
+    /// How long ranks wait for each other.
+    #[serde(flatten)]
+    pub stalls: StallLimits,
     /// What it leaves, and where.
     #[serde(flatten)]
     pub outputs: Outputs,
     /// Checkpoints, resume and time limit.
     pub session: Session,
-    /// Whether to print the plan and stop.
-    pub dry_run: bool,
-    /// For what it prints: the machine's FLOP/s and bytes/s.
-    #[serde(skip)]
-    pub roofline: Option<(f64, f64)>,
-    /// Whether it prints every action of a step.
-    #[serde(skip)]
-    pub script: bool,
-    /// Where the steps of the plan go, for programs to read.
-    #[serde(skip)]
-    pub plan_steps: Option<PathBuf>,
+    /// Whether the plan is printed instead.
+    #[serde(flatten)]
+    pub plan: PlanOptions,
     /// Steps that are measured before something is predicted by them.
     pub measure: Option<usize>,
     /// Where a planner chooses how the work is shared: what it may.
@@ -396,14 +328,7 @@ impl Config {
         Config {
             run_file: String::new(),
             model: "mnist_small".into(),
-            classes: None,
-            image_size: None,
-            label_smoothing: 0.0,
-            init_from: None,
-            reset_head: false,
-            fresh_weights: false,
-            dropout: true,
-            freeze: Vec::new(),
+            network: without_flags(),
             data: Some(data.into()),
             input: without_flags(),
             batch: 64,
@@ -414,11 +339,9 @@ impl Config {
             spatial: 1,
             tensor: None,
             sync_bn: SyncBatchNorm::Off,
-            epochs: 30,
-            steps: None,
-            warmup: 0,
+            length: without_flags::<RunLength>().or_usual(false),
             optimizer: Optimizer { rule, clip_norm: None, ema: None },
-            rate: Rate::of(rule),
+            rate: Rate { base: rule.usual_rate(), ..without_flags() },
             seed: 1,
             device: DeviceKind::Auto,
             precision: Precision::Auto,
@@ -432,17 +355,11 @@ impl Config {
             wire: Wire::F32,
             compress: None,
             recompute: false,
-            tuning: None,
-            fusion_threshold: None,
-            overlap: true,
-            stall_warn: 30.0,
-            stall_abort: 0.0,
+            buckets: without_flags(),
+            stalls: without_flags(),
             outputs: without_flags(),
             session: without_flags(),
-            dry_run: false,
-            roofline: None,
-            script: false,
-            plan_steps: None,
+            plan: without_flags(),
             prediction: None,
             measure: None,
             parallel: None,
@@ -452,7 +369,7 @@ impl Config {
         }
     }
 
-    /// The same for a run that only tests: without what a training would update, sum, keep and go on from.
+    /// The configuration of a run that only tests: without what a training would update, sum, keep and go on from.
     pub fn to_test(self) -> Config {
         let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
         let optimizer = Optimizer { rule, clip_norm: None, ema: None };
@@ -467,7 +384,7 @@ impl Config {
             spatial: 1,
             tensor: None,
             sync_bn: SyncBatchNorm::Off,
-            freeze: Vec::new(),
+            network: NetworkOptions { freeze: Vec::new(), ..self.network },
             strategy: Strategy::Allreduce,
             outer: OuterFlags::default(),
             async_order: AsyncOrder::default(),
@@ -506,8 +423,8 @@ impl Config {
         items
     }
 
-    /// The same for so many ranks that compute: with `--global-batch` the fewest micro-steps of at most `--batch`
-    /// images, and the least batch that suffices for these.
+    /// The configuration for so many ranks that compute: with `--global-batch` the fewest micro-steps of at most
+    /// `--batch` images, and the least batch that suffices for these.
     ///
     /// # Errors
     /// `Usage` where there are more ranks than images.
@@ -526,7 +443,7 @@ impl Config {
         Ok(Config { accumulation, batch, ..self.clone() })
     }
 
-    /// The same with `--shards`: each rank computes as many of them, in micro-steps of one.
+    /// The configuration for so many ranks with `--shards`: each rank computes as many of them, in micro-steps of one.
     fn sharded(&self, shards: usize, ranks: usize) -> crate::error::Result<Config> {
         if !ranks.is_power_of_two() || ranks > shards {
             return Err(Error::usage(format!(
@@ -571,7 +488,7 @@ impl Config {
         self.global_batch.unwrap_or(ranks * self.batch * self.accumulation)
     }
 
-    /// Of these, those of one rank.
+    /// Images of one rank in an update.
     pub fn images_of(&self, rank: usize, ranks: usize) -> usize {
         segment(&(0..self.images_a_step(ranks)), ranks, rank).len()
     }

@@ -56,7 +56,7 @@ impl Cuts {
         &self.parts[rank]
     }
 
-    /// The same table of a range that begins elsewhere.
+    /// The table of a range that begins elsewhere.
     pub fn moved(&self, start: usize) -> Cuts {
         let place = |at: usize| start + at.saturating_sub(self.range.start);
         let part = |part: &Range<usize>| place(part.start)..place(part.start) + part.len();

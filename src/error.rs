@@ -105,7 +105,7 @@ impl Error {
         self.kind as i32
     }
 
-    /// The same error with words put before its message ("layer conv1: …").
+    /// The error with words put before its message ("layer conv1: …").
     pub fn context(mut self, before: impl fmt::Display) -> Error {
         self.message = format!("{before}: {}", self.message);
         self

@@ -20,13 +20,13 @@ pub struct Args {
     /// File to write: safetensors, HDF5 where the name ends in .h5, or a network where it ends in .onnx.
     to: PathBuf,
     #[command(flatten)]
-    network: Network,
+    network: ExportedNetwork,
 }
 
 /// What is said of a network that is written.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "For an ONNX file")]
-struct Network {
+struct ExportedNetwork {
     /// Network that the weights are of: a name that dltrain models lists, or an ONNX file [default: that of the
     /// weights, where they are from an ONNX file].
     #[arg(long)]
@@ -57,7 +57,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
 impl Args {
     /// Returns how many tensors were written.
     fn write_weights(&self) -> Result<usize> {
-        let Network { model, classes, image_size, fold } = &self.network;
+        let ExportedNetwork { model, classes, image_size, fold } = &self.network;
         let given = [
             (model.is_some(), "--model"),
             (classes.is_some(), "--classes"),

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 /// CRC-32 of what comes piece by piece.
 pub use flate2::Crc;
 
-pub use kept::Kept;
+pub use kept::KeptFile;
 pub use owner::{Owner, disown, forget, living_owner, own, own_if_free, owned, owner};
 
 use crate::error::{Error, Result};
@@ -309,7 +309,7 @@ mod tests {
         assert!(!temporary.exists());
     }
 
-    /// Of the nine digits, as every source has them.
+    /// The checksums of the nine digits are those that every source has.
     #[test]
     fn checksums_are_the_known_ones() {
         let digits = b"123456789";

@@ -106,7 +106,7 @@ fn gpus() -> String {
     match cuda::probe() {
         Err(why) => format!("none: {why}"),
         Ok(driver) => {
-            let gpu = |gpu: &cuda::Gpu| {
+            let gpu = |gpu: &cuda::GpuInfo| {
                 let (major, minor) = gpu.compute_capability;
                 let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
                 format!("{} {} (sm_{major}{minor}, {gib:.0} GiB)", gpu.index, gpu.name)

@@ -26,7 +26,7 @@
 //!    backward. After each, [`fusion::Fusion`] starts the buckets that it completes: the [`collective::Collective`]
 //!    that [`collective::select`] has chosen reduces them over all ranks while the backward pass goes on.
 //! 6. **The update.** As soon as a bucket is reduced, the [`config::Rule`] of the optimizer updates its parameters
-//!    ([`device::Device::update`]), at the rate of the [`optim::Schedule`].
+//!    ([`device::Device::update`]), at the rate of the [`optim::RateSchedule`].
 //! 7. **The record.** Times, losses and accuracy go to the results file, the terminal and TensorBoard ([`record`]).
 //!
 //! # A network of one's own
@@ -37,6 +37,7 @@
 //!
 //! Examples that run are at [`graph::Builder`], [`plan`] and [`collective`].
 #![deny(unsafe_code)]
+#![cfg_attr(test, allow(clippy::too_many_lines))]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod bench;

@@ -13,7 +13,7 @@ use dltrain::error::{Error, Result};
 use dltrain::record::Volume;
 use dltrain::{bench, elastic, export, files, info, inspect, models, pack, record, train};
 
-use cli::{Asked, Command, Parsed};
+use cli::{Command, Invocation, Parsed};
 
 fn main() -> ExitCode {
     let started = Instant::now();
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         world.check_same(&[("what they run".into(), asked.name())])?;
         Ok(asked)
     });
-    let volume = outcome.as_ref().map_or(Volume::Normal, Asked::volume);
+    let volume = outcome.as_ref().map_or(Volume::Normal, Invocation::volume);
     record::start_logging(world.rank(), volume);
     if let Some(hint) = world.hint() {
         log::warn!("{hint}");
@@ -63,13 +63,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(world: &World, asked: Asked, started: Instant) -> Result<()> {
+fn dispatch(world: &World, asked: Invocation, started: Instant) -> Result<()> {
     let cli = match asked {
-        Asked::Shown(text) => {
+        Invocation::Shown(text) => {
             record::say(world, text.trim_end());
             return world.agree(record::printed());
         }
-        Asked::Run(cli) => *cli,
+        Invocation::Run(cli) => *cli,
     };
     match cli.command {
         Some(Command::Models) => models::print(world),

@@ -16,11 +16,11 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use crate::comm::World;
 use crate::config::{DataFormat, Input, JpegDecoder};
 use crate::data::packed::{CHUNK, Header, Packed, files_of};
-use crate::data::{self, Dataset, Jpeg, Parts, Picture, Sums, Wanted};
+use crate::data::{self, ColourSums, Dataset, Jpeg, Parts, Picture, Wanted};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32};
 use crate::random::{Purpose, Stream, key};
-use crate::record::{self, Progress};
+use crate::record::{self, ProgressLine};
 
 /// Pack images into HDF5 files that are read in large pieces.
 #[derive(Debug, Clone, clap::Args)]
@@ -96,7 +96,7 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let same = jobs.iter().map(|job| (job.path.display().to_string(), job.header.source.clone()));
     world.check_same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&PackFile> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
-    let progress = Progress::start(place, mine.iter().map(|job| job.images.len() as u64).sum());
+    let progress = ProgressLine::start(place, mine.iter().map(|job| job.images.len() as u64).sum());
     let written = mine.iter().map(|job| write(job, args, pool, &progress)).collect::<Result<Vec<usize>>>();
     progress.end();
     let mut left_out = [world.agree(written)?.iter().sum::<usize>() as f64];
@@ -203,7 +203,7 @@ fn encoded_size(set: &dyn Dataset) -> Result<usize> {
 }
 
 /// Writes one file, or finds it whole; returns how many images were left out.
-fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
+fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &ProgressLine) -> Result<usize> {
     let cannot = |what: String| Error::output(&job.path, what);
     if job.path.exists() {
         let file = files::open(&job.path).map_err(|error| cannot(error.to_string()))?;
@@ -220,7 +220,13 @@ fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &Progress) ->
 }
 
 /// Writes one file to a place of its own; returns how many images were left out.
-fn fill(path: &Path, job: &PackFile, args: &Args, pool: &ThreadPool, progress: &Progress) -> Result<usize> {
+fn fill(
+    path: &Path,
+    job: &PackFile,
+    args: &Args,
+    pool: &ThreadPool,
+    progress: &ProgressLine,
+) -> Result<usize> {
     let cannot = |what: String| Error::output(&job.path, what);
     let mut tables = Tables::default();
     let text = |error: hdf5::Error| cannot(format!("cannot be written: {error}"));
@@ -267,12 +273,12 @@ struct One {
     bytes: Vec<u8>,
     shape: [u32; 3],
     crc: u32,
-    sums: Sums,
+    sums: ColourSums,
 }
 
 fn one(set: &dyn Dataset, index: usize, args: &Args) -> Result<One> {
     let mut picture = Picture::default();
-    let mut sums = Sums::default();
+    let mut sums = ColourSums::default();
     if args.encoded {
         let bytes = set.encoded(index)?.ok_or_else(|| Error::usage("--encoded: not JPEG or PNG files"))?;
         data::decode(&bytes, &mut picture, Jpeg::Rust)
@@ -295,7 +301,7 @@ struct Tables {
     labels: Vec<i32>,
     crcs: Vec<u32>,
     names: String,
-    sums: Sums,
+    sums: ColourSums,
     bytes: u64,
 }
 
@@ -426,7 +432,7 @@ fn verify(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     let files = world.agree(files_of(&args.source))?;
     let sets = files.iter().skip(world.rank()).step_by(world.size()).map(|file| Packed::alone(file));
     let sets = world.agree(sets.collect::<Result<Vec<Packed>>>())?;
-    let progress = Progress::start(place, sets.iter().map(|set| set.len() as u64).sum());
+    let progress = ProgressLine::start(place, sets.iter().map(|set| set.len() as u64).sum());
     let mut outcome = Ok(());
     let mut bad = 0;
     for set in &sets {

@@ -16,7 +16,7 @@ pub fn philox(key: [u32; 2], [a, b, c, d]: [u32; 4]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// The same for several counters at once, word by word, of which the compiler makes vector instructions where it may.
+/// `philox` for several counters at once, word by word, of which the compiler makes vector instructions where it may.
 #[inline(always)]
 pub fn philox_lanes<const LANES: usize>(key: [u32; 2], counters: [[u32; LANES]; 4]) -> [[u32; LANES]; 4] {
     let [mut k0, mut k1] = key;

@@ -57,7 +57,7 @@ const KINDS: [EventKind; 13] = {
     [Step, Forward, Backward, Evaluation, Layer, Update, Input, Bucket, Wait, Exchange, Reduce, Send, Receive]
 };
 
-/// Of a wait: that it is for a rank.
+/// Says of a wait that it is for a rank.
 pub const FOR_RANK: u32 = 1;
 
 /// Something that took time; by the clock of this node, in nanoseconds.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::limits::{self, Limits};
-use super::sizes::{Sizes, show};
+use super::limits::{self, BandwidthLimits};
+use super::sizes::{SizeRange, show};
 use crate::collective::cost::{CANDIDATES, Cost, Nodes};
 use crate::collective::tuning::{Level, Machine, Parameters, Times, Tuning, usual_place};
 use crate::collective::{Collective, select, wait};
@@ -23,7 +23,7 @@ pub struct Args {
     output: Option<PathBuf>,
     /// Bytes of the ranges to time: a size, a range in steps of four, or a list of these
     #[arg(long, value_delimiter = ',', default_value = "256,4K,32K,256K,2M,8M,32M")]
-    sizes: Vec<Sizes>,
+    sizes: Vec<SizeRange>,
 }
 
 /// A range that takes longer is the last one timed, seconds.
@@ -128,7 +128,7 @@ fn median(world: &World, algorithm: &mut dyn Collective, bytes: usize) -> Result
 }
 
 /// What links and memory do, as the cost model has it. What these ranks do not have stays as built in.
-fn parameters(world: &World, limits: &Limits, measured: &[Times]) -> Result<Parameters> {
+fn parameters(world: &World, limits: &BandwidthLimits, measured: &[Times]) -> Result<Parameters> {
     let built_in = Tuning::built_in().parameters;
     let level = |link: Option<limits::LinkLimit>, instead| {
         link.map_or(instead, |link: limits::LinkLimit| Level {

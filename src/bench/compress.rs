@@ -27,7 +27,7 @@ const SIDE: usize = 1024;
 const BYTES: f64 = (4 * SIDE * SIDE) as f64;
 
 /// What a scheme came to.
-struct Measured {
+struct SchemeResult {
     bytes: usize,
     encode: f64,
     decode: f64,
@@ -47,7 +47,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     record::say(place, "scheme            share   encode GB/s   decode GB/s   ms in all");
     for scheme in schemes {
         let measured = if place.rank == 0 { measure(scheme, args.repeats).map(Some) } else { Ok(None) };
-        if let Some(Measured { bytes, encode, decode }) = world.agree(measured)? {
+        if let Some(SchemeResult { bytes, encode, decode }) = world.agree(measured)? {
             let share = format!("{:.2}%", 100.0 * bytes as f64 / BYTES);
             let line = format!(
                 "{:<15} {share:>7} {:>13.2} {:>13.2} {:>11.2}",
@@ -66,7 +66,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
 ///
 /// # Errors
 /// `Internal` when they are not.
-fn measure(scheme: Compression, repeats: usize) -> Result<Measured> {
+fn measure(scheme: Compression, repeats: usize) -> Result<SchemeResult> {
     let gradient = gradient();
     let mut codec = codec(scheme, 1);
     let mut right = Vec::new();
@@ -74,7 +74,7 @@ fn measure(scheme: Compression, repeats: usize) -> Result<Measured> {
         right.resize(rank * SIDE, 0.0);
         powersgd::renew(&mut right, SIDE, 0);
     }
-    let mut best = Measured { bytes: 0, encode: f64::INFINITY, decode: f64::INFINITY };
+    let mut best = SchemeResult { bytes: 0, encode: f64::INFINITY, decode: f64::INFINITY };
     let (mut residual, mut sum) = (gradient.clone(), gradient.clone());
     for _ in 0..repeats {
         residual.copy_from_slice(&gradient);
@@ -114,7 +114,7 @@ fn gathered(codec: &mut dyn Codec, residual: &mut [f32], sum: &mut [f32], bytes:
     [encoded, begun.elapsed().as_secs_f64() - encoded]
 }
 
-/// The same with factors.
+/// A step of compression by factors.
 fn factored(right: &mut [f32], residual: &mut [f32], sum: &mut [f32], bytes: &mut usize) -> [f64; 2] {
     let rank = right.len() / SIDE;
     *bytes = 4 * 2 * right.len();

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::comm::World;
 use crate::config::{Augment, DataFormat, Input, JpegDecoder};
-use crate::data::{self, Batch, Reading, Samples, Scratch, Sharding, TrainingLoader, Wanted};
+use crate::data::{self, Batch, DecodeBuffers, Reading, Samples, Sharding, TrainingLoader, Wanted};
 use crate::error::{Error, Result};
 use crate::record;
 
@@ -88,7 +88,7 @@ fn check(samples: &Samples) -> Result<String> {
     let mut image = vec![0.0; samples.sample().iter().product()];
     let (mut sum, mut squares, mut count) = (0.0, 0.0, 0.0);
     for index in 0..samples.len().min(CHECKED) {
-        samples.read(0, index, &mut image, &mut Scratch::default())?;
+        samples.read(0, index, &mut image, &mut DecodeBuffers::default())?;
         sum += image.iter().map(|&value| f64::from(value)).sum::<f64>();
         squares += image.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>();
         count += image.len() as f64;

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fusion::{Carriers, Fusion};
 use crate::model;
 use crate::plan::{self, Action, Manner, Options, Plan, Script, TAIL, Transfer};
-use crate::record::{self, Progress};
+use crate::record::{self, ProgressLine};
 use crate::simulate::threshold;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -49,7 +49,7 @@ pub struct Args {
 struct Replay<'a> {
     world: &'a World,
     plan: Plan,
-    /// Of each backward step.
+    /// The time of each backward step.
     steps: Vec<Duration>,
     selection: Selection,
     region: Rc<Region>,
@@ -147,7 +147,7 @@ impl Replay<'_> {
     /// `Internal`, agreed by all ranks, when sums were wrong; then nothing is timed.
     fn measure(&self, cuts: &mut [Cut], iterations: usize) -> Result<()> {
         let wrong: usize = cuts.iter().map(|cut| cut.wrong).sum();
-        let progress = Progress::start(self.world.into(), (iterations * cuts.len()) as u64);
+        let progress = ProgressLine::start(self.world.into(), (iterations * cuts.len()) as u64);
         for _ in 0..if wrong > 0 { 0 } else { iterations } {
             for cut in cuts.iter_mut() {
                 let mut seconds = self.pass(&mut cut.fusion, &cut.script, true)?;

@@ -18,7 +18,7 @@ use crate::device::onednn::Cpu;
 use crate::device::{Device, Rule};
 use crate::error::{Error, ErrorKind, Result};
 use crate::files;
-use crate::graph::{DType, Graph, Node, NodeId, Op};
+use crate::graph::{BackwardOp, DType, Graph, Node, NodeId, Op};
 use crate::model;
 use crate::plan::{self, Options, Plan};
 use crate::record;
@@ -89,12 +89,12 @@ fn on_cpu(args: &Args, world: &World) -> Result<(String, String)> {
         Precision::Bf16 => device.has_bf16().map(|()| graph.in_bf16()),
         precision => Err(Error::usage(format!("--precision {precision} is for GPUs; this measures the CPU"))),
     }))?;
-    let subject = world.agree(Subject::new(&device, graph))?;
+    let subject = world.agree(LayerSubject::new(&device, graph))?;
     world.barrier()?;
     let peak = world.agree(device.sgemm_rate(5))?;
     world.barrier()?;
     let times = world.agree(subject.time(args.steps))?;
-    let table = Table::new(&subject.plan, &times);
+    let table = LayerTable::new(&subject.plan, &times);
     let peak_line = format!("sgemm peak of a rank: {:.1} GFLOP/s", peak / 1e9);
     let heading = subject.heading(args, Precision::F32, world, &peak_line);
     Ok((table.text(&heading, subject.plan.graph.batch(), peak), table.csv()))
@@ -111,7 +111,7 @@ fn on_gpu(args: &Args, world: &World, number: Option<usize>) -> Result<(String, 
         (graph, Precision::F16) => (graph.narrowed_to(DType::F16), DType::F16),
         (graph, _) => (graph, DType::F32),
     };
-    let subject = world.agree(Subject::new(&device, graph))?;
+    let subject = world.agree(LayerSubject::new(&device, graph))?;
     world.barrier()?;
     let given = args.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9));
     let (rates, whence) = match given {
@@ -144,15 +144,15 @@ fn graph(args: &Args) -> Result<Graph> {
 }
 
 /// What is measured.
-struct Subject<'a> {
+struct LayerSubject<'a> {
     device: &'a dyn Device,
     plan: Plan,
 }
 
-impl Subject<'_> {
-    fn new(device: &dyn Device, forward: Graph) -> Result<Subject<'_>> {
+impl LayerSubject<'_> {
+    fn new(device: &dyn Device, forward: Graph) -> Result<LayerSubject<'_>> {
         let options = Options::whole(1 << 20);
-        Ok(Subject { device, plan: plan::plan(forward.differentiate(), device, &options)? })
+        Ok(LayerSubject { device, plan: plan::plan(forward.differentiate(), device, &options)? })
     }
 
     fn time(&self, steps: usize) -> Result<Times> {
@@ -179,16 +179,17 @@ const RULE: Rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0
 
 /// Time and arithmetic of some steps.
 #[derive(Clone, Copy, Default)]
-struct Work {
+struct LayerWork {
     seconds: f64,
-    /// Of convolutions and linear layers; the others are bound by memory.
+    /// Operations of convolutions and linear layers; the others are bound by memory.
     flops: u64,
     steps: usize,
 }
 
-impl Work {
+impl LayerWork {
     fn add(&mut self, seconds: f64, flops: u64) {
-        *self = Work { seconds: self.seconds + seconds, flops: self.flops + flops, steps: self.steps + 1 };
+        *self =
+            LayerWork { seconds: self.seconds + seconds, flops: self.flops + flops, steps: self.steps + 1 };
     }
 
     /// GFLOP/s and the share of the peak in percent, or nothing.
@@ -207,43 +208,43 @@ impl Work {
 
 /// What a layer does in a step.
 #[derive(Clone, Copy)]
-enum Part {
+enum LayerPart {
     Forward,
     Data,
     Weights,
     Reorder,
 }
 
-struct Row {
+struct LayerRow {
     layer: String,
     op: &'static str,
     output: String,
-    /// By `Part`.
-    work: [Work; 4],
+    /// By `LayerPart`.
+    work: [LayerWork; 4],
 }
 
-struct Table {
-    rows: Vec<Row>,
+struct LayerTable {
+    rows: Vec<LayerRow>,
     /// By name of op, in the order of their first appearance.
-    kinds: Vec<(&'static str, Work)>,
+    kinds: Vec<(&'static str, LayerWork)>,
     /// All of the graph's arithmetic in the time of a whole step.
-    whole: Work,
+    whole: LayerWork,
 }
 
-impl Table {
-    fn new(plan: &Plan, times: &Times) -> Table {
-        let mut table = Table { rows: Vec::new(), kinds: Vec::new(), whole: Work::default() };
+impl LayerTable {
+    fn new(plan: &Plan, times: &Times) -> LayerTable {
+        let mut table = LayerTable { rows: Vec::new(), kinds: Vec::new(), whole: LayerWork::default() };
         let mut of_layer: HashMap<String, usize> = HashMap::new();
         for (index, &seconds) in times.steps.iter().enumerate() {
             // A reorder belongs to the layer that wants it: the next step's.
             let id = plan.steps[index..].iter().find_map(|step| step.node).unwrap_or(NodeId(0));
             let node = plan.graph.node(id);
             let row = *of_layer.entry(node.name.clone()).or_insert_with(|| {
-                table.rows.push(Row::new(plan, node));
+                table.rows.push(LayerRow::new(plan, node));
                 table.rows.len() - 1
             });
             let (kind, part, flops) = match plan.steps[index].node {
-                None => ("reorder", Part::Reorder, 0),
+                None => ("reorder", LayerPart::Reorder, 0),
                 Some(_) => (node.op.name(), part(plan, id), plan.graph.products(id)),
             };
             table.rows[row].work[part as usize].add(seconds, flops);
@@ -256,10 +257,10 @@ impl Table {
         table
     }
 
-    fn of_kind(&mut self, kind: &'static str) -> &mut Work {
+    fn of_kind(&mut self, kind: &'static str) -> &mut LayerWork {
         let known = self.kinds.iter().position(|(name, _)| *name == kind);
         let index = known.unwrap_or_else(|| {
-            self.kinds.push((kind, Work::default()));
+            self.kinds.push((kind, LayerWork::default()));
             self.kinds.len() - 1
         });
         &mut self.kinds[index].1
@@ -278,12 +279,12 @@ impl Table {
         text += "|      ms\n";
         for row in &self.rows {
             let _ = write!(text, "{:<30} {:<18} {:<16}", row.layer, row.op, row.output);
-            for part in [Part::Forward, Part::Data, Part::Weights] {
+            for part in [LayerPart::Forward, LayerPart::Data, LayerPart::Weights] {
                 let work = row.work[part as usize];
                 let [rate, share] = work.rate(peak);
                 let _ = write!(text, "|{:>8} {rate:>7} {share:>5}", work.milliseconds());
             }
-            let _ = writeln!(text, "|{:>8}", row.work[Part::Reorder as usize].milliseconds());
+            let _ = writeln!(text, "|{:>8}", row.work[LayerPart::Reorder as usize].milliseconds());
         }
         let _ = writeln!(
             text,
@@ -321,27 +322,27 @@ impl Table {
         text += ",reorder_ms\n";
         for row in &self.rows {
             let _ = write!(text, "{},{},{}", row.layer, row.op, row.output);
-            for part in [Part::Forward, Part::Data, Part::Weights] {
+            for part in [LayerPart::Forward, LayerPart::Data, LayerPart::Weights] {
                 let work = row.work[part as usize];
                 let _ = write!(text, ",{:.6},{:.6}", 1e3 * work.seconds, work.flops as f64 / 1e9);
             }
-            let _ = writeln!(text, ",{:.6}", 1e3 * row.work[Part::Reorder as usize].seconds);
+            let _ = writeln!(text, ",{:.6}", 1e3 * row.work[LayerPart::Reorder as usize].seconds);
         }
         text
     }
 }
 
-impl Row {
-    fn new(plan: &Plan, node: &Node) -> Row {
+impl LayerRow {
+    fn new(plan: &Plan, node: &Node) -> LayerRow {
         let output = plan.graph.tensor(node.outputs[0]).spec.shape.to_string();
-        Row { layer: node.name.clone(), op: node.op.name(), output, work: [Work::default(); 4] }
+        LayerRow { layer: node.name.clone(), op: node.op.name(), output, work: [LayerWork::default(); 4] }
     }
 }
 
-fn part(plan: &Plan, id: NodeId) -> Part {
+fn part(plan: &Plan, id: NodeId) -> LayerPart {
     match plan.graph.node(id).op {
-        _ if id.0 < plan.graph.forward_nodes => Part::Forward,
-        Op::Conv2dBackwardWeights(_) | Op::LinearBackwardWeights { .. } => Part::Weights,
-        _ => Part::Data,
+        _ if id.0 < plan.graph.forward_nodes => LayerPart::Forward,
+        Op::Backward(BackwardOp::Conv2dWeights(_) | BackwardOp::LinearWeights { .. }) => LayerPart::Weights,
+        _ => LayerPart::Data,
     }
 }

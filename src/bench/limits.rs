@@ -27,7 +27,7 @@ pub struct LinkLimit {
 
 /// What bounds a collective on the ranks of a job.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
+pub struct BandwidthLimits {
     /// Between two ranks of one node, while all ranks of the node exchange in pairs; `None` where none has two.
     pub within: Option<LinkLimit>,
     /// Between two nodes, one rank on each; `None` on a single node.
@@ -56,7 +56,7 @@ const UNLIKE: f64 = 2.0;
 ///
 /// # Errors
 /// The same on every rank where there is no memory; else `Foreign` when MPI fails.
-pub fn measure(world: &World) -> Result<Limits> {
+pub fn measure(world: &World) -> Result<BandwidthLimits> {
     let pair = |ranks: Vec<usize>| {
         let place = ranks.iter().position(|&rank| rank == world.rank())?;
         ranks.get(place ^ 1).copied()
@@ -71,11 +71,11 @@ pub fn measure(world: &World) -> Result<Limits> {
     let between = if world.nodes() > 1 { Some(link.measure(world, between)?) } else { None };
     let unlike = if world.nodes() > 1 { link.unlike(world, ways)? } else { Vec::new() };
     let [copy, add, convert] = memory(world)?;
-    Ok(Limits { within, between, unlike, copy, add, convert })
+    Ok(BandwidthLimits { within, between, unlike, copy, add, convert })
 }
 
 /// The limits as comment lines of a table, one each.
-pub fn comment(limits: &Limits) -> String {
+pub fn comment(limits: &BandwidthLimits) -> String {
     let lines: Vec<String> = limits.to_string().lines().map(|line| format!("# limit: {line}")).collect();
     lines.join("\n")
 }
@@ -262,7 +262,7 @@ impl std::fmt::Display for LinkLimit {
     }
 }
 
-impl std::fmt::Display for Limits {
+impl std::fmt::Display for BandwidthLimits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (name, link) in [("within a node", &self.within), ("between nodes", &self.between)] {
             if let Some(link) = link {

@@ -2,21 +2,21 @@
 
 /// Bytes of one size, or of every size of a range.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sizes(pub Vec<usize>);
+pub struct SizeRange(pub Vec<usize>);
 
-impl std::str::FromStr for Sizes {
+impl std::str::FromStr for SizeRange {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Sizes, String> {
+    fn from_str(text: &str) -> Result<SizeRange, String> {
         let Some((from, to)) = text.split_once("..") else {
-            return Ok(Sizes(vec![bytes(text)?]));
+            return Ok(SizeRange(vec![bytes(text)?]));
         };
         let (from, to) = (bytes(from)?, bytes(to)?);
         if from == 0 || from > to {
             return Err(format!("`{text}` is not a range from a small size to a larger one"));
         }
         let steps = std::iter::successors(Some(from), |size| size.checked_mul(4));
-        Ok(Sizes(steps.take_while(|&size| size <= to).collect()))
+        Ok(SizeRange(steps.take_while(|&size| size <= to).collect()))
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn sizes_and_ranges_are_read() {
-        let read = |text: &str| text.parse::<Sizes>().map(|sizes| sizes.0);
+        let read = |text: &str| text.parse::<SizeRange>().map(|sizes| sizes.0);
         assert_eq!(read("4K..256K"), Ok(vec![4096, 16384, 65536, 262144]));
         assert_eq!(read("12"), Ok(vec![12]));
         assert_eq!(read("1M..1M"), Ok(vec![1 << 20]));

@@ -9,9 +9,9 @@ use crate::plan::Plan;
 #[derive(Clone, Default)]
 struct Work {
     seconds: f64,
-    /// Of convolutions and linear layers.
+    /// Operations of convolutions and linear layers.
     flops: u64,
-    /// Of its operands, each read or written once.
+    /// Bytes of its operands, each read or written once.
     bytes: usize,
     /// The least it can take.
     least: f64,
@@ -19,7 +19,7 @@ struct Work {
 }
 
 /// A line of the table.
-struct Row {
+struct StepRow {
     label: String,
     op: &'static str,
     implementation: String,
@@ -28,7 +28,7 @@ struct Row {
 
 /// All steps, and the same by op.
 pub struct Table {
-    rows: Vec<Row>,
+    rows: Vec<StepRow>,
     kinds: Vec<(&'static str, Work)>,
 }
 
@@ -60,7 +60,7 @@ impl Table {
         for (step, &seconds) in plan.steps.iter().zip(seconds) {
             let (flops, bytes) = plan.work(step);
             let least = (flops as f64 / rates.0).max(bytes as f64 / rates.1);
-            table.add(Row {
+            table.add(StepRow {
                 label: step.label.clone(),
                 op: step.node.map_or("reorder", |id| plan.graph.node(id).op.name()),
                 implementation: step.kernel.implementation(),
@@ -68,7 +68,7 @@ impl Table {
             });
         }
         let least = update_bytes as f64 / rates.1;
-        table.add(Row {
+        table.add(StepRow {
             label: "update".into(),
             op: "update (SGD, momentum)",
             implementation: String::new(),
@@ -77,7 +77,7 @@ impl Table {
         table
     }
 
-    fn add(&mut self, row: Row) {
+    fn add(&mut self, row: StepRow) {
         match self.kinds.iter_mut().find(|(op, _)| *op == row.op) {
             Some((_, work)) => work.add(&row.work),
             None => self.kinds.push((row.op, row.work.clone())),
@@ -90,7 +90,7 @@ impl Table {
         let columns = format!("{:>9} {:>8} {:>9} {:>10}", "ms", "GB/s", "TFLOP/s", "roofline");
         let mut text = format!("{heading}\n\n{:<44} {columns}  implementation\n", "step");
         // Writing to a String cannot fail.
-        for Row { label, work, implementation, .. } in &self.rows {
+        for StepRow { label, work, implementation, .. } in &self.rows {
             let _ = writeln!(text, "{label:<44} {}  {implementation}", work.figures());
         }
         let _ = writeln!(text, "\n{:<34} {:>9} {columns} {:>7}", "op", "steps", "share");
@@ -117,7 +117,7 @@ impl Table {
 
     pub fn csv(&self) -> String {
         let mut text = String::from("step,op,implementation,ms,bytes,flop,least_ms\n");
-        for Row { label, op, implementation, work } in &self.rows {
+        for StepRow { label, op, implementation, work } in &self.rows {
             let (ms, least) = (1e3 * work.seconds, 1e3 * work.least);
             let (bytes, flops) = (work.bytes, work.flops);
             let _ = writeln!(

@@ -171,7 +171,7 @@ pub fn plain(error: &clap::Error) -> String {
 
 /// One key of the file, as it would be typed.
 #[derive(Debug)]
-struct Entry {
+struct FileEntry {
     name: String,
     line: usize,
     args: Vec<String>,
@@ -188,9 +188,9 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// (line, what is wrong there), all of it.
-type Wrong = Vec<(usize, String)>;
+type Mistakes = Vec<(usize, String)>;
 
-fn parse(command: &Command, text: &str) -> std::result::Result<Vec<Entry>, Wrong> {
+fn parse(command: &Command, text: &str) -> std::result::Result<Vec<FileEntry>, Mistakes> {
     let line = |at: usize| 1 + text[..at.min(text.len())].matches('\n').count();
     let table = DeTable::parse(text).map_err(|error| {
         vec![(line(error.span().map_or(0, |span| span.start)), error.message().to_string())]
@@ -203,7 +203,7 @@ fn parse(command: &Command, text: &str) -> std::result::Result<Vec<Entry>, Wrong
     for (key, value) in table.into_inner() {
         let at = line(key.span().start);
         match entry(command, key.get_ref(), value.get_ref()) {
-            Ok(args) => entries.push(Entry { name: key.into_inner().into_owned(), line: at, args }),
+            Ok(args) => entries.push(FileEntry { name: key.into_inner().into_owned(), line: at, args }),
             Err(what) => wrong.push((at, what)),
         }
     }
@@ -211,7 +211,7 @@ fn parse(command: &Command, text: &str) -> std::result::Result<Vec<Entry>, Wrong
     if wrong.is_empty() { Ok(entries) } else { Err(wrong) }
 }
 
-fn listed(path: &Path, record: bool, wrong: &Wrong) -> String {
+fn listed(path: &Path, record: bool, wrong: &Mistakes) -> String {
     let place = if record { format!("{}: run file", path.display()) } else { path.display().to_string() };
     let lines: Vec<String> = wrong.iter().map(|(line, what)| format!("{place}:{line}: {what}")).collect();
     lines.join("\n")
@@ -262,7 +262,7 @@ fn text(arg: &Arg, value: &DeValue) -> Option<String> {
     match value {
         DeValue::String(text) if kind.is_none() => Some(text.to_string()),
         DeValue::Integer(number) if !is_text && number.radix() == 10 => Some(number.as_str().to_string()),
-        DeValue::Float(number) if !is_text && kind != Some(Number::Whole) => {
+        DeValue::Float(number) if !is_text && kind != Some(NumberKind::Whole) => {
             Some(number.as_str().to_string())
         }
         _ => None,
@@ -272,8 +272,8 @@ fn text(arg: &Arg, value: &DeValue) -> Option<String> {
 fn wants(key: &str, arg: &Arg) -> String {
     let what = match number(arg) {
         _ if is_switch(arg) => "true or false",
-        Some(Number::Whole) => "a whole number",
-        Some(Number::Real) => "a number",
+        Some(NumberKind::Whole) => "a whole number",
+        Some(NumberKind::Real) => "a number",
         None => "a text in quotation marks",
     };
     match (takes_several(arg), arg.get_num_args().filter(|range| range.min_values() > 1)) {
@@ -331,19 +331,19 @@ fn takes_several(arg: &Arg) -> bool {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Number {
+enum NumberKind {
     Whole,
     Real,
 }
 
-fn number(arg: &Arg) -> Option<Number> {
+fn number(arg: &Arg) -> Option<NumberKind> {
     use std::any::TypeId;
     let kind = arg.get_value_parser().type_id();
     let is = |ids: &[TypeId]| ids.iter().any(|id| kind == *id);
     if is(&[TypeId::of::<usize>(), TypeId::of::<u64>(), TypeId::of::<u32>()]) {
-        Some(Number::Whole)
+        Some(NumberKind::Whole)
     } else if is(&[TypeId::of::<f32>(), TypeId::of::<f64>()]) {
-        Some(Number::Real)
+        Some(NumberKind::Real)
     } else {
         None
     }

@@ -1,7 +1,7 @@
 //! The flags of the optimizer and the learning rate. What is not given has the default of the chosen optimizer, and a
 //! flag that it has no use for is refused.
 
-use dltrain::config::{Optimizer, Rate, Rule, ScheduleKind};
+use dltrain::config::{Optimizer, Rate, Rule};
 use dltrain::error::{Error, Result};
 
 use dltrain::config::values::{at_least_one, in_range, number};
@@ -46,24 +46,8 @@ pub struct Args {
     /// Keep an exponential moving average of the weights with this decay, and evaluate with it.
     #[arg(long, value_name = "DECAY", value_parser = number)]
     ema: Option<f32>,
-    /// How the learning rate goes over the run.
-    #[arg(long, value_enum, default_value_t = ScheduleKind::Constant)]
-    lr_schedule: ScheduleKind,
-    /// Epochs over which the rate rises linearly from nothing.
-    #[arg(long, default_value_t = 0.0, value_name = "EPOCHS", value_parser = number)]
-    lr_warmup: f32,
-    /// Epochs between two steps of the step schedule.
-    #[arg(long, default_value_t = 30, value_name = "EPOCHS")]
-    lr_step_epochs: usize,
-    /// Factor of each step of the step schedule.
-    #[arg(long, default_value_t = 0.1, value_name = "FACTOR", value_parser = number)]
-    lr_gamma: f32,
-    /// Power of the polynomial schedule.
-    #[arg(long, default_value_t = 2.0, value_name = "P", value_parser = number)]
-    lr_power: f32,
-    /// Multiply the learning rate by the number of ranks (Goyal et al. 2017).
-    #[arg(long)]
-    lr_scale_by_ranks: bool,
+    #[command(flatten)]
+    rate: Rate,
 }
 
 impl Args {
@@ -108,15 +92,7 @@ impl Args {
         let optimizer = Optimizer { rule, clip_norm: self.clip_norm, ema: self.ema };
         in_range("clip-norm", optimizer.clip_norm.unwrap_or(1.0), f32::MIN_POSITIVE, f32::MAX)?;
         in_range("ema", optimizer.ema.unwrap_or(0.0), *share.start(), *share.end())?;
-        let rate = Rate {
-            base: self.lr.unwrap_or(rule.usual_rate()),
-            scale_by_ranks: self.lr_scale_by_ranks,
-            schedule: self.lr_schedule,
-            warmup_epochs: self.lr_warmup,
-            step_epochs: self.lr_step_epochs,
-            gamma: self.lr_gamma,
-            power: self.lr_power,
-        };
+        let rate = Rate { base: self.lr.unwrap_or(rule.usual_rate()), ..self.rate.clone() };
         in_range("lr", rate.base, f32::MIN_POSITIVE, f32::MAX)?;
         in_range("lr-warmup", rate.warmup_epochs, 0.0, 1e6)?;
         at_least_one("lr-step-epochs", rate.step_epochs)?;

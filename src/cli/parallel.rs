@@ -7,7 +7,7 @@ use dltrain::config::values::{size, within};
 
 /// Who chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Choice {
+enum Chooser {
     /// The planner, by what it predicts.
     Auto,
 }
@@ -22,7 +22,7 @@ pub struct Args {
         "pipeline", "tensor", "spatial", "mesh", "micro_batches", "schedule", "pipeline_cuts", "zero", "sync",
         "local_steps", "max_batch",
     ])]
-    parallel: Option<Choice>,
+    parallel: Option<Chooser>,
     /// With --parallel auto: what a rank may have at its peak, such as 2GiB [default: what is free].
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "parallel")]
     memory_limit: Option<usize>,
@@ -63,7 +63,7 @@ impl Args {
         let [without_stages, without_split_layers, without_rows] =
             [stages, split_layers, rows].map(|said| said.err().map(|error| error.to_string()));
         let Args { memory_limit, lossy, .. } = *self;
-        let of = |Choice::Auto| Parallel {
+        let of = |Chooser::Auto| Parallel {
             memory_limit,
             lossy,
             without_stages,

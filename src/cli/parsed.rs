@@ -82,18 +82,18 @@ fn whole(args: &[OsString]) -> std::result::Result<Cli, clap::Error> {
 }
 
 /// What a process was asked for.
-pub enum Asked {
+pub enum Invocation {
     /// Help or version: the text.
     Shown(String),
     Run(Box<Cli>),
 }
 
-impl Asked {
+impl Invocation {
     /// What the others of the job must have been asked for, too.
     pub fn name(&self) -> String {
         match self {
-            Asked::Shown(_) => "dltrain --help or --version".into(),
-            Asked::Run(cli) => match &cli.command {
+            Invocation::Shown(_) => "dltrain --help or --version".into(),
+            Invocation::Run(cli) => match &cli.command {
                 Some(command) => format!("dltrain {}", command.name()),
                 None => "a training".into(),
             },
@@ -102,8 +102,8 @@ impl Asked {
 
     pub fn volume(&self) -> Volume {
         match self {
-            Asked::Shown(_) => Volume::Normal,
-            Asked::Run(cli) => cli.train.volume(),
+            Invocation::Shown(_) => Volume::Normal,
+            Invocation::Run(cli) => cli.train.volume(),
         }
     }
 }
@@ -112,20 +112,20 @@ impl Asked {
 ///
 /// # Errors
 /// `Usage` with what is wrong on the command line, or in the file, there line by line; `Data` where it cannot be read.
-pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Asked> {
+pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Invocation> {
     let (args, path) = match parsed {
-        Err(shown) if !shown.use_stderr() => return Ok(Asked::Shown(shown.render().to_string())),
+        Err(shown) if !shown.use_stderr() => return Ok(Invocation::Shown(shown.render().to_string())),
         Err(wrong) => {
             return Err(refused(&wrong));
         }
-        Ok(Parsed::Whole(cli)) => return Ok(Asked::Run(cli)),
+        Ok(Parsed::Whole(cli)) => return Ok(Invocation::Run(cli)),
         Ok(Parsed::WithFile { args, path }) => (args, path),
     };
     let (merged, origins) = file::merge(&command(), &path, &args)?;
     let cli = whole(&merged).map_err(|error| Error::usage(file::plain(&error)));
     let mut cli = cli.map_err(|error| file::located(error, &origins))?;
     cli.train.origins = origins;
-    Ok(Asked::Run(Box::new(cli)))
+    Ok(Invocation::Run(Box::new(cli)))
 }
 
 /// A command line that clap does not take, in one sentence and with the help that is about it.

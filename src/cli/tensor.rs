@@ -1,6 +1,6 @@
 //! The flag of split layers.
 
-use dltrain::config::{MeshShape, Tensor};
+use dltrain::config::{MeshShape, TensorParallel};
 use dltrain::error::Result;
 
 use dltrain::config::values::within;
@@ -28,9 +28,9 @@ impl Args {
     ///
     /// # Errors
     /// `Usage`, naming the flag.
-    pub fn validate(&self, mesh: Option<MeshShape>) -> Result<Option<Tensor>> {
+    pub fn validate(&self, mesh: Option<MeshShape>) -> Result<Option<TensorParallel>> {
         let ranks = self.ranks(mesh);
         within("tensor", ranks, MOST)?;
-        Ok((ranks > 1).then_some(Tensor { ranks, groups: mesh.map(|mesh| mesh.data) }))
+        Ok((ranks > 1).then_some(TensorParallel { ranks, groups: mesh.map(|mesh| mesh.data) }))
     }
 }

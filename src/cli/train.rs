@@ -3,10 +3,11 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use dltrain::config::values::{at_least_one, in_range, number, size, sync_batch_norm, within, zero_stage};
+use dltrain::config::values::{at_least_one, in_range, size, sync_batch_norm, within, zero_stage};
 use dltrain::config::{
-    AllreduceKind, Compression, Config, CudaAware, DeviceKind, Input, Optimizer, Outputs, Parallel, Pipeline,
-    Precision, Predict, Prediction, Rate, Rule, Session, Strategy, SyncBatchNorm, Tensor, Wire, most, rates,
+    AllreduceKind, Buckets, Compression, Config, CudaAware, DeviceKind, Input, NetworkOptions, Optimizer,
+    Outputs, Parallel, Pipeline, PlanOptions, Precision, Predict, Prediction, Rate, Rule, RunLength, Session,
+    StallLimits, Strategy, SyncBatchNorm, TensorParallel, Wire, most,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -14,7 +15,7 @@ use dltrain::record::{self, Volume};
 
 use super::places::{self, Use};
 use super::together::{self, Flag};
-use super::values::Network;
+use super::values::NetworkName;
 use super::{asynchronous, evaluation, file, loss_scale, optimizer, parallel, pipeline, relaxed, tensor};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
@@ -44,32 +45,10 @@ pub struct Args {
     #[arg(long, help_heading = "Results")]
     verbose: bool,
     /// Network to train: one of these (dltrain models says more), or an ONNX file (net.onnx) with its weights.
-    #[arg(long, default_value = "mnist_small", value_parser = Network, help_heading = "Model and data")]
+    #[arg(long, default_value = "mnist_small", value_parser = NetworkName, help_heading = "Model and data")]
     model: String,
-    /// Classes the model tells apart [default: those it was made for].
-    #[arg(long, value_name = "N", help_heading = "Model and data")]
-    classes: Option<usize>,
-    /// Height and width of its images [default: those it was made for]; data are scaled to it.
-    #[arg(long, value_name = "N", help_heading = "Model and data")]
-    image_size: Option<usize>,
-    /// Share of each target that is spread evenly over all classes.
-    #[arg(long, default_value_t = 0.0, value_name = "X", value_parser = number, help_heading = "Model and data")]
-    label_smoothing: f32,
-    /// File of weights to start from: safetensors or HDF5 with PyTorch's names and shapes, or a checkpoint.
-    #[arg(long, value_name = "FILE", help_heading = "Model and data")]
-    init_from: Option<PathBuf>,
-    /// Start the last layer anew in spite of the file of weights: for other --classes than the file's.
-    #[arg(long, help_heading = "Model and data")]
-    reset_head: bool,
-    /// Start the network of an ONNX file without the file's weights.
-    #[arg(long, conflicts_with_all = ["init_from", "reset_head", "evaluate"], help_heading = "Model and data")]
-    fresh_weights: bool,
-    /// Drop nothing in training: neither dropout nor stochastic depth (to compare losses with another program's).
-    #[arg(long, help_heading = "Model and data")]
-    no_dropout: bool,
-    /// Do not learn these: backbone (all but the last layer), or names of layers as --dry-run has them.
-    #[arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Model and data")]
-    freeze: Vec<String>,
+    #[command(flatten)]
+    network: NetworkOptions,
     /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
     #[arg(long, value_name = "PATH", help_heading = "Model and data")]
     data: Option<PathBuf>,
@@ -94,28 +73,10 @@ pub struct Args {
         help_heading = "Model and data")]
     sync_bn: Option<SyncBatchNorm>,
 
-    /// Times the training images are gone through, with --data [default: 30].
-    #[arg(long, value_name = "N", help_heading = "Length of the run")]
-    epochs: Option<usize>,
-    /// Stop after N timed steps [default: 100 for synthetic images, else none].
-    #[arg(long, value_name = "N", help_heading = "Length of the run")]
-    steps: Option<usize>,
-    /// Steps before the clock of images/s starts [default: 10 for synthetic images, else 0].
-    #[arg(long, value_name = "N", help_heading = "Length of the run")]
-    warmup: Option<usize>,
-    /// Print the plan (layers, memory, buckets) and stop.
-    #[arg(long, help_heading = "Length of the run")]
-    dry_run: bool,
-    /// With --dry-run: the least time of a step where sums of products run at so many TFLOP/s and memory at so many
-    /// GB/s.
-    #[arg(long, value_name = "TFLOPS,GBS", value_parser = rates, requires = "dry_run", help_heading = "Length of the run")]
-    roofline: Option<(f64, f64)>,
-    /// With --dry-run: every action of a step of rank 0, in order.
-    #[arg(long, requires = "dry_run", help_heading = "Length of the run")]
-    script: bool,
-    /// With --dry-run: write the plan's steps there, a JSON object a line, with operations and bytes of each.
-    #[arg(long, value_name = "FILE", requires = "dry_run", help_heading = "Length of the run")]
-    plan_steps: Option<PathBuf>,
+    #[command(flatten)]
+    length: RunLength,
+    #[command(flatten)]
+    plan: PlanOptions,
     #[command(flatten)]
     prediction: Prediction,
     /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
@@ -187,24 +148,10 @@ pub struct Args {
     /// Compute activations again in the backward pass instead of keeping them: same numbers, less memory, more time.
     #[arg(long, help_heading = "Machine")]
     recompute: bool,
-    /// What `dltrain bench autotune` measured, for auto [default: $DLTRAIN_TUNING, else tuning.json in
-    /// ~/.config/dltrain].
-    #[arg(long, value_name = "FILE", help_heading = "Machine")]
-    tuning: Option<PathBuf>,
-    /// Gradients are averaged in buckets of at least this many megabytes [default: as rehearsed fastest].
-    #[arg(long, value_name = "MB", help_heading = "Machine")]
-    fusion_threshold_mb: Option<f64>,
-    /// Average gradients after the backward pass instead of during it (to compare).
-    #[arg(long, help_heading = "Machine")]
-    no_overlap: bool,
-
-    /// Say for which ranks a rank waits when it has waited for SECONDS without any progress; 0 is never.
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", help_heading = "Machine")]
-    stall_warn: f64,
-    /// End the job when a rank has waited for SECONDS without any progress; 0 is never.
-    #[arg(long, default_value_t = 0.0, value_name = "SECONDS", help_heading = "Machine")]
-    stall_abort: f64,
-
+    #[command(flatten)]
+    buckets: Buckets,
+    #[command(flatten)]
+    stalls: StallLimits,
     #[command(flatten)]
     outputs: Outputs,
     #[command(flatten)]
@@ -250,16 +197,16 @@ impl Args {
             ("--results", results.filter(|_| file.is_none()), Use::Directory),
             ("--save-weights", self.outputs.save_weights.as_deref(), Use::Write),
             ("--timeline", self.outputs.timeline.as_deref(), Use::Write),
-            ("--plan-steps", self.plan_steps.as_deref(), Use::Write),
+            ("--plan-steps", self.plan.plan_steps.as_deref(), Use::Write),
             ("--network", self.prediction.network.as_deref(), Use::Read),
             ("--export-trace", self.prediction.trace.as_deref(), Use::Write),
             ("--save-prediction", self.prediction.saved.as_deref(), Use::Write),
             ("--checkpoint", self.session.checkpoint.as_deref(), Use::Directory),
             ("--tensorboard", self.outputs.tensorboard.as_deref(), Use::Directory),
-            ("--init-from", self.init_from.as_deref(), Use::Read),
+            ("--init-from", self.network.init_from.as_deref(), Use::Read),
             ("--model", Some(Path::new(&self.model)).filter(|_| model::is_file(&self.model)), Use::Read),
             ("--resume", self.session.resumed_file(), Use::Read),
-            ("--tuning", self.tuning.as_deref(), Use::Read),
+            ("--tuning", self.buckets.tuning.as_deref(), Use::Read),
             ("--data", self.data.as_deref(), Use::Read),
             ("--output", self.output.as_deref(), Use::Write),
         ])
@@ -290,7 +237,7 @@ impl Args {
             Flag::F16 => given(self.precision == Precision::F16, "--precision f16"),
             Flag::SyncBn => given(self.sync_bn.is_some(), "--sync-bn"),
             Flag::Wire => (self.wire != Wire::F32).then(|| format!("--wire {}", self.wire)),
-            Flag::Freeze => given(!self.freeze.is_empty(), "--freeze"),
+            Flag::Freeze => given(!self.network.freeze.is_empty(), "--freeze"),
             Flag::Compress => given(self.compress.is_some(), "--compress"),
             Flag::Scheme => self.compress.map(|scheme| format!("--compress {scheme}")),
             Flag::Histograms => given(self.outputs.histograms.is_some(), "--tensorboard-histograms"),
@@ -351,7 +298,10 @@ impl Args {
             )));
         }
         let wanted = [
-            (self.init_from.is_none() && !has_file, "weights (--init-from FILE, or --model FILE.onnx)"),
+            (
+                self.network.init_from.is_none() && !has_file,
+                "weights (--init-from FILE, or --model FILE.onnx)",
+            ),
             (self.evaluate && self.data.is_none(), "test images (--data PATH)"),
             (self.predict && self.data.is_none(), "images (DATA, or --data PATH)"),
         ];
@@ -361,10 +311,10 @@ impl Args {
             (_, true) => "--predict",
             _ => "--reset-head",
         };
-        if (self.evaluate || self.predict || self.reset_head) && !missing.is_empty() {
+        if (self.evaluate || self.predict || self.network.reset_head) && !missing.is_empty() {
             return Err(Error::usage(format!("{flag} needs {}", missing.join(" and "))));
         }
-        match self.fresh_weights && !has_file {
+        match self.network.fresh_weights && !has_file {
             true => {
                 Err(Error::usage("--fresh-weights is for --model FILE.onnx: other networks start so anyway"))
             }
@@ -391,20 +341,20 @@ impl Args {
     /// That numbers are in their ranges.
     fn ranges(&self) -> Result<()> {
         within("batch", self.batch, most::BATCH)?;
-        within("classes", self.classes.unwrap_or(1), MOST_CLASSES)?;
-        within("image-size", self.image_size.unwrap_or(1), LARGEST_IMAGE)?;
-        in_range("label-smoothing", self.label_smoothing, 0.0, 1.0)?;
+        within("classes", self.network.classes.unwrap_or(1), MOST_CLASSES)?;
+        within("image-size", self.network.image_size.unwrap_or(1), LARGEST_IMAGE)?;
+        in_range("label-smoothing", self.network.label_smoothing, 0.0, 1.0)?;
         within("accumulation", self.accumulation, most::BATCH)?;
         within("global-batch", self.global_batch.unwrap_or(1), most::IMAGES)?;
         if let Some(SyncBatchNorm::Groups(ranks)) = self.sync_bn {
             at_least_one("sync-bn", ranks)?;
         }
-        at_least_one("epochs", self.epochs.unwrap_or(1))?;
-        at_least_one("steps", self.steps.unwrap_or(1))?;
+        at_least_one("epochs", self.length.epochs.unwrap_or(1))?;
+        at_least_one("steps", self.length.steps.unwrap_or(1))?;
         within("threads", self.threads.unwrap_or(1), most::THREADS)?;
-        in_range("fusion-threshold-mb", self.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
-        in_range("stall-warn", self.stall_warn as f32, 0.0, 1e6)?;
-        in_range("stall-abort", self.stall_abort as f32, 0.0, 1e6)?;
+        in_range("fusion-threshold-mb", self.buckets.fusion_threshold_mb.unwrap_or(1.0) as f32, 0.0, 1e6)?;
+        in_range("stall-warn", self.stalls.stall_warn as f32, 0.0, 1e6)?;
+        in_range("stall-abort", self.stalls.stall_abort as f32, 0.0, 1e6)?;
         at_least_one("tensorboard-histograms", self.outputs.histograms.unwrap_or(1) as usize)?;
         within("spatial", self.spatial, LARGEST_IMAGE)?;
         match self.shards.filter(|shards| !shards.is_power_of_two() || *shards > most::SHARDS) {
@@ -418,7 +368,7 @@ impl Args {
 
     /// What flags lack, or have for nothing.
     fn needs(&self) -> Result<()> {
-        if self.data.is_none() && self.epochs.is_some() {
+        if self.data.is_none() && self.length.epochs.is_some() {
             return Err(Error::usage(
                 "--epochs needs --data: a run on synthetic images is as long as --steps",
             ));
@@ -439,14 +389,7 @@ impl Args {
         Ok(Config {
             run_file: self.run_file,
             model: self.model,
-            classes: self.classes,
-            image_size: self.image_size,
-            label_smoothing: self.label_smoothing,
-            init_from: self.init_from,
-            reset_head: self.reset_head,
-            fresh_weights: self.fresh_weights,
-            dropout: !self.no_dropout,
-            freeze: self.freeze,
+            network: self.network,
             batch,
             accumulation,
             global_batch: self.global_batch,
@@ -455,9 +398,7 @@ impl Args {
             spatial: self.spatial,
             tensor: decided.tensor,
             sync_bn: self.sync_bn.unwrap_or(SyncBatchNorm::Off),
-            epochs: if synthetic { 1 } else { self.epochs.unwrap_or(30) },
-            steps: self.steps.or(synthetic.then_some(100)),
-            warmup: self.warmup.unwrap_or(if synthetic { 10 } else { 0 }),
+            length: self.length.or_usual(synthetic),
             data: self.data,
             input: self.input,
             optimizer: decided.optimizer,
@@ -475,17 +416,11 @@ impl Args {
             wire: self.wire,
             compress: self.compress,
             recompute: self.recompute,
-            tuning: self.tuning,
-            fusion_threshold: self.fusion_threshold_mb.map(|megabytes| (megabytes * 1e6) as usize),
-            overlap: !self.no_overlap,
-            stall_warn: self.stall_warn,
-            stall_abort: self.stall_abort,
+            buckets: self.buckets,
+            stalls: self.stalls,
             outputs: self.outputs,
             session: self.session,
-            dry_run: self.dry_run,
-            roofline: self.roofline.map(|(tera, giga)| (tera * 1e12, giga * 1e9)),
-            script: self.script,
-            plan_steps: self.plan_steps,
+            plan: self.plan,
             evaluate: self.evaluate || self.predict,
             predict: decided.predict,
             measure: decided.measure,
@@ -535,7 +470,7 @@ struct Decided {
     /// At a time, and how often before an update.
     images: [usize; 2],
     pipeline: Option<Pipeline>,
-    tensor: Option<Tensor>,
+    tensor: Option<TensorParallel>,
     optimizer: Optimizer,
     rate: Rate,
     predict: Option<Predict>,
@@ -584,7 +519,10 @@ mod tests {
     #[test]
     fn without_data_the_run_is_a_benchmark() {
         let config = config(&[]).unwrap();
-        assert_eq!((config.warmup, config.steps, config.epochs), (10, Some(100), 1));
+        assert_eq!(
+            (config.length.warmup, config.length.steps, config.length.epochs),
+            (Some(10), Some(100), Some(1))
+        );
     }
 
     #[test]

@@ -9,9 +9,9 @@ use dltrain::model;
 
 /// The name of a network, of which shells know the list, or an ONNX file.
 #[derive(Clone)]
-pub struct Network;
+pub struct NetworkName;
 
-impl TypedValueParser for Network {
+impl TypedValueParser for NetworkName {
     type Value = String;
 
     fn parse_ref(

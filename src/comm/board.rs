@@ -12,7 +12,7 @@ use crate::host;
 /// What a run is busy with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Phase {
+pub enum RunPhase {
     /// Starting.
     Start,
     /// Opening and reading data.
@@ -34,21 +34,21 @@ pub enum Phase {
 /// A phase, and which of its kind where they are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Activity {
-    pub phase: Phase,
+    pub phase: RunPhase,
     pub number: u64,
 }
 
 impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.phase {
-            Phase::Start => f.write_str("the start"),
-            Phase::Data => f.write_str("reading the data"),
-            Phase::Plan => f.write_str("planning"),
-            Phase::Memory => f.write_str("setting up memory"),
-            Phase::Step => write!(f, "step {}", self.number),
-            Phase::Evaluation => write!(f, "the evaluation after epoch {}", self.number),
-            Phase::End => f.write_str("the end"),
-            Phase::Abort => f.write_str("ending the job"),
+            RunPhase::Start => f.write_str("the start"),
+            RunPhase::Data => f.write_str("reading the data"),
+            RunPhase::Plan => f.write_str("planning"),
+            RunPhase::Memory => f.write_str("setting up memory"),
+            RunPhase::Step => write!(f, "step {}", self.number),
+            RunPhase::Evaluation => write!(f, "the evaluation after epoch {}", self.number),
+            RunPhase::End => f.write_str("the end"),
+            RunPhase::Abort => f.write_str("ending the job"),
         }
     }
 }
@@ -56,7 +56,7 @@ impl fmt::Display for Activity {
 /// How a process looks from outside, as /proc has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Process {
+pub enum ProcessState {
     Unknown,
     Running,
     Asleep,
@@ -67,9 +67,9 @@ pub enum Process {
 
 /// What is known of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Status {
+pub struct RankStatus {
     pub place: Activity,
-    pub process: Process,
+    pub process: ProcessState,
     /// Since when it has waited for others; `None` where it does not.
     pub waiting: Option<u64>,
     /// When it said so last, by this node's clock.
@@ -84,28 +84,28 @@ pub(super) struct StatusLine {
     place: AtomicU64,
     waiting: AtomicU64,
     said: AtomicU64,
-    /// Of a process of this node.
+    /// The number of a process of this node.
     pid: AtomicU64,
 }
 
 const NUMBER_BITS: u32 = 48;
 
 impl StatusLine {
-    pub fn read(&self) -> Status {
+    pub fn read(&self) -> RankStatus {
         let word = self.place.load(Ordering::Relaxed);
         let waiting = self.waiting.load(Ordering::Relaxed);
-        Status {
+        RankStatus {
             place: Activity {
-                phase: Phase::from_code((word >> NUMBER_BITS) as u8),
+                phase: RunPhase::from_code((word >> NUMBER_BITS) as u8),
                 number: word & ((1 << NUMBER_BITS) - 1),
             },
-            process: Process::from_code((word >> (NUMBER_BITS + 8)) as u8),
+            process: ProcessState::from_code((word >> (NUMBER_BITS + 8)) as u8),
             waiting: (waiting > 0).then_some(waiting),
             said: self.said.load(Ordering::Relaxed),
         }
     }
 
-    pub fn write(&self, status: &Status) {
+    pub fn write(&self, status: &RankStatus) {
         let Activity { phase, number } = status.place;
         let state = u64::from(status.process as u8) << 8 | u64::from(phase as u8);
         self.place.store(state << NUMBER_BITS | number, Ordering::Relaxed);
@@ -117,48 +117,48 @@ impl StatusLine {
         self.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
     }
 
-    /// The same with how its process looks now; for a rank of this node.
-    pub fn look(&self) -> Status {
-        Status { process: look(self.pid.load(Ordering::Relaxed)), ..self.read() }
+    /// What is known of a rank, with how its process looks now; for a rank of this node.
+    pub fn look(&self) -> RankStatus {
+        RankStatus { process: look(self.pid.load(Ordering::Relaxed)), ..self.read() }
     }
 }
 
-impl Phase {
-    pub(super) fn from_code(code: u8) -> Phase {
-        use Phase::*;
+impl RunPhase {
+    pub(super) fn from_code(code: u8) -> RunPhase {
+        use RunPhase::*;
         let all = [Start, Data, Plan, Memory, Step, Evaluation, End, Abort];
         all.into_iter().find(|phase| *phase as u8 == code).unwrap_or(Start)
     }
 }
 
-impl Process {
-    pub(super) fn from_code(code: u8) -> Process {
-        use Process::*;
+impl ProcessState {
+    pub(super) fn from_code(code: u8) -> ProcessState {
+        use ProcessState::*;
         let all = [Unknown, Running, Asleep, InputOutput, Stopped, Gone];
         all.into_iter().find(|process| *process as u8 == code).unwrap_or(Unknown)
     }
 }
 
 /// The state of a process; unknown where its number means another one (ranks in containers of their own).
-fn look(pid: u64) -> Process {
+fn look(pid: u64) -> ProcessState {
     let (its, own) = match (host::process(&pid.to_string()), host::process("self")) {
-        (None, Some(_)) => return Process::Gone,
+        (None, Some(_)) => return ProcessState::Gone,
         (Some(its), Some(own)) => (its, own),
-        _ => return Process::Unknown,
+        _ => return ProcessState::Unknown,
     };
     match its.state {
-        _ if its.name != own.name => Process::Unknown,
-        'R' => Process::Running,
-        'S' => Process::Asleep,
-        'D' => Process::InputOutput,
-        'T' | 't' => Process::Stopped,
-        'Z' | 'X' => Process::Gone,
-        _ => Process::Unknown,
+        _ if its.name != own.name => ProcessState::Unknown,
+        'R' => ProcessState::Running,
+        'S' => ProcessState::Asleep,
+        'D' => ProcessState::InputOutput,
+        'T' | 't' => ProcessState::Stopped,
+        'Z' | 'X' => ProcessState::Gone,
+        _ => ProcessState::Unknown,
     }
 }
 
 /// Who is awaited: the ranks that do not themselves wait, and have said so within `fresh` nanoseconds.
-pub(super) fn awaited(board: &[Status], now: u64, fresh: impl Fn(usize) -> u64) -> Vec<usize> {
+pub(super) fn awaited(board: &[RankStatus], now: u64, fresh: impl Fn(usize) -> u64) -> Vec<usize> {
     let waits = |rank: usize| {
         let status = &board[rank];
         status.waiting.is_some() && now.saturating_sub(status.said) <= fresh(rank)
@@ -169,7 +169,7 @@ pub(super) fn awaited(board: &[Status], now: u64, fresh: impl Fn(usize) -> u64) 
 /// "rank 1 on n0 (stopped by a signal, in step 12), ranks 4, 5 on n1 (…)".
 pub(super) fn describe<'a>(
     ranks: &[usize],
-    board: &[Status],
+    board: &[RankStatus],
     now: u64,
     host_of: impl Fn(usize) -> &'a str,
 ) -> String {
@@ -214,16 +214,16 @@ fn grouped<'a>(
     parts.join(", ")
 }
 
-fn doing(status: &Status, now: u64) -> String {
+fn doing(status: &RankStatus, now: u64) -> String {
     if status.said == 0 {
         return "no word from it".into();
     }
     let state = match (status.process, status.waiting) {
-        (Process::Stopped, _) => "stopped by a signal or a debugger".into(),
-        (Process::Gone, _) => "its process is gone".into(),
-        (Process::InputOutput, _) => "the system reads or writes for it".into(),
-        (Process::Running, None) => "computing".into(),
-        (Process::Asleep, None) => "asleep, not waiting for ranks".into(),
+        (ProcessState::Stopped, _) => "stopped by a signal or a debugger".into(),
+        (ProcessState::Gone, _) => "its process is gone".into(),
+        (ProcessState::InputOutput, _) => "the system reads or writes for it".into(),
+        (ProcessState::Running, None) => "computing".into(),
+        (ProcessState::Asleep, None) => "asleep, not waiting for ranks".into(),
         (_, None) => "not waiting for ranks".into(),
         (_, Some(_)) => {
             format!("silent for {} s", now.saturating_sub(status.said) / 1_000_000_000)
@@ -239,8 +239,8 @@ pub(super) fn seconds(nanoseconds: u64) -> String {
 }
 
 /// The status of a rank that waits, or works, from now on.
-pub(super) fn status(place: Activity, waiting: Option<u64>) -> Status {
-    Status { place, process: Process::Unknown, waiting, said: clock::now() }
+pub(super) fn status(place: Activity, waiting: Option<u64>) -> RankStatus {
+    RankStatus { place, process: ProcessState::Unknown, waiting, said: clock::now() }
 }
 
 #[cfg(test)]
@@ -250,25 +250,25 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const NOW: u64 = 100 * SECOND;
 
-    fn rank(process: Process, waiting: Option<u64>, said: u64) -> Status {
-        Status { place: Activity { phase: Phase::Step, number: 12 }, process, waiting, said }
+    fn rank(process: ProcessState, waiting: Option<u64>, said: u64) -> RankStatus {
+        RankStatus { place: Activity { phase: RunPhase::Step, number: 12 }, process, waiting, said }
     }
 
-    fn report(board: &[Status]) -> String {
+    fn report(board: &[RankStatus]) -> String {
         let ranks = awaited(board, NOW, |_| SECOND);
         describe(&ranks, board, NOW, |rank| if rank < 4 { "a" } else { "b" })
     }
 
     #[test]
     fn ranks_that_do_not_wait_or_have_fallen_silent_are_awaited() {
-        let waits = rank(Process::Unknown, Some(60 * SECOND), NOW - 1000);
+        let waits = rank(ProcessState::Unknown, Some(60 * SECOND), NOW - 1000);
         let board = [
             waits,
-            rank(Process::Stopped, Some(60 * SECOND), 60 * SECOND),
+            rank(ProcessState::Stopped, Some(60 * SECOND), 60 * SECOND),
             waits,
-            rank(Process::Running, None, 50 * SECOND),
-            rank(Process::Unknown, Some(70 * SECOND), 80 * SECOND),
-            Status { said: 0, ..rank(Process::Unknown, None, 0) },
+            rank(ProcessState::Running, None, 50 * SECOND),
+            rank(ProcessState::Unknown, Some(70 * SECOND), 80 * SECOND),
+            RankStatus { said: 0, ..rank(ProcessState::Unknown, None, 0) },
         ];
         assert_eq!(
             report(&board),
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_thousand_awaited_ranks_are_a_line_not_a_page() {
-        let board = [rank(Process::Running, None, 50 * SECOND); 1000];
+        let board = [rank(ProcessState::Running, None, 50 * SECOND); 1000];
         let text = report(&board);
         assert!(text.starts_with("ranks 0, 1, 2, 3 on a (computing, in step 12), ranks 4, 5, 6,"), "{text}");
         assert!(text.ends_with("10, 11 and 988 more on b (computing, in step 12)"), "{text}");
@@ -290,9 +290,9 @@ mod tests {
     fn what_is_written_is_read() {
         let line = StatusLine::default();
         for waiting in [None, Some(7)] {
-            let status = Status {
-                place: Activity { phase: Phase::Evaluation, number: (1 << 48) - 1 },
-                process: Process::Gone,
+            let status = RankStatus {
+                place: Activity { phase: RunPhase::Evaluation, number: (1 << 48) - 1 },
+                process: ProcessState::Gone,
                 waiting,
                 said: 9,
             };
@@ -300,6 +300,6 @@ mod tests {
             assert_eq!(line.read(), status);
         }
         line.set_pid();
-        assert_ne!(line.look().process, Process::Gone);
+        assert_ne!(line.look().process, ProcessState::Gone);
     }
 }

@@ -146,7 +146,7 @@ impl Channel {
         Ok(Request { raw, region: Some(region.clone()) })
     }
 
-    /// The same, blocking inside MPI: the yardstick of `dltrain bench`, and nothing else's.
+    /// An allreduce that blocks inside MPI: the yardstick of `dltrain bench`, and nothing else's.
     pub fn allreduce_blocking(&self, region: &Region, range: &Range<usize>) -> Result<()> {
         let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: the range lies within the region, which outlives the call.

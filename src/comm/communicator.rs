@@ -93,7 +93,7 @@ impl Communicator {
         self.size
     }
 
-    /// The same ranks with message matching of their own. Collective.
+    /// A communicator of the same ranks with message matching of their own. Collective.
     pub fn duplicate(&self) -> Result<Communicator> {
         // MPI_Comm_dup spins until all are there; let them come first.
         self.barrier()?;

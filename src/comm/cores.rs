@@ -25,7 +25,7 @@ pub fn warning(topology: &Topology, all: &[String]) -> String {
     let bindings = ranks.iter().filter_map(|&rank| all[rank].split_once(' ')).map(|(_, cpus)| cpus);
     let used: BTreeSet<usize> = bindings.flat_map(host::numbers).collect();
     let reach = host::within_reach();
-    let node = Node {
+    let node = NodeCores {
         ranks: ranks.len(),
         cpus: host::cores(),
         used: host::cores_of(used),
@@ -37,7 +37,7 @@ pub fn warning(topology: &Topology, all: &[String]) -> String {
 }
 
 /// The cores of a node and of this job's ranks there.
-struct Node {
+struct NodeCores {
     ranks: usize,
     /// Logical processors of one of them.
     cpus: usize,
@@ -50,9 +50,9 @@ struct Node {
     online: usize,
 }
 
-impl Node {
+impl NodeCores {
     fn warning(&self, launch: &Launch, host: &str) -> Option<String> {
-        let Node { ranks, .. } = *self;
+        let NodeCores { ranks, .. } = *self;
         let few = |of: usize| 2 * self.used.len() <= of;
         // What a group of processes is kept from nobody can have; but Slurm gives a job more if it is asked.
         let all = if launch.in_slurm() { self.online } else { self.reach.len() };
@@ -83,7 +83,7 @@ mod tests {
         reach: usize,
         online: usize,
     ) -> Option<String> {
-        let node = Node {
+        let node = NodeCores {
             ranks,
             cpus: used / ranks,
             used: (0..used).collect(),

@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::library::{Family, Library};
+use super::library::{Family, MpiLibrary};
 use super::world::LAST_WORDS;
 use crate::error::{Error, Result};
 use crate::host;
@@ -132,7 +132,7 @@ impl Launch {
     ///
     /// # Errors
     /// `Environment` when this process is one of several that would not find each other.
-    pub fn prepare(&self, library: &Library) -> Result<()> {
+    pub fn prepare(&self, library: &MpiLibrary) -> Result<()> {
         let Some(&(launcher, started)) = self.claims.first() else {
             return Ok(());
         };
@@ -161,7 +161,7 @@ impl Launch {
     }
 
     /// What to tell the user of a job that runs, but perhaps not as meant: one rank where there is room for more.
-    pub fn hint(&self, library: &Library, size: usize) -> Option<String> {
+    pub fn hint(&self, library: &MpiLibrary, size: usize) -> Option<String> {
         let tasks = self.idle_tasks.filter(|_| size == 1)?;
         let srun = names(library.family).map_or(String::new(), |(_, _, srun)| format!(" --mpi={srun}"));
         Some(format!(
@@ -174,7 +174,7 @@ impl Launch {
     ///
     /// # Errors
     /// `Environment` when this process is one of several that do not see each other.
-    pub fn check(&self, library: &Library, size: usize) -> Result<()> {
+    pub fn check(&self, library: &MpiLibrary, size: usize) -> Result<()> {
         let Some(&(launcher, started)) = self.claims.first() else {
             return Ok(());
         };
@@ -195,7 +195,7 @@ impl Launch {
     }
 }
 
-fn refusal(library: &Library, launcher: Launcher, started: usize, why: &str) -> Error {
+fn refusal(library: &MpiLibrary, launcher: Launcher, started: usize, why: &str) -> Error {
     let starter = match launcher {
         Launcher::OpenMpi => "Open MPI's mpirun",
         Launcher::Pmi => "an mpiexec of the MPICH family",
@@ -313,9 +313,9 @@ fn rank_in(variable: impl Fn(&str) -> Option<String>) -> usize {
 mod tests {
     use super::*;
 
-    fn library(family: Family) -> Library {
+    fn library(family: Family) -> MpiLibrary {
         let name = if family == Family::OpenMpi { "Open MPI" } else { "MPICH" };
-        Library {
+        MpiLibrary {
             family,
             name: name.into(),
             version: "4".into(),
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn what_mpi_init_can_join_is_left_to_it() {
-        let open_mpi = Library { version: "5.0.11".into(), ..library(Family::OpenMpi) };
+        let open_mpi = MpiLibrary { version: "5.0.11".into(), ..library(Family::OpenMpi) };
         let refused = |pairs: &[(&str, &str)]| Launch::read(environment(pairs)).prepare(&open_mpi).is_err();
         let srun = ("SLURM_STEP_NUM_TASKS", "4");
         assert!(refused(&[srun]));

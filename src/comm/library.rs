@@ -20,7 +20,7 @@ pub enum Family {
 
 /// The MPI library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Library {
+pub struct MpiLibrary {
     /// Which of the two families it belongs to.
     pub family: Family,
     /// "Open MPI", "MPICH", "Intel MPI", "Cray MPICH", "MVAPICH".
@@ -33,18 +33,18 @@ pub struct Library {
     pub launcher: String,
 }
 
-impl Library {
+impl MpiLibrary {
     /// Asks the library who it is. May be called at any time, also before `World::start`.
-    pub fn linked() -> Library {
+    pub fn linked() -> MpiLibrary {
         let mut text = [0u8; 16384];
         let mut length: c_int = 0;
         // SAFETY: the buffer is larger than MPI_MAX_LIBRARY_VERSION_STRING of any library (8192 in MPICH); the
         // call is allowed before MPI_Init.
         unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast(), &mut length) };
-        Library::parse(&request::text_of(&text, length))
+        MpiLibrary::parse(&request::text_of(&text, length))
     }
 
-    fn parse(text: &str) -> Library {
+    fn parse(text: &str) -> MpiLibrary {
         let known = [
             ("Open MPI", "Open MPI", Family::OpenMpi),
             ("Intel(R) MPI", "Intel MPI", Family::Mpich),
@@ -65,7 +65,7 @@ impl Library {
             .map(|word| word.trim_start_matches('v'))
             .find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()))
             .unwrap_or("unknown");
-        Library {
+        MpiLibrary {
             family,
             name: name.to_string(),
             version: version.to_string(),
@@ -78,13 +78,13 @@ impl Library {
 /// Whether the MPI library says that it sends and receives a GPU's memory by itself (`MPIX_Query_cuda_support`); `None`
 /// where it does not say.
 pub fn is_cuda_aware() -> Option<bool> {
-    type Query = unsafe extern "C" fn() -> c_int;
+    type CudaSupportQuery = unsafe extern "C" fn() -> c_int;
     let this = libloading::os::unix::Library::this();
     // SAFETY: the signature is that of Open MPI's and MPICH's headers; it takes nothing and asks the library only.
-    unsafe { this.get::<Query>(b"MPIX_Query_cuda_support\0").ok().map(|query| query() == 1) }
+    unsafe { this.get::<CudaSupportQuery>(b"MPIX_Query_cuda_support\0").ok().map(|query| query() == 1) }
 }
 
-impl fmt::Display for Library {
+impl fmt::Display for MpiLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name, self.version)
     }
@@ -147,7 +147,7 @@ mod tests {
             ("Something new 1.0", "Something new 1.0 1.0"),
         ];
         for (text, expected) in cases {
-            assert_eq!(Library::parse(text).to_string(), expected, "{text}");
+            assert_eq!(MpiLibrary::parse(text).to_string(), expected, "{text}");
         }
     }
 }

@@ -33,11 +33,11 @@ mod window;
 mod wire;
 mod world;
 
-pub use board::Phase;
+pub use board::RunPhase;
 pub use channel::{Channel, Request};
 pub use clock::{Offset, now};
 pub use launcher::{launched, leave};
-pub use library::{Family, Library, is_cuda_aware, prepare_process, release_user_signal};
+pub use library::{Family, MpiLibrary, is_cuda_aware, prepare_process, release_user_signal};
 pub use mesh::Mesh;
 pub use node_shared::{Barrier, NodeShared};
 pub use region::Region;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use super::region::{Region, accept, room};
-use super::window::{Counters, Window};
+use super::window::{Counters, SharedWindow};
 use super::world::World;
 use crate::error::Result;
 
@@ -14,7 +14,7 @@ pub struct NodeShared {
     address: *mut u8,
     bytes: usize,
     /// Held for its Drop.
-    _window: Window,
+    _window: SharedWindow,
 }
 
 impl NodeShared {
@@ -33,7 +33,7 @@ impl NodeShared {
     }
 
     fn in_window(world: &World, bytes: usize) -> Result<NodeShared> {
-        let window = Window::allocate(world, if world.is_leader() { bytes } else { 0 }, false)?;
+        let window = SharedWindow::allocate(world, if world.is_leader() { bytes } else { 0 }, false)?;
         Ok(NodeShared { address: window.part(0)?, bytes, _window: window })
     }
 
@@ -42,7 +42,7 @@ impl NodeShared {
         room(bytes).is_ok()
     }
 
-    /// The same memory, for messages to come to and leave.
+    /// The memory as a region, for messages to come to and leave.
     pub fn region(self: &Rc<Self>) -> Rc<Region> {
         // SAFETY: the memory is there as long as the window, which the region keeps.
         unsafe { Region::foreign(self.address, self.bytes, self.clone()) }

@@ -15,12 +15,12 @@ use crate::error::Result;
 
 /// A receive from this rank itself, to which nothing is ever sent. To test it is what makes libraries work: one that is
 /// asked for an unknown message (`MPI_Iprobe`) need not, and does not in MPICH on UCX.
-pub(super) struct Progress {
+pub(super) struct SelfReceive {
     request: ffi::MPI_Request,
 }
 
-impl Progress {
-    pub fn new() -> Result<Progress> {
+impl SelfReceive {
+    pub fn new() -> Result<SelfReceive> {
         // SAFETY: handles to write to; a receive of no bytes writes nowhere. The communicator is this rank's alone.
         let request = unsafe {
             let (mut own, mut request) = (ffi::RSMPI_COMM_NULL, ffi::RSMPI_REQUEST_NULL);
@@ -29,7 +29,7 @@ impl Progress {
             check("MPI_Irecv", ffi::MPI_Irecv(ptr::null_mut(), 0, byte, 0, 0, own, &mut request))?;
             request
         };
-        Ok(Progress { request })
+        Ok(SelfReceive { request })
     }
 
     /// Lets MPI work.

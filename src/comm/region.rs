@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::communicator::Reduction;
 use super::topology::Topology;
-use super::window::{PAGE, Window};
+use super::window::{PAGE, SharedWindow};
 use super::world::World;
 use crate::config::Wire;
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ enum Storage {
         layout: Layout,
     },
     /// Held for its Drop.
-    Shared(#[allow(dead_code)] Window),
+    Shared(#[allow(dead_code)] SharedWindow),
     /// Somebody else's, held for as long as this lives.
     Foreign(#[allow(dead_code)] Rc<dyn Any>),
 }
@@ -57,7 +57,7 @@ impl Region {
         Region::allocate_apart(world, bytes, 0, shared)
     }
 
-    /// The same of which no other rank reads the first bytes: they are in no other rank's memory.
+    /// A region of which no other rank reads the first bytes: they are in no other rank's memory.
     ///
     /// # Errors
     /// As for `allocate`.
@@ -105,7 +105,7 @@ impl Region {
     }
 
     fn in_window(world: &World, bytes: usize, apart: usize) -> Result<Region> {
-        let window = Window::allocate(world, bytes.max(1), true)?;
+        let window = SharedWindow::allocate(world, bytes.max(1), true)?;
         let peers = (0..world.local_size())
             .map(|local_rank| Ok(window.part(local_rank)?.cast::<f32>()))
             .collect::<Result<Vec<_>>>()?;
@@ -212,12 +212,12 @@ impl Region {
         self.each_sum(range, &self.peers);
     }
 
-    /// The same, written to one rank of the node alone.
+    /// The sum over the node's ranks, written to one of them alone.
     pub fn sum_to(&self, range: Range<usize>, local_rank: usize) {
         self.each_sum(range, &[self.peers[local_rank]]);
     }
 
-    /// The same, written to this rank alone.
+    /// The sum over the node's ranks, written to this rank alone.
     pub fn sum_from_node(&self, range: Range<usize>) {
         self.each_sum(range, &[self.address]);
     }

@@ -11,9 +11,9 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::time::Duration;
 
-use super::board::{self, Activity, Phase, Process, Status, StatusLine};
+use super::board::{self, Activity, ProcessState, RankStatus, RunPhase, StatusLine};
 use super::clock;
-use super::progress::Progress;
+use super::progress::SelfReceive;
 use super::stall_gossip::StallGossip;
 use super::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
@@ -43,17 +43,17 @@ struct Limits {
 }
 
 /// This process's watch.
-struct Watch {
+struct StallWatch {
     limits: Cell<Limits>,
     place: Cell<Activity>,
     /// A wait has ended the job: no other is to begin.
     over: Cell<bool>,
-    progress: RefCell<Option<Progress>>,
-    job: OnceCell<Job>,
+    progress: RefCell<Option<SelfReceive>>,
+    job: OnceCell<WatchedRanks>,
 }
 
 /// The ranks, once they are known.
-struct Job {
+struct WatchedRanks {
     topology: Topology,
     board: Board,
     /// `None` where all ranks share the board.
@@ -68,10 +68,10 @@ enum Board {
 }
 
 thread_local! {
-    static WATCH: Watch = const {
-        Watch {
+    static WATCH: StallWatch = const {
+        StallWatch {
             limits: Cell::new(Limits { warn: 30 * SECOND, abort: 0 }),
-            place: Cell::new(Activity { phase: Phase::Start, number: 0 }),
+            place: Cell::new(Activity { phase: RunPhase::Start, number: 0 }),
             over: Cell::new(false),
             progress: RefCell::new(None),
             job: OnceCell::new(),
@@ -94,7 +94,7 @@ pub(super) fn start(
     topology: Topology,
     shared: Option<*mut u8>,
     news: Option<StallGossip>,
-    progress: Progress,
+    progress: SelfReceive,
 ) {
     let board = match shared {
         Some(address) => Board::Shared(address.cast_const().cast()),
@@ -102,7 +102,7 @@ pub(super) fn start(
     };
     WATCH.with(|watch| {
         watch.progress.replace(Some(progress));
-        let job = Job { topology, board, news: news.map(RefCell::new) };
+        let job = WatchedRanks { topology, board, news: news.map(RefCell::new) };
         let own = &job.lines()[job.topology.rank()];
         own.set_pid();
         own.write(&board::status(watch.place.get(), None));
@@ -116,7 +116,7 @@ pub(super) fn stop() {
     WATCH.with(|watch| {
         watch.limits.set(Limits { warn: 0, abort: 0 });
         watch.over.set(true);
-        watch.progress.take().iter_mut().for_each(Progress::stop);
+        watch.progress.take().iter_mut().for_each(SelfReceive::stop);
     });
 }
 
@@ -127,7 +127,7 @@ pub(super) fn limit(warn: f64, abort: f64) {
 }
 
 /// Says what this rank is busy with from now on.
-pub fn enter(phase: Phase, number: u64) {
+pub fn enter(phase: RunPhase, number: u64) {
     WATCH.with(|watch| {
         watch.place.set(Activity { phase, number });
         watch.say(None);
@@ -160,19 +160,19 @@ pub struct Wait {
     warn_at: u64,
     warned: Option<String>,
     /// Whose turn it is to warn, and to end the job.
-    warns: Turn,
-    aborts: Turn,
+    warns: SpeakerTurn,
+    aborts: SpeakerTurn,
 }
 
 /// Whether it is this rank's turn to speak for all that wait. Where the one whose turn it was has just gone on, what
 /// they all waited for has come, and this rank is about to go on as well: it takes its turn a moment later.
 #[derive(Default)]
-struct Turn {
+struct SpeakerTurn {
     /// When it was last another's turn; 0 is never.
     others: u64,
 }
 
-impl Turn {
+impl SpeakerTurn {
     /// `speaks`: of those that wait this rank is the one to speak `now`.
     fn taken(&mut self, speaks: bool, now: u64, moment: u64) -> bool {
         if !speaks {
@@ -204,7 +204,7 @@ impl Wait {
         }
         if now >= self.poll {
             self.poll = now + PROGRESS_EVERY;
-            WATCH.with(Watch::make_progress)?;
+            WATCH.with(StallWatch::make_progress)?;
         }
         let gap = now - self.looked;
         self.looked = now;
@@ -234,7 +234,7 @@ impl Wait {
             log::warn!("{what}: goes on after {waited} s");
         }
         (self.since, self.said, self.warn_at) = (0, false, 0);
-        (self.warns, self.aborts) = (Turn::default(), Turn::default());
+        (self.warns, self.aborts) = (SpeakerTurn::default(), SpeakerTurn::default());
     }
 }
 
@@ -244,10 +244,10 @@ impl Drop for Wait {
     }
 }
 
-impl Watch {
+impl StallWatch {
     /// Lets MPI work.
     fn make_progress(&self) -> Result<()> {
-        self.progress.borrow_mut().as_mut().map_or(Ok(()), Progress::make)
+        self.progress.borrow_mut().as_mut().map_or(Ok(()), SelfReceive::make)
     }
 
     /// Says on the board where this rank is, and since when it waits.
@@ -274,13 +274,13 @@ impl Watch {
         {
             news.borrow_mut().exchange(job.lines(), &job.topology, job.own_group(), now, job.beat(first))?;
         }
-        let turn = |turn: &mut Turn, limit: u64| {
+        let turn = |turn: &mut SpeakerTurn, limit: u64| {
             limit > 0 && waited >= limit / 2 && turn.taken(job.speaks(now, limit), now, silence(limit))
         };
         let (warns, aborts) = (turn(&mut wait.warns, warn), turn(&mut wait.aborts, abort));
         if abort > 0 && waited >= abort && (aborts && !job.ends() || waited >= abort + GRACE) {
             let what = self.report(job, waited, now, awaited(), first);
-            self.place.set(Activity { phase: Phase::Abort, number: 0 });
+            self.place.set(Activity { phase: RunPhase::Abort, number: 0 });
             self.say(None);
             self.over.set(true);
             wait.warned = None;
@@ -301,7 +301,7 @@ impl Watch {
     }
 
     /// "step 12, bucket 1 of 2, shm allreduce: waiting for 30 s for rank 1 on n0 (stopped by a signal, in step 12)".
-    fn report(&self, job: &Job, waited: u64, now: u64, awaited: Awaited, limit: u64) -> String {
+    fn report(&self, job: &WatchedRanks, waited: u64, now: u64, awaited: Awaited, limit: u64) -> String {
         let board = job.statuses();
         let ranks = board::awaited(&board, now, |rank| job.fresh(rank, limit));
         let host_of = |rank| job.topology.host_of(rank);
@@ -318,7 +318,7 @@ impl Watch {
     }
 }
 
-impl Job {
+impl WatchedRanks {
     fn lines(&self) -> &[StatusLine] {
         match &self.board {
             // SAFETY: `start` was given as many zeroed lines; they are atomics, and mapped until `stop`, after which
@@ -337,8 +337,8 @@ impl Job {
     }
 
     /// The whole board; of ranks that are here, how their processes look.
-    fn statuses(&self) -> Vec<Status> {
-        let mut all: Vec<Status> = self.lines().iter().map(StatusLine::read).collect();
+    fn statuses(&self) -> Vec<RankStatus> {
+        let mut all: Vec<RankStatus> = self.lines().iter().map(StatusLine::read).collect();
         for rank in self.own_group() {
             all[rank] = self.lines()[rank].look();
         }
@@ -360,7 +360,7 @@ impl Job {
     /// Whether this rank speaks for the job: of those that have waited for about as long it is the lowest.
     fn speaks(&self, now: u64, limit: u64) -> bool {
         let long =
-            |status: &Status| status.waiting.is_some_and(|since| now.saturating_sub(since) >= limit / 2);
+            |status: &RankStatus| status.waiting.is_some_and(|since| now.saturating_sub(since) >= limit / 2);
         let lower = self.lines()[..self.topology.rank()].iter().map(StatusLine::read).enumerate();
         let mut waiting = lower.filter(|(rank, status)| {
             long(status) && now.saturating_sub(status.said) <= self.fresh(*rank, limit)
@@ -371,7 +371,7 @@ impl Job {
     /// Whether another rank ends the job already. Its launcher may wake a stopped one only to end it, which then finds
     /// that it waits.
     fn ends(&self) -> bool {
-        self.lines().iter().any(|line| line.read().place.phase == Phase::Abort)
+        self.lines().iter().any(|line| line.read().place.phase == RunPhase::Abort)
     }
 }
 
@@ -381,26 +381,30 @@ fn silence(limit: u64) -> u64 {
 }
 
 /// How the process of a rank looks, to be told to other nodes.
-pub(super) fn looked(line: &StatusLine) -> Status {
+pub(super) fn looked(line: &StatusLine) -> RankStatus {
     let status = line.look();
     // What a rank that waits is doing is clear, and changes from moment to moment.
-    let awake = matches!(status.process, Process::Running | Process::Asleep);
-    if status.waiting.is_some() && awake { Status { process: Process::Unknown, ..status } } else { status }
+    let awake = matches!(status.process, ProcessState::Running | ProcessState::Asleep);
+    if status.waiting.is_some() && awake {
+        RankStatus { process: ProcessState::Unknown, ..status }
+    } else {
+        status
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Turn;
+    use super::SpeakerTurn;
 
     #[test]
     fn who_waits_on_after_the_speaker_takes_its_turn_a_moment_later() {
-        let mut turn = Turn::default();
+        let mut turn = SpeakerTurn::default();
         assert!(turn.taken(true, 1_000, 250));
         assert!(!turn.taken(false, 2_000, 250));
         // The speaker has gone on: so will this rank, unless it waits for something else.
         assert!(!turn.taken(true, 2_050, 250) && !turn.taken(true, 2_250, 250));
         assert!(turn.taken(true, 2_251, 250));
-        turn = Turn::default();
+        turn = SpeakerTurn::default();
         assert!(turn.taken(true, 2_050, 250));
     }
 }

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 
 use mpi::ffi;
 
-use super::board::{Activity, Phase, Process, Status, StatusLine};
+use super::board::{Activity, ProcessState, RankStatus, RunPhase, StatusLine};
 use super::communicator::Communicator;
 use super::request::{self, check};
 use super::stall::looked;
@@ -127,13 +127,13 @@ impl Drop for StallGossip {
 
 /// Whether a rank is the lowest of its group that waits.
 fn is_first(lines: &[StatusLine], own: &[usize], rank: usize, now: u64, beat: u64) -> bool {
-    let waits = |status: Status| {
+    let waits = |status: RankStatus| {
         status.waiting.is_some() && now.saturating_sub(status.said) <= beat.max(1_000_000_000)
     };
     own.iter().find(|&&other| other == rank || waits(lines[other].read())) == Some(&rank)
 }
 
-fn encode(rank: usize, status: &Status, now: u64) -> [u64; WORDS] {
+fn encode(rank: usize, status: &RankStatus, now: u64) -> [u64; WORDS] {
     [
         rank as u64,
         status.place.phase as u64,
@@ -146,11 +146,11 @@ fn encode(rank: usize, status: &Status, now: u64) -> [u64; WORDS] {
 }
 
 /// Clocks of nodes differ: ages travel.
-fn decode(words: &[u64], now: u64) -> Option<(usize, Status)> {
+fn decode(words: &[u64], now: u64) -> Option<(usize, RankStatus)> {
     let &[rank, phase, number, process, waited, silent] = words else { return None };
-    let status = Status {
-        place: Activity { phase: Phase::from_code(phase as u8), number },
-        process: Process::from_code(process as u8),
+    let status = RankStatus {
+        place: Activity { phase: RunPhase::from_code(phase as u8), number },
+        process: ProcessState::from_code(process as u8),
         waiting: (waited > 0).then(|| now.saturating_sub(waited - 1)),
         said: now.saturating_sub(silent).max(1),
     };

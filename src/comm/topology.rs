@@ -28,7 +28,7 @@ impl Topology {
         Topology { rank, node_of, host_of, nodes: distinct.len(), job_ranks }
     }
 
-    /// Of a job that is not there, as rank 0 of it would see it: so many nodes with as many ranks each.
+    /// The topology of a job that is not there, as rank 0 of it would see it: so many nodes with as many ranks each.
     pub fn of_nodes(nodes: usize, ranks: usize) -> Topology {
         Topology {
             rank: 0,
@@ -94,7 +94,7 @@ impl Topology {
         (0..self.size()).filter(|&rank| self.node_of[rank] == node).collect()
     }
 
-    /// The same of every node.
+    /// The ranks of every node.
     pub fn ranks_by_node(&self) -> Vec<Vec<usize>> {
         let mut nodes = vec![Vec::new(); self.nodes];
         self.node_of.iter().enumerate().for_each(|(rank, &node)| nodes[node].push(rank));

@@ -14,19 +14,19 @@ use crate::error::Result;
 pub(super) const PAGE: usize = 4096;
 
 /// A shared window over the ranks of a node. Each rank owns a part and sees all parts.
-pub(super) struct Window {
+pub(super) struct SharedWindow {
     world: World,
     number: u64,
     raw: ffi::MPI_Win,
 }
 
-impl Window {
+impl SharedWindow {
     /// A window to which this rank brings `bytes`. Collective. Each part starts at a page. With `zeroed` its pages lie
     /// near the rank that brought them, which is the first to touch them; without, nobody has touched it.
-    pub fn allocate(world: &World, bytes: usize, zeroed: bool) -> Result<Window> {
+    pub fn allocate(world: &World, bytes: usize, zeroed: bool) -> Result<SharedWindow> {
         let number = world.next_window();
         let raw = allocate(world.node_communicator(), bytes, zeroed)?;
-        Ok(Window { world: world.clone(), number, raw })
+        Ok(SharedWindow { world: world.clone(), number, raw })
     }
 
     /// Where this process sees the part of a rank of this node.
@@ -35,7 +35,7 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for SharedWindow {
     fn drop(&mut self) {
         self.world.retire(self.number, self.raw);
     }
@@ -90,7 +90,7 @@ struct PaddedCounter(AtomicU64);
 pub struct Counters {
     lines: *const PaddedCounter,
     count: usize,
-    _window: Window,
+    _window: SharedWindow,
 }
 
 impl Counters {
@@ -100,7 +100,7 @@ impl Counters {
     /// `Foreign` when the window cannot be made.
     pub fn allocate(world: &World, count: usize) -> Result<Counters> {
         let bytes = if world.is_leader() { count * size_of::<PaddedCounter>() } else { 0 };
-        let window = Window::allocate(world, bytes, true)?;
+        let window = SharedWindow::allocate(world, bytes, true)?;
         let lines = window.part(0)?.cast_const().cast::<PaddedCounter>();
         Ok(Counters { lines, count, _window: window })
     }

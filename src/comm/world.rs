@@ -12,8 +12,8 @@ use mpi::ffi;
 use super::clock::{self, Offset};
 use super::communicator::{Communicator, Reduction, host_name};
 use super::launcher::Launch;
-use super::library::{Library, thread_level};
-use super::progress::Progress;
+use super::library::{MpiLibrary, thread_level};
+use super::progress::SelfReceive;
 use super::request::check;
 use super::stall_gossip::StallGossip;
 use super::topology::Topology;
@@ -42,7 +42,7 @@ struct Inner {
     /// The last error that every rank got from `agree` or `check_same`. Of a group of all ranks it is that of its
     /// parent.
     agreed: Rc<RefCell<Option<Error>>>,
-    job: Rc<Job>,
+    job: Rc<MpiProcess>,
 }
 
 /// Some ranks, and those of them that share this node.
@@ -53,10 +53,10 @@ struct Members {
 }
 
 /// What there is once in a process, whatever groups its ranks form. MPI ends with it.
-struct Job {
+struct MpiProcess {
     /// All ranks.
     control: Communicator,
-    library: Library,
+    library: MpiLibrary,
     hint: Option<String>,
     /// Windows that are no longer used, with the number of their making: see `retire`.
     retired: RefCell<Vec<(u64, ffi::MPI_Win)>>,
@@ -92,7 +92,7 @@ impl World {
     /// are of unlike revisions, `Foreign` when MPI fails, `Internal` when called twice in one process.
     pub fn start(revision: &str) -> std::result::Result<World, NotStarted> {
         let launch = Launch::at_start();
-        let mut library = Library::linked();
+        let mut library = MpiLibrary::linked();
         library.launcher = launch.describe().to_string();
         launch.prepare(&library)?;
         library.thread_level = initialize()?;
@@ -108,11 +108,11 @@ impl World {
         Ok(World::of(&world, launch, library)?)
     }
 
-    fn of(world: &Communicator, launch: &Launch, library: Library) -> Result<World> {
+    fn of(world: &Communicator, launch: &Launch, library: MpiLibrary) -> Result<World> {
         // Traffic of our own, apart from whatever a tool may send on MPI_COMM_WORLD.
         let members = Members::of(world.duplicate()?, None)?;
         let board = watch(&members)?;
-        let job = Job {
+        let job = MpiProcess {
             control: members.control,
             hint: launch.hint(&library, world.size()),
             library,
@@ -144,7 +144,7 @@ impl World {
     }
 
     /// The MPI library that this process runs with.
-    pub fn library(&self) -> &Library {
+    pub fn library(&self) -> &MpiLibrary {
         &self.inner.job.library
     }
 
@@ -432,7 +432,7 @@ fn watch(Members { control, node, topology }: &Members) -> Result<Option<ffi::MP
     let news =
         if alone || topology.size() == 1 { None } else { Some(StallGossip::new(control.duplicate()?)) };
     let board = window.map(|window| window::part(window, 0)).transpose()?;
-    stall::start(topology.clone(), board, news, Progress::new()?);
+    stall::start(topology.clone(), board, news, SelfReceive::new()?);
     Ok(window)
 }
 
@@ -451,7 +451,7 @@ fn initialize() -> Result<&'static str> {
         if level < wanted {
             return Err(Error::environment(format!(
                 "{} grants thread level {} only; a library built with threads (funneled) is needed",
-                Library::linked(),
+                MpiLibrary::linked(),
                 thread_level(level)
             )));
         }
@@ -468,7 +468,7 @@ fn abort(code: i32) -> ! {
     std::process::exit(code)
 }
 
-impl Drop for Job {
+impl Drop for MpiProcess {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The other ranks know nothing of the panic and would wait for ever.
@@ -489,7 +489,7 @@ impl Drop for Job {
                 ffi::MPI_Win_free(window);
             }
         }
-        // SAFETY: MPI is initialised, and everything made from it is gone: it held this `Job`.
+        // SAFETY: MPI is initialised, and everything made from it is gone: it held this `MpiProcess`.
         unsafe { ffi::MPI_Finalize() };
     }
 }

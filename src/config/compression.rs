@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 /// A scheme of gradient compression with its one number (`fusion::compress` has the schemes).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Compression {
-    /// Of each piece of a tensor this share of the numbers, those of largest magnitude.
+    /// Sends of each piece of a tensor this share of the numbers, those of largest magnitude.
     TopK {
         /// The share, above 0 and at most 1.
         share: f32,

@@ -11,8 +11,8 @@ pub struct Parallel {
     pub lossy: bool,
     /// Why the network must not be cut into stages, where other flags say so.
     pub without_stages: Option<String>,
-    /// The same of linear layers that are split.
+    /// Why linear layers are not to be split.
     pub without_split_layers: Option<String>,
-    /// The same of images that are cut by rows.
+    /// Why images are not to be cut by rows.
     pub without_rows: Option<String>,
 }

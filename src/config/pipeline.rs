@@ -27,9 +27,9 @@ pub enum PipelineSchedule {
     /// One forward, one backward.
     #[default]
     OneForwardOneBackward,
-    /// The same with so many chunks a stage.
+    /// 1F1B with so many chunks a stage.
     Interleaved(usize),
-    /// The same with one chunk, and the gradients of weights whenever there is nothing else to do.
+    /// 1F1B with one chunk, and the gradients of weights whenever there is nothing else to do.
     ZeroBubble,
 }
 

@@ -9,6 +9,16 @@ pub fn without_flags<T: clap::Args>() -> T {
     T::from_arg_matches(&matches).expect("every flag has a default")
 }
 
+/// A flag that the record has the other way round.
+pub fn negated<S: serde::Serializer>(flag: &bool, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_bool(!flag)
+}
+
+/// FLOP/s and bytes/s of "790,4300", which is TFLOP/s and GB/s.
+pub fn roofline(text: &str) -> std::result::Result<(f64, f64), String> {
+    super::rates(text).map(|(tera, giga)| (tera * 1e12, giga * 1e9))
+}
+
 /// # Errors
 /// `Usage`, naming the flag, where it is 0.
 pub fn at_least_one(flag: &str, value: usize) -> Result<()> {

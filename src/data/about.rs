@@ -9,7 +9,7 @@ use crate::error::Error;
 
 /// What a run says of its images before it begins.
 #[derive(Debug, Clone, Default)]
-pub struct About {
+pub struct InputSummary {
     /// "a folder", "tar files".
     pub format: &'static str,
     /// Where the training and the test images lie in it; without test images why there are none, where that is to say.
@@ -29,10 +29,15 @@ pub struct About {
     pub colours: &'static str,
 }
 
-impl About {
+impl InputSummary {
     /// A set whose images are normalised by the mean and deviation of the training images.
-    pub fn of(format: &'static str, from: [&str; 2]) -> About {
-        About { format, from: from.map(String::from), colours: "the training images'", ..About::default() }
+    pub fn of(format: &'static str, from: [&str; 2]) -> InputSummary {
+        InputSummary {
+            format,
+            from: from.map(String::from),
+            colours: "the training images'",
+            ..InputSummary::default()
+        }
     }
 
     /// The lines that a run says, of sets of these.

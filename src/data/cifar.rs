@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::about::About;
+use super::about::InputSummary;
 use super::detect::Parts;
 use super::idx::label_bytes;
 use super::images::Images;
@@ -91,7 +91,7 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
     let training = part(variant.training, None)?;
     let test = part(&[variant.test], Some(training.colours))?;
     let from = [variant.training.join(", "), variant.test.into()];
-    let about = About { from, ..About::of("CIFAR's files", ["", ""]) };
+    let about = InputSummary { from, ..InputSummary::of("CIFAR's files", ["", ""]) };
     Ok(Parts { training: Arc::new(training), test: Some(Arc::new(test)), about })
 }
 

@@ -1,8 +1,8 @@
 //! Mean and deviation of a set's colours, by which images are normalised.
 
-use super::{Frame, Preprocessing};
+use super::{EvaluationCrop, Preprocessing};
 
-/// Of each channel, in bytes (0 to 255). A grey set has its values in all three.
+/// Mean and deviation of each channel, in bytes (0 to 255). A grey set has its values in all three.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Colours {
     /// Mean of each channel.
@@ -12,7 +12,7 @@ pub struct Colours {
 }
 
 impl Colours {
-    /// Of ImageNet, as torchvision has them: for sets that do not say theirs.
+    /// The colours of ImageNet, as torchvision has them: for sets that do not say theirs.
     pub fn imagenet() -> Colours {
         Colours {
             mean: [0.485, 0.456, 0.406].map(|mean| mean * 255.0),
@@ -21,7 +21,7 @@ impl Colours {
     }
 
     /// What a network expects that reads (C, H, W) and learns from images of these colours.
-    pub fn expected(&self, image: [usize; 3], frame: Frame) -> Preprocessing {
+    pub fn expected(&self, image: [usize; 3], frame: EvaluationCrop) -> Preprocessing {
         // A grey of colours is nearest to green.
         let of = |values: &[f64; 3]| {
             if image[0] == 1 { vec![values[1] / 255.0] } else { values.map(|v| v / 255.0).into() }
@@ -35,9 +35,9 @@ impl Colours {
         Colours { mean: of(&expected.mean), deviation: of(&expected.std) }
     }
 
-    /// Of images with 1 or 3 channels, innermost.
+    /// Sums over images with 1 or 3 channels, innermost.
     pub fn over(pixels: &[u8], channels: usize) -> Colours {
-        let mut sums = Sums::default();
+        let mut sums = ColourSums::default();
         sums.add(pixels, channels);
         sums.colours()
     }
@@ -45,7 +45,7 @@ impl Colours {
 
 /// What mean and deviation are made from; sums of parts add up to those of the whole, exactly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Sums {
+pub struct ColourSums {
     /// Pixels.
     pub count: u64,
     /// Sum of the pixels of each channel, from 0 to 255.
@@ -54,7 +54,7 @@ pub struct Sums {
     pub squares: [u64; 3],
 }
 
-impl Sums {
+impl ColourSums {
     /// Adds pixels of 1 or 3 channels, innermost.
     pub fn add(&mut self, pixels: &[u8], channels: usize) {
         self.count += (pixels.len() / channels.max(1)) as u64;
@@ -87,7 +87,7 @@ impl Sums {
     }
 
     /// Adds the sums of other images.
-    pub fn join(&mut self, other: &Sums) {
+    pub fn join(&mut self, other: &ColourSums) {
         self.count = self.count.saturating_add(other.count);
         for channel in 0..3 {
             self.sum[channel] = self.sum[channel].saturating_add(other.sum[channel]);
@@ -124,10 +124,10 @@ mod tests {
     #[test]
     fn sums_of_parts_are_those_of_the_whole() {
         let pixels: Vec<u8> = (0..300_000u32).map(|i| (i % 251 * (i % 251) % 251) as u8).collect();
-        let (mut whole, mut parts) = (Sums::default(), Sums::default());
+        let (mut whole, mut parts) = (ColourSums::default(), ColourSums::default());
         whole.add(&pixels, 3);
         for part in pixels.chunks(99) {
-            let mut sums = Sums::default();
+            let mut sums = ColourSums::default();
             sums.add(part, 3);
             parts.join(&sums);
         }

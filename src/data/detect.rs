@@ -6,9 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::about::{self, About};
-use super::folder::{self, Inner};
-use super::{Dataset, Frame, Jpeg, Samples, Sets, Wanted, cifar, idx, packed, synthetic_shapes, tar};
+use super::about::{self, InputSummary};
+use super::folder::{self, DirectoryContent};
+use super::{
+    Dataset, EvaluationCrop, Jpeg, Samples, Sets, Wanted, cifar, idx, packed, synthetic_shapes, tar,
+};
 use crate::config::{Augment, Augmentation, DataFormat, most};
 use crate::error::{Error, Result};
 
@@ -19,7 +21,7 @@ pub struct Parts {
     /// The test images, where there are any.
     pub test: Option<Arc<dyn Dataset>>,
     /// What all was taken for.
-    pub about: About,
+    pub about: InputSummary,
 }
 
 impl Parts {
@@ -84,7 +86,7 @@ fn prepared(path: &Path, mut parts: Parts, wanted: &Wanted) -> Result<Sets> {
     let Parts { training, test, about } = parts;
     let augment = match &wanted.input.augment {
         Some(augment) => augment.clone(),
-        None if training.frame() == Frame::Centre => Augment::imagenet(),
+        None if training.frame() == EvaluationCrop::Centre => Augment::imagenet(),
         None => Augment::default(),
     };
     if wanted.sample[0] != 3 && augment.has(Augmentation::Lighting) {
@@ -140,7 +142,7 @@ pub fn open_to_predict(path: &Path, wanted: &Wanted) -> Result<Sets> {
     let (parts, said) = match wanted.input.format {
         None if holds_images(path) => {
             let (files, left_out) = folder::files(path, Jpeg::find(wanted.input.jpeg_decoder)?)?;
-            let about = About { left_out, colours: "ImageNet's", ..About::default() };
+            let about = InputSummary { left_out, colours: "ImageNet's", ..InputSummary::default() };
             let mut said = vec![format!("data: {}, image files: {}", path.display(), files.len())];
             said.extend(about.left_out.line());
             (Parts { training: Arc::new(files), test: None, about }, said)
@@ -165,7 +167,7 @@ pub fn open_to_predict(path: &Path, wanted: &Wanted) -> Result<Sets> {
 
 /// Whether it is an image file, or a directory with one in it.
 fn holds_images(path: &Path) -> bool {
-    let is_image = |path: &Path| about::is_image(&Inner::name(path));
+    let is_image = |path: &Path| about::is_image(&DirectoryContent::name(path));
     match path.is_dir() {
         true => {
             entries(path).is_ok_and(|entries| entries.iter().any(|path| is_image(path) && !path.is_dir()))
@@ -246,7 +248,7 @@ fn recognise(path: &Path) -> Result<DataFormat> {
     if let Some(format) = by_name(&entries) {
         return Ok(format);
     }
-    if Inner::of(path)?.training().is_some() {
+    if DirectoryContent::of(path)?.training().is_some() {
         return Ok(DataFormat::Folder);
     }
     // The parts of shards may have directories of their own.
@@ -260,7 +262,7 @@ fn recognise(path: &Path) -> Result<DataFormat> {
         .find(|entry| ends(entry, "tar"))
         .cloned()
         .or_else(|| inner().find(|entry| ends(entry, "tar")));
-    let image = || inner().find(|entry| about::is_image(&Inner::name(entry)));
+    let image = || inner().find(|entry| about::is_image(&DirectoryContent::name(entry)));
     let mut h5 = entries.iter().filter(|entry| ends(entry, "h5"));
     let has_others = h5.clone().next().is_some();
     match (h5.find(|file| packed::is_packed(file)), tar) {
@@ -289,7 +291,7 @@ fn recognise(path: &Path) -> Result<DataFormat> {
 
 /// The formats that are known by the names of their files.
 fn by_name(entries: &[PathBuf]) -> Option<DataFormat> {
-    let any = |test: &dyn Fn(&str) -> bool| entries.iter().any(|entry| test(&Inner::name(entry)));
+    let any = |test: &dyn Fn(&str) -> bool| entries.iter().any(|entry| test(&DirectoryContent::name(entry)));
     if any(&|name| name.starts_with("train-images") || name.starts_with("t10k-")) {
         return Some(DataFormat::Idx);
     }
@@ -305,7 +307,7 @@ fn unclear(path: &Path, one: &Path, format: &str, other: &Path, or: &str) -> Err
 /// What to do with a file that is of no data set as it lies there.
 fn in_another_form(path: &Path) -> String {
     let archives = ["zip", "gz", "tgz", "bz2", "xz", "zst", "rar", "7z", "parquet", "tfrecord"];
-    let name = Inner::name(path);
+    let name = DirectoryContent::name(path);
     match () {
         () if archives.iter().any(|ending| ends(path, ending)) => {
             format!("; {name} has to be unpacked into a directory first")
@@ -317,15 +319,15 @@ fn in_another_form(path: &Path) -> String {
 
 /// Where in a directory a data set lies, in words; none where none is found.
 pub(super) fn sets_within(directory: &Path) -> Option<String> {
-    let inner = Inner::of(directory).ok()?.places;
+    let inner = DirectoryContent::of(directory).ok()?.places;
     inner.iter().take(1000).find_map(|place| {
         let found = by_name(&entries(place).ok()?).map(|format| match format {
             DataFormat::Cifar => "CIFAR's files",
             _ => "IDX files",
         });
-        let of_parts = || Inner::of(place).ok()?.training().map(|_| "parts of a data set");
+        let of_parts = || DirectoryContent::of(place).ok()?.training().map(|_| "parts of a data set");
         let what = found.or_else(of_parts)?;
-        Some(format!("it holds {what} in {}: --data {}", Inner::name(place), place.display()))
+        Some(format!("it holds {what} in {}: --data {}", DirectoryContent::name(place), place.display()))
     })
 }
 
@@ -342,21 +344,21 @@ pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Directories that are read already, by device and number: a link may lead back to one, and round for ever.
-pub(super) struct Seen {
+pub(super) struct VisitedDirectories {
     directories: HashSet<(u64, u64)>,
     /// The first link that led to one of them.
     again: Option<PathBuf>,
 }
 
-impl Seen {
+impl VisitedDirectories {
     /// Nothing yet.
-    pub fn none() -> Seen {
-        Seen { directories: HashSet::new(), again: None }
+    pub fn none() -> VisitedDirectories {
+        VisitedDirectories { directories: HashSet::new(), again: None }
     }
 
     /// A directory that is read, and those around it, which would lead to it again.
-    pub fn above(directory: &Path) -> Result<Seen> {
-        let mut seen = Seen::none();
+    pub fn above(directory: &Path) -> Result<VisitedDirectories> {
+        let mut seen = VisitedDirectories::none();
         let whole = directory.canonicalize().map_err(|error| Error::data(directory, error))?;
         for directory in whole.ancestors() {
             seen.is_new(directory)?;

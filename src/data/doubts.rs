@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::folder::{Inner, has_directories};
-use super::split::{Part, part, parts_within};
+use super::folder::{DirectoryContent, has_directories};
+use super::split::{DataSplit, part, parts_within};
 use crate::error::{Error, Result};
 
 /// Files that are looked at, spread over the set.
@@ -42,7 +42,7 @@ pub fn check_names(path: &Path, classes: &[String], format: &str) -> std::result
 
 /// Classes that are called as parts are.
 fn parts(directory: &Path, classes: &[String]) -> Option<String> {
-    let mut within: Vec<Part> = classes.iter().flat_map(|name| parts_within(name)).collect();
+    let mut within: Vec<DataSplit> = classes.iter().flat_map(|name| parts_within(name)).collect();
     within.sort_unstable();
     within.dedup();
     let called: Vec<&String> = classes.iter().filter(|name| part(name).is_some()).collect();
@@ -62,10 +62,11 @@ fn parts(directory: &Path, classes: &[String]) -> Option<String> {
 /// A single class that has parts in it.
 fn one_too_many(directory: &Path, places: &[PathBuf]) -> Option<String> {
     let [place] = places else { return None };
-    let inner = Inner::of(place).ok()?;
-    let parts = inner.places.iter().map(|path| Inner::name(path)).filter(|name| part(name).is_some());
+    let inner = DirectoryContent::of(place).ok()?;
+    let parts =
+        inner.places.iter().map(|path| DirectoryContent::name(path)).filter(|name| part(name).is_some());
     let parts: Vec<String> = parts.collect();
-    let name = Inner::name(place);
+    let name = DirectoryContent::name(place);
     match (parts.is_empty(), has_directories(place)) {
         (false, _) => Some(format!(
             "its one directory {name} would be the only class, and it holds {}: --data {}",

@@ -11,11 +11,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::about::{About, LeftOut, is_hidden, is_image, kind_of, listed};
-use super::detect::{self, Parts, Seen, entries};
+use super::about::{InputSummary, LeftOut, is_hidden, is_image, kind_of, listed};
+use super::detect::{self, Parts, VisitedDirectories, entries};
 use super::picture::{self, Picture};
-use super::split::{Part, part};
-use super::{Colours, Dataset, Frame, Jpeg};
+use super::split::{DataSplit, part};
+use super::{Colours, Dataset, EvaluationCrop, Jpeg};
 use super::{doubts, orientation};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32};
@@ -23,8 +23,8 @@ use crate::files::{self, crc32};
 /// Files that are opened at the start, to find out at once that the whole set cannot be read.
 const TRIED: usize = 256;
 
-/// Of what ranks compare: files whose sizes are asked for, files that are opened, and bytes that are read at the start
-/// and at the end of each. More would take long where a file system is across a network.
+/// Limits of what ranks compare: files whose sizes are asked for, files that are opened, and bytes that are read at the
+/// start and at the end of each. More would take long where a file system is across a network.
 const SIZED: usize = 16_384;
 const SAMPLED: usize = 64;
 const ENDS: u64 = 4096;
@@ -37,8 +37,8 @@ const NOT_UTF8: char = char::REPLACEMENT_CHARACTER;
 /// # Errors
 /// `Data`: a directory that cannot be read, a class without images, a file that is none; what is doubtful.
 pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
-    let mut about = About { colours: "ImageNet's", format: "a folder", ..About::default() };
-    let inner = Inner::of(directory)?;
+    let mut about = InputSummary { colours: "ImageNet's", format: "a folder", ..InputSummary::default() };
+    let inner = DirectoryContent::of(directory)?;
     let Some(place) = inner.training() else {
         about.from[1] = beside(directory);
         let training = Folder::list(directory, inner, None, (jpeg, sure), &mut about)?;
@@ -46,13 +46,13 @@ pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
     };
     about.left_out.join(inner.loose.clone());
     let test = inner.test(&mut about)?;
-    for beside in inner.places.iter().filter(|beside| part(&Inner::name(beside)).is_none()) {
-        about.left_out.add("directories beside the parts", &Inner::name(beside));
+    for beside in inner.places.iter().filter(|beside| part(&DirectoryContent::name(beside)).is_none()) {
+        about.left_out.add("directories beside the parts", &DirectoryContent::name(beside));
     }
-    about.from[0] = format!("{}/", Inner::name(place));
-    let training = Folder::list(place, Inner::of(place)?, None, (jpeg, sure), &mut about)?;
-    let list = |(place, inner): (PathBuf, Inner)| {
-        about.from[1] = format!("{}/", Inner::name(&place));
+    about.from[0] = format!("{}/", DirectoryContent::name(place));
+    let training = Folder::list(place, DirectoryContent::of(place)?, None, (jpeg, sure), &mut about)?;
+    let list = |(place, inner): (PathBuf, DirectoryContent)| {
+        about.from[1] = format!("{}/", DirectoryContent::name(&place));
         Folder::list(&place, inner, Some(&training.classes), (jpeg, sure), &mut about)
     };
     let test = test.map(list).transpose()?;
@@ -61,32 +61,33 @@ pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
     Ok(Parts { training: Arc::new(training), test, about })
 }
 
-/// Of a part that is named by itself: which part to test on lies beside it, in words.
+/// Says of a part that is named by itself which part to test on lies beside it, in words.
 fn beside(directory: &Path) -> String {
-    if part(&Inner::name(directory)).is_none_or(|(part, _)| part != Part::Training) {
+    if part(&DirectoryContent::name(directory)).is_none_or(|(part, _)| part != DataSplit::Training) {
         return String::new();
     }
     let parent = files::directory_of(directory);
-    let inner = Inner::of(parent).ok();
-    let test =
-        inner.as_ref().and_then(|inner| inner.parts(Part::Test).into_iter().find(|p| has_directories(p)));
-    let name = test.map(|test| Inner::name(test));
+    let inner = DirectoryContent::of(parent).ok();
+    let test = inner
+        .as_ref()
+        .and_then(|inner| inner.parts(DataSplit::Test).into_iter().find(|p| has_directories(p)));
+    let name = test.map(|test| DirectoryContent::name(test));
     name.map_or_else(String::new, |name| format!("that of --data {} would be {name}/", parent.display()))
 }
 
 /// An image file, or all below a directory, without classes.
 pub fn files(path: &Path, jpeg: Jpeg) -> Result<(Folder, LeftOut)> {
-    let mut found = Found::new(Seen::none());
+    let mut found = FolderContent::new(VisitedDirectories::none());
     let directory = match path.is_dir() {
         true => {
-            found.seen = Seen::above(path)?;
+            found.seen = VisitedDirectories::above(path)?;
             found.collect(path, "", 0)?;
             found.follow()?;
             path
         }
         false => {
             files::check(path).map_err(|error| Error::data(path, error))?;
-            found.files.push((Inner::name(path), 0));
+            found.files.push((DirectoryContent::name(path), 0));
             files::directory_of(path)
         }
     };
@@ -98,25 +99,25 @@ pub fn files(path: &Path, jpeg: Jpeg) -> Result<(Folder, LeftOut)> {
 }
 
 /// What lies in a directory: directories, which are classes or parts, and files.
-pub struct Inner {
-    /// Of the directories that count.
+pub struct DirectoryContent {
+    /// Where the directories are that count.
     pub places: Vec<PathBuf>,
     /// What else lies there.
     loose: LeftOut,
 }
 
-impl Inner {
-    pub fn of(directory: &Path) -> Result<Inner> {
+impl DirectoryContent {
+    pub fn of(directory: &Path) -> Result<DirectoryContent> {
         let (mut places, mut loose) = (Vec::new(), LeftOut::default());
         for path in entries(directory)? {
-            match Inner::name(&path) {
+            match DirectoryContent::name(&path) {
                 name if is_hidden(&name) => loose.add_file(&name),
                 _ if path.is_dir() => places.push(path),
                 name if is_image(&name) => loose.add("images outside of all classes", &name),
                 name => loose.add_file(&name),
             }
         }
-        Ok(Inner { places, loose })
+        Ok(DirectoryContent { places, loose })
     }
 
     /// What an entry of a directory is called.
@@ -125,8 +126,8 @@ impl Inner {
     }
 
     /// Those that are called as parts are, by the order of their words.
-    fn parts(&self, wanted: Part) -> Vec<&PathBuf> {
-        let rank = |path: &&PathBuf| part(&Inner::name(path)).filter(|(part, _)| *part == wanted);
+    fn parts(&self, wanted: DataSplit) -> Vec<&PathBuf> {
+        let rank = |path: &&PathBuf| part(&DirectoryContent::name(path)).filter(|(part, _)| *part == wanted);
         let mut found: Vec<&PathBuf> = self.places.iter().filter(|path| rank(path).is_some()).collect();
         found.sort_by_key(|path| rank(path).map(|(_, word)| word));
         found
@@ -134,14 +135,14 @@ impl Inner {
 
     /// The directory of training images: one that is called so and has the classes in it.
     pub fn training(&self) -> Option<&PathBuf> {
-        self.parts(Part::Training).into_iter().find(|path| has_directories(path))
+        self.parts(DataSplit::Training).into_iter().find(|path| has_directories(path))
     }
 
     /// The directory to test on, with what lies in it; says which others there are, and why not.
-    fn test(&self, about: &mut About) -> Result<Option<(PathBuf, Inner)>> {
+    fn test(&self, about: &mut InputSummary) -> Result<Option<(PathBuf, DirectoryContent)>> {
         let mut found = None;
-        for place in self.parts(Part::Test) {
-            let (inner, name) = (Inner::of(place)?, Inner::name(place));
+        for place in self.parts(DataSplit::Test) {
+            let (inner, name) = (DirectoryContent::of(place)?, DirectoryContent::name(place));
             match (&found, inner.places.is_empty()) {
                 (_, true) => {
                     let what = format!("{name}/ has no directories for classes: nothing is tested on it");
@@ -153,8 +154,9 @@ impl Inner {
                 }
             }
         }
-        for besides in self.parts(Part::Training).iter().filter(|place| Some(**place) != self.training()) {
-            about.left_out.add("directories beside the parts", &Inner::name(besides));
+        for besides in self.parts(DataSplit::Training).iter().filter(|place| Some(**place) != self.training())
+        {
+            about.left_out.add("directories beside the parts", &DirectoryContent::name(besides));
         }
         Ok(found)
     }
@@ -189,17 +191,17 @@ impl Folder {
     /// `known`: the classes of the training set, which this one's must be among.
     fn list(
         directory: &Path,
-        inner: Inner,
+        inner: DirectoryContent,
         known: Option<&[String]>,
         (jpeg, sure): (Jpeg, bool),
-        about: &mut About,
+        about: &mut InputSummary,
     ) -> Result<Folder> {
-        let Inner { places, loose } = inner;
+        let DirectoryContent { places, loose } = inner;
         about.left_out.join(loose);
         let classes = names(&places)?;
         // What is not known must be empty.
         let all = known.unwrap_or(&classes);
-        let (mut found, counts) = Found::in_classes(directory, places.iter().zip(&classes), all)?;
+        let (mut found, counts) = FolderContent::in_classes(directory, places.iter().zip(&classes), all)?;
         let count = |class: &String| all.binary_search(class).ok().map(|label| counts[label]);
         let mut empty = places.iter().zip(&classes);
         if counts[all.len()] > 0 {
@@ -321,8 +323,8 @@ fn names(places: &[PathBuf]) -> Result<Vec<String>> {
     places.iter().map(name).collect()
 }
 
-/// Of a class without images: what is in it, or where images are meant to be.
-fn without_images(directory: &Path, place: &Path, found: &Found) -> Error {
+/// Refuses a class without images: what is in it, or where images are meant to be.
+fn without_images(directory: &Path, place: &Path, found: &FolderContent) -> Error {
     if let Some(hint) = detect::sets_within(directory).filter(|_| found.files.is_empty()) {
         return Error::data(directory, hint);
     }
@@ -331,18 +333,18 @@ fn without_images(directory: &Path, place: &Path, found: &Found) -> Error {
 }
 
 /// What lies in a set's directories.
-struct Found {
+struct FolderContent {
     /// Paths from the set's directory, and classes.
     files: Vec<(String, i32)>,
     /// Links to directories, which come last: what lies in a class belongs there, whoever leads to it.
     links: VecDeque<(PathBuf, String, i32)>,
-    seen: Seen,
+    seen: VisitedDirectories,
     left: LeftOut,
 }
 
-impl Found {
-    fn new(seen: Seen) -> Found {
-        Found { files: Vec::new(), links: VecDeque::new(), seen, left: LeftOut::default() }
+impl FolderContent {
+    fn new(seen: VisitedDirectories) -> FolderContent {
+        FolderContent { files: Vec::new(), links: VecDeque::new(), seen, left: LeftOut::default() }
     }
 
     /// What lies in directories of classes; the label of each is its place among `all`. Returns also how many images
@@ -351,8 +353,8 @@ impl Found {
         directory: &Path,
         classes: impl Iterator<Item = (&'a PathBuf, &'a String)> + Clone,
         all: &[String],
-    ) -> Result<(Found, Vec<usize>)> {
-        let mut found = Found::new(Seen::above(directory)?);
+    ) -> Result<(FolderContent, Vec<usize>)> {
+        let mut found = FolderContent::new(VisitedDirectories::above(directory)?);
         for (place, _) in classes.clone() {
             if !found.seen.is_new(place)? {
                 return Err(Error::data(
@@ -439,7 +441,8 @@ impl Dataset for Folder {
         self.path(index).display().to_string()
     }
 
-    /// Of the names, and of what was asked of the files at the start: reading all would take as long as an epoch.
+    /// A checksum of the names, and of what was asked of the files at the start: reading all would take as long as an
+    /// epoch.
     fn fingerprint(&self) -> String {
         let names: String = self.files.iter().map(|name| format!("{name}\n")).collect();
         format!(
@@ -455,8 +458,8 @@ impl Dataset for Folder {
         Colours::imagenet()
     }
 
-    fn frame(&self) -> Frame {
-        Frame::Centre
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Centre
     }
 
     fn in_memory(&self) -> bool {

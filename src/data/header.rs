@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Colours, Frame, Sums};
+use super::{ColourSums, Colours, EvaluationCrop};
 use crate::files::crc32;
 use crate::model::Preprocessing;
 
@@ -32,7 +32,7 @@ pub struct Header {
     pub classes: Vec<String>,
     /// How many images this file has.
     pub images: u64,
-    /// Of all images together.
+    /// Bytes of all images together.
     pub bytes: u64,
     /// Where each chunk of `CHUNK` bytes lies.
     pub chunks: Vec<u64>,
@@ -43,11 +43,12 @@ pub struct Header {
     pub names_bytes: u64,
     /// CRC-32 of the tables, one after the other.
     pub tables_crc: u32,
-    /// Of the pixels; none where images are encoded. Files that do not say by what they are normalised go by these.
-    pub sums: Sums,
+    /// Sums of the pixels; none where images are encoded. Files that do not say by what they are normalised go by
+    /// these.
+    pub sums: ColourSums,
     /// By what images are normalised, and what of them evaluation looks at: as those were that were packed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prepared: Option<(Colours, Frame)>,
+    pub prepared: Option<(Colours, EvaluationCrop)>,
 }
 
 impl Header {
@@ -101,8 +102,9 @@ impl Header {
         }
         let chunks = self.bytes.div_ceil(CHUNK as u64) == self.chunks.len() as u64
             && self.chunks.iter().all(|&at| within(at, CHUNK as u64));
-        let sound =
-            |(colours, _): &(Colours, Frame)| Preprocessing::are_sound(&colours.mean, &colours.deviation);
+        let sound = |(colours, _): &(Colours, EvaluationCrop)| {
+            Preprocessing::are_sound(&colours.mean, &colours.deviation)
+        };
         if !self.prepared.as_ref().is_none_or(sound) {
             return Err("corrupt header (it says impossible colours)".into());
         }

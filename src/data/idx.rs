@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 
-use super::about::About;
+use super::about::InputSummary;
 use super::detect::Parts;
 use super::images::Images;
 use super::{Colours, Wanted};
@@ -30,8 +30,8 @@ const USUAL_COMPRESSION: u64 = 16;
 /// # Errors
 /// A data error that names the file: missing, unreadable, truncated, corrupt, or at odds with the others.
 pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
-    let training = Half::read(directory, "train", wanted.classes)?;
-    let test = Half::read(directory, "t10k", wanted.classes)?;
+    let training = IdxFiles::read(directory, "train", wanted.classes)?;
+    let test = IdxFiles::read(directory, "t10k", wanted.classes)?;
     if training.size != test.size {
         let ([height, width], [th, tw]) = (training.size, test.size);
         let what = format!("images of {th}×{tw}, while the training images are {height}×{width}");
@@ -39,7 +39,7 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
     }
     let colours = Colours::over(&training.pixels, 1);
     let from = [&training, &test].map(|half| half.images.file_name().unwrap_or_default().to_string_lossy());
-    let about = About::of("IDX files", [&from[0], &from[1]]);
+    let about = InputSummary::of("IDX files", [&from[0], &from[1]]);
     Ok(Parts {
         training: Arc::new(training.into_images(wanted, colours)),
         test: Some(Arc::new(test.into_images(wanted, colours))),
@@ -48,7 +48,7 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
 }
 
 /// One half of a data set: images with their labels.
-struct Half {
+struct IdxFiles {
     images: PathBuf,
     pixels: Vec<u8>,
     labels: Vec<u8>,
@@ -56,8 +56,8 @@ struct Half {
     size: [usize; 2],
 }
 
-impl Half {
-    fn read(directory: &Path, name: &str, classes: usize) -> Result<Half> {
+impl IdxFiles {
+    fn read(directory: &Path, name: &str, classes: usize) -> Result<IdxFiles> {
         let images = find(directory, &format!("{name}-images"), "idx3-ubyte")?;
         let labels = find(directory, &format!("{name}-labels"), "idx1-ubyte")?;
         let Idx { extents: [count, height, width], values: pixels } = read(&images)?;
@@ -82,11 +82,11 @@ impl Half {
             );
             return Err(Error::data(&labels, what));
         }
-        Ok(Half { images, pixels, labels: values, size: [height, width] })
+        Ok(IdxFiles { images, pixels, labels: values, size: [height, width] })
     }
 
     fn into_images(self, wanted: &Wanted, colours: Colours) -> Images {
-        let Half { images, pixels, labels, size: [height, width] } = self;
+        let IdxFiles { images, pixels, labels, size: [height, width] } = self;
         let count = labels.len();
         let labels: Vec<i32> = labels.into_iter().map(i32::from).collect();
         let fingerprint = format!(

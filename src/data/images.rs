@@ -1,7 +1,7 @@
 //! A data set whose images lie in memory as bytes.
 
 use super::picture::Picture;
-use super::{Colours, Dataset, Frame};
+use super::{Colours, Dataset, EvaluationCrop};
 use crate::error::Result;
 
 /// A set scaled when it is loaded may take this much memory on each rank; a larger one stays as it came
@@ -76,8 +76,8 @@ impl Dataset for Images {
         Some(self.channels)
     }
 
-    fn frame(&self) -> Frame {
-        Frame::Whole
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Whole
     }
 
     fn in_memory(&self) -> bool {

@@ -3,16 +3,16 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-use super::about::About;
+use super::about::InputSummary;
 use super::doubts;
-use super::members::{Entry, Members};
-use super::split::{Part, part};
+use super::members::{Entry, TarMembers};
+use super::split::{DataSplit, part};
 
 /// What is wrong, and the number of the file that it is about.
-type Outcome<T> = Result<T, (usize, String)>;
+type Checked<T> = Result<T, (usize, String)>;
 
 /// Images with their classes, by part.
-pub struct Layout {
+pub struct ImageList {
     pub training: Vec<(Entry, i32)>,
     pub test: Vec<(Entry, i32)>,
     pub classes: Vec<String>,
@@ -23,11 +23,11 @@ pub struct Layout {
 /// # Errors
 /// An image without a class; what is doubtful.
 pub fn of(
-    mut members: Members,
-    parts: &[Option<Part>],
+    mut members: TarMembers,
+    parts: &[Option<DataSplit>],
     (path, sure): (&Path, bool),
-    about: &mut About,
-) -> Outcome<Layout> {
+    about: &mut InputSummary,
+) -> Checked<ImageList> {
     about.left_out.join(members.take_left_out());
     let keyed = members.are_keyed();
     if keyed {
@@ -40,23 +40,26 @@ pub fn of(
         let directory = entry.directories().nth(prefix);
         let inner = directory.and_then(part).map(|(part, word)| (part, Some(word)));
         let of_file = parts[entry.file].map(|part| (part, None));
-        let part =
-            if trees.is_some() { inner.or(of_file) } else { Some(of_file.unwrap_or((Part::Training, None))) };
+        let part = if trees.is_some() {
+            inner.or(of_file)
+        } else {
+            Some(of_file.unwrap_or((DataSplit::Training, None)))
+        };
         match (part, &trees) {
             (None, _) => about.left_out.add("images beside the parts", directory.unwrap_or(&entry.name)),
-            (Some((Part::Test, Some(word))), Some(test)) if Some(word) != *test => {
+            (Some((DataSplit::Test, Some(word))), Some(test)) if Some(word) != *test => {
                 about
                     .left_out
                     .add("images of parts besides the one to test on", directory.unwrap_or_default());
             }
             (Some((part, word)), _) => {
                 let skipped = prefix + usize::from(word.is_some() && trees.is_some());
-                laid[usize::from(part == Part::Test)].push((entry, skipped));
+                laid[usize::from(part == DataSplit::Test)].push((entry, skipped));
             }
         }
     }
     say_where(about, trees.is_some(), parts);
-    let says_training = trees.is_some() || parts.contains(&Some(Part::Training));
+    let says_training = trees.is_some() || parts.contains(&Some(DataSplit::Training));
     about.only_training = says_training && laid[1].is_empty();
     let [training, test] = laid;
     if keyed {
@@ -67,10 +70,10 @@ pub fn of(
 }
 
 /// Where the parts come from, for the reader.
-fn say_where(about: &mut About, trees: bool, parts: &[Option<Part>]) {
-    let of = |wanted: Part| parts.iter().filter(|part| **part == Some(wanted)).count();
+fn say_where(about: &mut InputSummary, trees: bool, parts: &[Option<DataSplit>]) {
+    let of = |wanted: DataSplit| parts.iter().filter(|part| **part == Some(wanted)).count();
     let files = |count: usize| if count == 1 { "1 file".to_string() } else { format!("{count} files") };
-    about.from = match (trees, of(Part::Training), of(Part::Test)) {
+    about.from = match (trees, of(DataSplit::Training), of(DataSplit::Test)) {
         (true, ..) => ["directories called train".into(), "directories called val or test".into()],
         (_, 0, 0) => [files(parts.len()), "by no name".into()],
         (_, _, test) => [files(parts.len() - test), if test > 0 { files(test) } else { String::new() }],
@@ -96,7 +99,12 @@ fn common(images: &[Entry], keyed: bool) -> usize {
 
 /// Whether directories say which part images are of: then the word of the directory to test on, if there is one.
 #[allow(clippy::option_option)]
-fn inner_parts(images: &[Entry], prefix: usize, keyed: bool, about: &mut About) -> Option<Option<usize>> {
+fn inner_parts(
+    images: &[Entry],
+    prefix: usize,
+    keyed: bool,
+    about: &mut InputSummary,
+) -> Option<Option<usize>> {
     let mut training = false;
     let (mut words, mut flat) = (BTreeSet::new(), false);
     for entry in images {
@@ -104,9 +112,9 @@ fn inner_parts(images: &[Entry], prefix: usize, keyed: bool, about: &mut About) 
         let found = directories.next().and_then(part);
         let has_class = keyed || directories.next().is_some();
         match found {
-            Some((Part::Training, _)) => training |= has_class,
-            Some((Part::Test, word)) if has_class => _ = words.insert(word),
-            Some((Part::Test, _)) => flat = true,
+            Some((DataSplit::Training, _)) => training |= has_class,
+            Some((DataSplit::Test, word)) if has_class => _ = words.insert(word),
+            Some((DataSplit::Test, _)) => flat = true,
             None => {}
         }
     }
@@ -124,15 +132,15 @@ fn by_directory(
     training: Laid,
     test: Laid,
     (path, sure): (&Path, bool),
-    about: &mut About,
-) -> Outcome<Layout> {
+    about: &mut InputSummary,
+) -> Checked<ImageList> {
     let class = |entry: &Entry, prefix: usize| {
         let what =
             || format!("{}: no .cls file beside it, nor in a directory that names its class", entry.name);
         entry.directories().nth(prefix).map(String::from).ok_or_else(|| (entry.file, what()))
     };
     let named = |(entry, prefix): (Entry, usize)| class(&entry, prefix).map(|class| (entry, class));
-    let training: Vec<(Entry, String)> = training.into_iter().map(named).collect::<Outcome<_>>()?;
+    let training: Vec<(Entry, String)> = training.into_iter().map(named).collect::<Checked<_>>()?;
     let names: BTreeSet<&String> = training.iter().map(|(_, class)| class).collect();
     let classes: Vec<String> = names.into_iter().cloned().collect();
     if let (false, Err(error)) = (sure, doubts::check_names(path, &classes, "tar")) {
@@ -153,23 +161,23 @@ fn by_directory(
     }
     let labelled = |(entry, class): (Entry, String)| (entry, label(&class).unwrap_or_default());
     let training = training.into_iter().map(labelled).collect();
-    Ok(Layout { training, test: tested, classes })
+    Ok(ImageList { training, test: tested, classes })
 }
 
-fn by_number(training: Laid, test: Laid, members: &Members) -> Outcome<Layout> {
+fn by_number(training: Laid, test: Laid, members: &TarMembers) -> Checked<ImageList> {
     let label = |(entry, _): (Entry, usize)| match sample(members, &entry) {
         Some((_, label)) => Ok((entry, label)),
         None => Err((entry.file, format!("{} has no .cls file beside it", entry.name))),
     };
-    let training: Vec<(Entry, i32)> = training.into_iter().map(label).collect::<Outcome<_>>()?;
-    let test: Vec<(Entry, i32)> = test.into_iter().map(label).collect::<Outcome<_>>()?;
+    let training: Vec<(Entry, i32)> = training.into_iter().map(label).collect::<Checked<_>>()?;
+    let test: Vec<(Entry, i32)> = test.into_iter().map(label).collect::<Checked<_>>()?;
     let most = training.iter().chain(&test).map(|(_, label)| label + 1).max().unwrap_or(0);
-    Ok(Layout { training, test, classes: (0..most).map(|class| class.to_string()).collect() })
+    Ok(ImageList { training, test, classes: (0..most).map(|class| class.to_string()).collect() })
 }
 
 /// The class of an image, and by which name it was found: its path without the ending, or by WebDataset's rule up to
 /// the first dot of the file's own name.
-fn sample<'a>(members: &Members, entry: &'a Entry) -> Option<(&'a str, i32)> {
+fn sample<'a>(members: &TarMembers, entry: &'a Entry) -> Option<(&'a str, i32)> {
     let stem = entry.name.rsplit_once('.').map_or(&*entry.name, |(stem, _)| stem);
     let found = |name: &'a str| members.numbers[entry.file].get(name).map(|&label| (name, label));
     found(stem).or_else(|| found(key(&entry.name)))
@@ -184,7 +192,7 @@ fn key(name: &str) -> &str {
 
 /// Leaves one image of each sample: others with the same key are masks and the like. The one whose name is the key and
 /// one ending comes first, and JPEG before PNG.
-fn one_of_each_sample(members: &mut Members, about: &mut About) {
+fn one_of_each_sample(members: &mut TarMembers, about: &mut InputSummary) {
     let mut best: HashMap<(usize, &str), (bool, bool, usize)> = HashMap::new();
     let mut further = Vec::new();
     for (number, entry) in members.images.iter().enumerate() {

@@ -33,7 +33,7 @@ impl TrainingLoader {
             images: samples.len(),
             blocks: samples.blocks(),
             mixes: samples.augment().mixes(),
-            start: Start { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
+            start: BatchStart { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
             shuffled: None,
         };
         let apart = order.apart(0).min(sharding.batch) * samples.sample().iter().product::<usize>();
@@ -71,10 +71,10 @@ impl TrainingLoader {
         (self.epoch, self.skipped) = (epoch, 0);
     }
 
-    /// The same in an epoch of which the first `seen` images were trained on before, in the order of a run whose global
+    /// Begins an epoch of which the first `seen` images were trained on before, in the order of a run whose global
     /// batch was `shuffled_for`: step 0 begins after them, whatever ranks and batches they were cut into.
     pub fn go_on(&mut self, epoch: usize, seen: usize, shuffled_for: usize) {
-        self.order.start = Start { epoch, seen, shuffled_for };
+        self.order.start = BatchStart { epoch, seen, shuffled_for };
         self.order.shuffled = None;
         self.reader.reorder(self.order.clone());
         self.start_epoch(epoch);
@@ -106,7 +106,7 @@ impl TrainingLoader {
 
 /// Where the numbers of batches begin.
 #[derive(Clone, Copy)]
-struct Start {
+struct BatchStart {
     epoch: usize,
     /// Images of that epoch which are behind.
     seen: usize,
@@ -124,7 +124,7 @@ struct TrainingOrder {
     blocks: Arc<Vec<u32>>,
     /// Whether each image is mixed with another.
     mixes: bool,
-    start: Start,
+    start: BatchStart,
     /// The epoch in hand and its order.
     shuffled: Option<(usize, Vec<u32>)>,
 }

@@ -15,7 +15,7 @@ const LONGEST_LABEL: u64 = 64;
 /// Links that lead to links.
 const LONGEST_CHAIN: usize = 16;
 
-type Outcome<T> = Result<T, String>;
+type TarResult<T> = Result<T, String>;
 
 /// Where an image lies.
 pub struct Entry {
@@ -41,7 +41,7 @@ fn parts(path: &str) -> impl DoubleEndedIterator<Item = &str> {
     path.split('/').filter(|part| !matches!(*part, "" | "."))
 }
 
-/// The same path, written in one way.
+/// The path, written in one way.
 fn plain(path: &str) -> String {
     let mut plain: Vec<&str> = Vec::new();
     for part in parts(path) {
@@ -55,25 +55,25 @@ fn plain(path: &str) -> String {
 
 /// What all tar files have.
 #[derive(Default)]
-pub struct Members {
+pub struct TarMembers {
     pub images: Vec<Entry>,
-    /// Of each file, the class numbers by the path without `.cls`.
+    /// Each file's class numbers by the path without `.cls`.
     pub numbers: Vec<HashMap<String, i32>>,
     pub left_out: LeftOut,
 }
 
 /// A link: its own path, and that of what it leads to.
-struct Link {
+struct TarLink {
     name: String,
     to: String,
 }
 
-impl Members {
+impl TarMembers {
     /// Adds what one file has.
     ///
     /// # Errors
     /// What is wrong with the file, in words that follow its name.
-    pub fn add(&mut self, index: usize, file: &File) -> Outcome<()> {
+    pub fn add(&mut self, index: usize, file: &File) -> TarResult<()> {
         let first = self.images.len();
         let size = file.metadata().map_err(wrong)?.len();
         self.numbers.push(HashMap::new());
@@ -103,7 +103,7 @@ impl Members {
                 let beside = name.rsplit_once('/').map_or("", |(directory, _)| directory);
                 let to =
                     if kind.is_symlink() && !to.starts_with('/') { format!("{beside}/{to}") } else { to };
-                links.push(Link { name, to: plain(&to) });
+                links.push(TarLink { name, to: plain(&to) });
             }
             Ok(())
         })?;
@@ -124,7 +124,7 @@ impl Members {
         (at, bytes): (u64, u64),
         name: String,
         text: impl FnOnce() -> std::io::Result<Vec<u8>>,
-    ) -> Outcome<()> {
+    ) -> TarResult<()> {
         if at.checked_add(bytes).is_none_or(|end| end > size) {
             return Err(format!("truncated: {name} would end behind the file's end"));
         }
@@ -144,7 +144,7 @@ impl Members {
     }
 
     /// Adds what links lead to, under their names.
-    fn follow(&mut self, of: [u64; 2], file: &File, links: Vec<Link>) -> Outcome<()> {
+    fn follow(&mut self, of: [u64; 2], file: &File, links: Vec<TarLink>) -> TarResult<()> {
         let mut places: HashMap<String, (u64, u64)> = HashMap::new();
         for_each(file, |entry| {
             if entry.header().entry_type().is_file() {
@@ -172,7 +172,7 @@ impl Members {
         Ok(())
     }
 
-    /// Of several images of one name, from this one on, the last counts.
+    /// Keeps the last of several images of one name, from this one on.
     fn forget_replaced(&mut self, first: usize) {
         let mut last: HashMap<&str, usize> = HashMap::new();
         let mut replaced = Vec::new();
@@ -221,7 +221,7 @@ fn wrong(error: std::io::Error) -> String {
 type Member<'a> = tar::Entry<'a, BufReader<&'a File>>;
 
 /// Goes through a file's headers.
-fn for_each(file: &File, mut each: impl FnMut(&mut Member) -> Outcome<()>) -> Outcome<()> {
+fn for_each(file: &File, mut each: impl FnMut(&mut Member) -> TarResult<()>) -> TarResult<()> {
     std::io::Seek::rewind(&mut &*file).map_err(wrong)?;
     let mut archive = tar::Archive::new(BufReader::new(file));
     for entry in archive.entries_with_seek().map_err(wrong)? {
@@ -230,6 +230,6 @@ fn for_each(file: &File, mut each: impl FnMut(&mut Member) -> Outcome<()>) -> Ou
     Ok(())
 }
 
-fn path_of(entry: &Member) -> Outcome<String> {
+fn path_of(entry: &Member) -> TarResult<String> {
     Ok(entry.path().map_err(wrong)?.to_string_lossy().into_owned())
 }

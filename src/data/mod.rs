@@ -35,18 +35,18 @@ mod tar;
 mod turbojpeg;
 
 pub use about::{are_numbers, classes as listed_classes};
-pub use colours::{Colours, Sums};
+pub use colours::{ColourSums, Colours};
 pub use detect::{Parts, open, open_to_predict, open_to_test, parts};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;
-pub use sample::{Normalisation, Samples, Scratch, shorter_side};
+pub use sample::{DecodeBuffers, Normalisation, Samples, shorter_side};
 pub use shard::{Sharding, block_order, epoch_order};
 pub use synthetic::synthetic;
 
 use crate::config::Input;
 use crate::error::Result;
-pub use crate::model::{Frame, Preprocessing};
+pub use crate::model::{EvaluationCrop, Preprocessing};
 
 /// Labelled pictures. Reading one changes nothing, so that many threads can read at once.
 pub trait Dataset: Send + Sync {
@@ -73,7 +73,7 @@ pub trait Dataset: Send + Sync {
     /// What to call an image in a message.
     fn name(&self, index: usize) -> String;
 
-    /// The same of all of them, in order.
+    /// The names of all of them, in order.
     fn names(&self) -> Vec<String> {
         (0..self.len()).map(|index| self.name(index)).collect()
     }
@@ -90,7 +90,7 @@ pub trait Dataset: Send + Sync {
     }
 
     /// What of an image evaluation looks at.
-    fn frame(&self) -> Frame;
+    fn frame(&self) -> EvaluationCrop;
 
     /// Whether reading is a copy, not worth a thread.
     fn in_memory(&self) -> bool;

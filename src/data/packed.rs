@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::about::About;
+use super::about::InputSummary;
 use super::detect::{Parts, ends, entries};
 pub use super::header::{CHUNK, Header};
 use super::picture::{self, Picture};
-use super::{Colours, Dataset, Frame, Jpeg, Sums};
+use super::{ColourSums, Colours, Dataset, EvaluationCrop, Jpeg};
 use crate::error::{Error, Result};
-use crate::files::{self, Kept, crc32};
+use crate::files::{self, KeptFile, crc32};
 
 /// Opens a directory of packed files, one file, or `NAME.h5` for all of `NAME-*.h5`.
 ///
@@ -35,7 +35,8 @@ pub fn open(path: &Path, jpeg: Jpeg) -> Result<Parts> {
             Packed::join(path, of, jpeg).map(|packed| Some(Arc::new(packed)))
         }
     };
-    let mut about = About { format: "packed", colours: "those of what was packed", ..About::default() };
+    let mut about =
+        InputSummary { format: "packed", colours: "those of what was packed", ..InputSummary::default() };
     let (training, test) = match (part("training")?, part("test")?) {
         (Some(training), test) => (training, test),
         (None, Some(test)) => {
@@ -100,7 +101,7 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
 #[derive(Clone)]
 struct Pack {
     path: PathBuf,
-    file: Arc<Kept>,
+    file: Arc<KeptFile>,
     header: Arc<Header>,
     offsets: Arc<Vec<u64>>,
     shapes: Arc<Vec<[u32; 3]>>,
@@ -114,7 +115,7 @@ impl Pack {
     }
 
     fn parse(path: &Path) -> std::result::Result<Pack, String> {
-        let (kept, file) = Kept::open(path).map_err(|error| error.to_string())?;
+        let (kept, file) = KeptFile::open(path).map_err(|error| error.to_string())?;
         let size = file.metadata().map_err(|error| error.to_string())?.len();
         let header = Header::read(&file, size)?;
         let mut tables = Vec::new();
@@ -174,7 +175,7 @@ pub struct Packed {
     first: Vec<usize>,
     classes: Vec<String>,
     colours: Colours,
-    frame: Frame,
+    frame: EvaluationCrop,
     cache: Mutex<VecDeque<Chunk>>,
     /// Chunks that are kept.
     keep: AtomicUsize,
@@ -202,12 +203,12 @@ impl Packed {
                 format!("{} files of a packed set of {}", files.len(), head.files),
             ));
         }
-        let mut sums = Sums::default();
+        let mut sums = ColourSums::default();
         files.iter().for_each(|file| sums.join(&file.header.sums));
         // Files of earlier versions do not say it.
         let usual = if sums.count > 0 { sums.colours() } else { Colours::imagenet() };
         let said = head.prepared.filter(|_| files.iter().all(|file| file.header.prepared == head.prepared));
-        let (colours, frame) = said.unwrap_or((usual, Frame::Centre));
+        let (colours, frame) = said.unwrap_or((usual, EvaluationCrop::Centre));
         let mut first = vec![0];
         first.extend(files.iter().scan(0, |sum, file| {
             *sum += file.labels.len();
@@ -362,7 +363,7 @@ impl Dataset for Packed {
         self.colours
     }
 
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> EvaluationCrop {
         self.frame
     }
 

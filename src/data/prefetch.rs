@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::sample::{Samples, Scratch};
+use super::sample::{DecodeBuffers, Samples};
 use crate::config::most;
 use crate::error::{Error, Result};
 
@@ -29,7 +29,7 @@ pub const AHEAD: usize = 2;
 const HOPELESS: usize = 64;
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<DecodeBuffers> = RefCell::default();
 }
 
 /// By whom batches are read, and what of images that cannot be.
@@ -129,7 +129,7 @@ enum Image<'a> {
 }
 
 /// A batch under way from the thread that fills it, or back.
-struct Parcel {
+struct BatchParcel {
     number: u64,
     batch: Batch,
     /// Places that belong to images, readable or not.
@@ -138,10 +138,10 @@ struct Parcel {
 }
 
 struct Ahead {
-    ready: Receiver<Parcel>,
+    ready: Receiver<BatchParcel>,
     /// One that was looked for and found.
-    found: Option<Parcel>,
-    empty: Option<Sender<Parcel>>,
+    found: Option<BatchParcel>,
+    empty: Option<Sender<BatchParcel>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -229,10 +229,10 @@ impl<O: Order> Reader<O> {
 
     fn start(&self, first: u64, like: &Batch) -> Result<Ahead> {
         let (give, ready) = channel();
-        let (empty, waiting) = channel::<Parcel>();
+        let (empty, waiting) = channel::<BatchParcel>();
         for _ in 0..AHEAD {
             // The receiver is in this function.
-            let _ = empty.send(Parcel { number: 0, batch: Batch::like(like), count: 0, read: Ok(()) });
+            let _ = empty.send(BatchParcel { number: 0, batch: Batch::like(like), count: 0, read: Ok(()) });
         }
         let (mut order, job, reading) = (self.order.clone(), self.job(), self.reading.clone());
         let work = move || {
@@ -306,7 +306,7 @@ impl Preparer {
         indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
     }
 
-    /// Of images (C,H,W) one behind the other the rows that are kept, one behind the other at the beginning.
+    /// Moves the rows that are kept of images (C,H,W) to the beginning, one behind the other.
     fn keep_rows(&self, images: &mut [f32]) {
         let ([_, height, width], rows) = (self.samples.sample(), self.samples.rows());
         if rows.len() == height {

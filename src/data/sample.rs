@@ -11,7 +11,7 @@ use resize::Resizer;
 use super::augment;
 use super::mix::Mix;
 use super::picture::Picture;
-use super::{Colours, Dataset, Frame, Preprocessing};
+use super::{Colours, Dataset, EvaluationCrop, Preprocessing};
 use crate::config::{Augment, Augmentation};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
@@ -55,7 +55,7 @@ pub struct Samples {
 
 /// What reading an image needs besides, kept from one image to the next.
 #[derive(Default)]
-pub struct Scratch {
+pub struct DecodeBuffers {
     source: Picture,
     scaled: Picture,
     spare: Picture,
@@ -85,7 +85,7 @@ impl Samples {
         }
     }
 
-    /// The same images as a network expects them that has learned already, but for its size.
+    /// The images as a network expects them that has learned already, but for its size.
     pub fn expecting(self, expected: &Preprocessing) -> Samples {
         let expected = Preprocessing { image: self.sample, ..expected.clone() };
         Samples { normalisation: Normalisation::of(&expected), expected, ..self }
@@ -96,12 +96,12 @@ impl Samples {
         &self.expected
     }
 
-    /// The same images, each read as one of class 0: their classes may be others than the model's.
+    /// The images, each read as one of class 0: their classes may be others than the model's.
     pub fn without_labels(self) -> Samples {
         Samples { labelled: false, ..self }
     }
 
-    /// The same images, of which a batch keeps these rows: of what has become of whole images.
+    /// The images, of which a batch keeps these rows: of what has become of whole images.
     pub fn cut(self, rows: Range<usize>) -> Samples {
         Samples { rows, ..self }
     }
@@ -111,7 +111,7 @@ impl Samples {
         &self.rows
     }
 
-    /// The same images augmented, all of them `repeat` times in an epoch.
+    /// The images augmented, all of them `repeat` times in an epoch.
     pub fn for_training(self, augment: Augment, seed: u64, repeat: usize) -> Samples {
         Samples { augment, seed, repeat: repeat.max(1), ..self }
     }
@@ -176,7 +176,13 @@ impl Samples {
     ///
     /// # Errors
     /// `Data`, with the image's name: it is gone or does not decode.
-    pub fn read(&self, epoch: usize, index: usize, image: &mut [f32], scratch: &mut Scratch) -> Result<i32> {
+    pub fn read(
+        &self,
+        epoch: usize,
+        index: usize,
+        image: &mut [f32],
+        scratch: &mut DecodeBuffers,
+    ) -> Result<i32> {
         let draws = self.draws(epoch, index);
         let label = self.picture(index, &draws, scratch)?;
         self.normalise(&draws, &scratch.scaled, image);
@@ -186,7 +192,7 @@ impl Samples {
         Ok(label)
     }
 
-    /// The same as pixels (H, W, C), of samples that are `pixels`.
+    /// Reads images as pixels (H, W, C), of samples that are `pixels`.
     ///
     /// # Errors
     /// As for `read`.
@@ -195,7 +201,7 @@ impl Samples {
         epoch: usize,
         index: usize,
         image: &mut [u8],
-        scratch: &mut Scratch,
+        scratch: &mut DecodeBuffers,
     ) -> Result<i32> {
         let label = self.picture(index, &self.draws(epoch, index), scratch)?;
         let (pixels, channels) = (&scratch.scaled.pixels, self.sample[0]);
@@ -225,7 +231,7 @@ impl Samples {
         &self,
         index: usize,
         draws: &impl Fn(Augmentation) -> Draws,
-        scratch: &mut Scratch,
+        scratch: &mut DecodeBuffers,
     ) -> Result<i32> {
         let stored = index % self.set.len();
         self.set.read(stored, &mut scratch.source)?;
@@ -241,13 +247,13 @@ impl Samples {
     }
 
     /// Cuts out and scales what the model sees: `source` becomes `scaled`.
-    fn frame(&self, draws: &impl Fn(Augmentation) -> Draws, scratch: &mut Scratch) -> Result<()> {
+    fn frame(&self, draws: &impl Fn(Augmentation) -> Draws, scratch: &mut DecodeBuffers) -> Result<()> {
         let [_, height, width] = self.sample;
         let source = &mut scratch.source;
         let whole = [0.0, 0.0, source.width as f64, source.height as f64];
         let part = if self.augment.has(Augmentation::Crop) {
             augment::random_part(&mut draws(Augmentation::Crop).0, [source.height, source.width])
-        } else if self.expected.frame == Frame::Whole || self.augment.has(Augmentation::PadCrop) {
+        } else if self.expected.frame == EvaluationCrop::Whole || self.augment.has(Augmentation::PadCrop) {
             whole
         } else {
             centre([source.height, source.width], [height, width])

@@ -2,7 +2,7 @@
 
 /// A part of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum DataSplit {
     Training,
     Test,
 }
@@ -13,24 +13,24 @@ const TEST: [&str; 5] = ["val", "valid", "validation", "test", "testing"];
 
 /// The part that a directory's name stands for, and the place of its word in the list of that part: in any case of
 /// letters, with or without a number behind ("Train", "val2017").
-pub fn part(name: &str) -> Option<(Part, usize)> {
+pub fn part(name: &str) -> Option<(DataSplit, usize)> {
     let word = name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '-' | '_' | '.'));
     let place = |words: &[&str]| words.iter().position(|known| word.eq_ignore_ascii_case(known));
-    let training = place(&TRAINING).map(|place| (Part::Training, place));
-    training.or_else(|| place(&TEST).map(|place| (Part::Test, place)))
+    let training = place(&TRAINING).map(|place| (DataSplit::Training, place));
+    training.or_else(|| place(&TEST).map(|place| (DataSplit::Test, place)))
 }
 
 /// The parts whose words are among those of a longer name ("imagenet-train-000017.tar", "seg_test").
-pub fn parts_within(name: &str) -> Vec<Part> {
+pub fn parts_within(name: &str) -> Vec<DataSplit> {
     let words = name.split(|c: char| !c.is_ascii_alphabetic()).filter_map(part).map(|(part, _)| part);
-    let mut parts: Vec<Part> = words.collect();
+    let mut parts: Vec<DataSplit> = words.collect();
     parts.sort_unstable();
     parts.dedup();
     parts
 }
 
 /// The part that a file's name says, where it says one.
-pub fn part_of_file(name: &str) -> Option<Part> {
+pub fn part_of_file(name: &str) -> Option<DataSplit> {
     match parts_within(name)[..] {
         [part] => Some(part),
         _ => None,
@@ -44,17 +44,17 @@ mod tests {
     #[test]
     fn parts_are_known_by_whole_words_in_any_case() {
         for name in ["train", "Train", "TRAINING", "train2017", "train_"] {
-            assert_eq!(part(name).map(|(part, _)| part), Some(Part::Training), "{name}");
+            assert_eq!(part(name).map(|(part, _)| part), Some(DataSplit::Training), "{name}");
         }
         for name in ["val", "Valid", "validation", "TEST", "testing", "val2017"] {
-            assert_eq!(part(name).map(|(part, _)| part), Some(Part::Test), "{name}");
+            assert_eq!(part(name).map(|(part, _)| part), Some(DataSplit::Test), "{name}");
         }
         for name in ["trainer", "testament", "streetcar", "trains", "bullet_train", "2017", ""] {
             assert_eq!(part(name), None, "{name}");
         }
-        assert_eq!(part_of_file("imagenet1k-train-0001.tar"), Some(Part::Training));
-        assert_eq!(part_of_file("ILSVRC2012_img_val.tar"), Some(Part::Test));
-        assert_eq!(part_of_file("test0.tar"), Some(Part::Test));
+        assert_eq!(part_of_file("imagenet1k-train-0001.tar"), Some(DataSplit::Training));
+        assert_eq!(part_of_file("ILSVRC2012_img_val.tar"), Some(DataSplit::Test));
+        assert_eq!(part_of_file("test0.tar"), Some(DataSplit::Test));
         assert_eq!(part_of_file("testament-1.tar"), None);
         assert_eq!(part_of_file("train-test.tar"), None);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::images::Images;
 use super::picture::Picture;
 use super::sample::Samples;
-use super::{Colours, Dataset, Frame};
+use super::{Colours, Dataset, EvaluationCrop};
 use crate::error::Result;
 use crate::random::{Purpose, Stream, key};
 
@@ -69,8 +69,8 @@ impl Dataset for Synthetic {
         self.images.colours()
     }
 
-    fn frame(&self) -> Frame {
-        Frame::Whole
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Whole
     }
 
     fn in_memory(&self) -> bool {

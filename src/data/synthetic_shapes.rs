@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use super::about::About;
+use super::about::InputSummary;
 use super::detect::Parts;
 use super::picture::Picture;
-use super::{Colours, Dataset, Frame, Wanted};
+use super::{Colours, Dataset, EvaluationCrop, Wanted};
 use crate::config::most;
 use crate::error::{Error, Result};
 use crate::random::{Purpose, Stream, key};
@@ -66,7 +66,7 @@ pub fn open(what: &str, wanted: &Wanted) -> Result<Parts> {
         let classes = (0..wanted.classes).map(name).collect();
         Arc::new(Shapes { classes, size: [height, width], channels, seed: wanted.seed, part, len })
     };
-    let about = About { colours: "usual", ..About::of("computed images", ["", ""]) };
+    let about = InputSummary { colours: "usual", ..InputSummary::of("computed images", ["", ""]) };
     Ok(Parts { training: part(0, len), test: Some(part(1, len / 4)), about })
 }
 
@@ -139,8 +139,8 @@ impl Dataset for Shapes {
         Some(self.channels)
     }
 
-    fn frame(&self) -> Frame {
-        Frame::Whole
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Whole
     }
 
     /// Computing it takes some microseconds only.

@@ -7,31 +7,31 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::about::About;
-use super::detect::{Parts, Seen, ends, entries};
+use super::about::InputSummary;
+use super::detect::{Parts, VisitedDirectories, ends, entries};
 use super::layout;
-use super::members::{Entry, Members};
+use super::members::{Entry, TarMembers};
 use super::picture::{self, Picture};
-use super::split::{Part, part, part_of_file};
-use super::{Colours, Dataset, Frame, Jpeg};
+use super::split::{DataSplit, part, part_of_file};
+use super::{Colours, Dataset, EvaluationCrop, Jpeg};
 use crate::error::{Error, Result};
-use crate::files::{self, Kept, crc32};
+use crate::files::{self, KeptFile, crc32};
 
 /// Opens one tar file, or all in a directory and in those within. `sure`: that it is one has been said.
 ///
 /// # Errors
 /// `Data`: a file that cannot be read or is no tar file, an image without a class, no image at all; what is doubtful.
 pub fn open(path: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
-    let mut about = About { format: "tar files", colours: "ImageNet's", ..About::default() };
+    let mut about = InputSummary { format: "tar files", colours: "ImageNet's", ..InputSummary::default() };
     let paths = tar_files(path)?;
     let (tars, parts) = by_name(path, paths, &mut about);
-    let mut members = Members::default();
+    let mut members = TarMembers::default();
     let files = tars.iter().enumerate().map(|(index, tar)| {
-        let (kept, file) = Kept::open(tar).map_err(|error| Error::data(tar, error))?;
+        let (kept, file) = KeptFile::open(tar).map_err(|error| Error::data(tar, error))?;
         members.add(index, &file).map_err(|what| files::unreadable(tar, what))?;
         Ok(kept)
     });
-    let files = files.collect::<Result<Vec<Kept>>>()?;
+    let files = files.collect::<Result<Vec<KeptFile>>>()?;
     if members.images.is_empty() {
         let what = "no .jpg, .jpeg or .png images in these tar files";
         let left = members.left_out.line().map_or(String::new(), |line| format!("; {line}"));
@@ -61,7 +61,7 @@ fn tar_files(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let is_tar = |path: &PathBuf| ends(path, "tar");
     let mut files: Vec<PathBuf> = entries(path)?.into_iter().filter(is_tar).collect();
-    let mut seen = Seen::above(path)?;
+    let mut seen = VisitedDirectories::above(path)?;
     for directory in entries(path)?.into_iter().filter(|entry| entry.is_dir()) {
         if seen.is_new(&directory)? {
             files.extend(entries(&directory)?.into_iter().filter(is_tar));
@@ -76,16 +76,20 @@ fn tar_files(path: &Path) -> Result<Vec<PathBuf>> {
 
 /// The files to read, and the part that the name of each says, if it does. Beside files for training others are not
 /// read that say nothing; where all are to test on they are one part.
-fn by_name(path: &Path, files: Vec<PathBuf>, about: &mut About) -> (Vec<PathBuf>, Vec<Option<Part>>) {
+fn by_name(
+    path: &Path,
+    files: Vec<PathBuf>,
+    about: &mut InputSummary,
+) -> (Vec<PathBuf>, Vec<Option<DataSplit>>) {
     let said = |file: &PathBuf| {
         let inner = file.strip_prefix(path).ok().filter(|inner| *inner != Path::new(""))?;
         let mut names = inner.iter().map(|name| name.to_string_lossy());
         let name = names.next_back()?;
         names.find_map(|name| part(&name)).map(|(part, _)| part).or_else(|| part_of_file(&name))
     };
-    let mut parts: Vec<(PathBuf, Option<Part>)> =
+    let mut parts: Vec<(PathBuf, Option<DataSplit>)> =
         files.into_iter().map(|file| (file.clone(), said(&file))).collect();
-    if parts.iter().all(|(_, part)| *part == Some(Part::Test)) {
+    if parts.iter().all(|(_, part)| *part == Some(DataSplit::Test)) {
         let what = format!(
             "tar files to test on alone, by their names; {} by itself is trained on",
             parts[0].0.display()
@@ -93,7 +97,7 @@ fn by_name(path: &Path, files: Vec<PathBuf>, about: &mut About) -> (Vec<PathBuf>
         about.untrainable = Some(Error::data(path, what));
         parts.iter_mut().for_each(|(_, part)| *part = None);
     }
-    if parts.iter().any(|(_, part)| *part == Some(Part::Training)) {
+    if parts.iter().any(|(_, part)| *part == Some(DataSplit::Training)) {
         for (file, _) in parts.iter().filter(|(_, part)| part.is_none()) {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             about.left_out.add("tar files whose names say no part", &name);
@@ -106,7 +110,7 @@ fn by_name(path: &Path, files: Vec<PathBuf>, about: &mut About) -> (Vec<PathBuf>
 /// The files, which stay open.
 struct Tars {
     paths: Vec<PathBuf>,
-    files: Vec<Kept>,
+    files: Vec<KeptFile>,
 }
 
 /// The images of one part.
@@ -181,8 +185,8 @@ impl Dataset for Shards {
         Colours::imagenet()
     }
 
-    fn frame(&self) -> Frame {
-        Frame::Centre
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Centre
     }
 
     fn in_memory(&self) -> bool {

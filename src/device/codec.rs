@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Event, Memory};
+use super::{DeviceEvent, Memory};
 use crate::error::Result;
 
 /// What is sent of a piece: as `fusion::compress::codec` has it, to the bit.
@@ -24,7 +24,7 @@ pub enum CodecKind {
 
 /// A piece of at most 65,536 numbers, and where it is spoken of; everything counts `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct CodecPiece {
     /// Among the gradients.
     pub gradient: usize,
     /// Among what stays behind.
@@ -39,7 +39,7 @@ pub struct Piece {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CodecBucket {
     /// In the order of their gradients.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<CodecPiece>,
     /// The message of every rank, among all messages.
     pub messages: Vec<Range<usize>>,
     /// Where it lies among the gradients, and its place among what is summed.
@@ -71,9 +71,9 @@ pub struct CodecSetup<'a> {
 pub trait DeviceCodec {
     /// Enqueues: what stayed behind is added to the gradients, this rank's message and what travels as it is go to the
     /// host. Returns the point behind that.
-    fn encode(&mut self, bucket: usize) -> Result<Event>;
+    fn encode(&mut self, bucket: usize) -> Result<DeviceEvent>;
     /// Whether it is reached, so that others may read what came to the host.
-    fn reached(&self, event: &Event) -> Result<bool>;
+    fn reached(&self, event: &DeviceEvent) -> Result<bool>;
     /// Enqueues: the gradients become the sum of what all ranks say, in the order of ranks.
     fn decode(&mut self, bucket: usize) -> Result<()>;
 }

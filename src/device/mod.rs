@@ -23,7 +23,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::graph::{Joint, Op, OpFusions, Spec};
 
-pub use codec::{CodecBucket, CodecKind, CodecSetup, DeviceCodec, Piece};
+pub use codec::{CodecBucket, CodecKind, CodecPiece, CodecSetup, DeviceCodec};
 pub use layout::Layout;
 pub use memory::Memory;
 pub use update::{Rule, Span, Squares, clip_factor};
@@ -97,6 +97,17 @@ pub trait Kernel {
 pub trait Step {
     /// Enqueues the step. When this returns the work may still be under way (see `Device::synchronize`).
     fn run(&mut self, scalars: &Scalars) -> Result<()>;
+}
+
+impl<F: FnMut(&Scalars) -> Result<()>> Step for F {
+    fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        self(scalars)
+    }
+}
+
+/// What a graph still has that `Graph::trade_rows` makes other ops of.
+fn not_lowered(op: &Op) -> Error {
+    Error::internal(format!("{} is made of other ops before it runs", op.name()))
 }
 
 /// A place where ops run, with memory of its own. One rank has one.
@@ -202,17 +213,26 @@ pub trait Device {
     /// `into` += `from`, both `f32`, as a step (gradient accumulation).
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// Copies host bytes into device memory. Lengths must be equal.
-    fn upload(&self, from: &[u8], to: &Memory) -> Result<()>;
+    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
+        to.write(from);
+        Ok(())
+    }
     /// Copies device memory to the host. Lengths must be equal.
-    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()>;
+    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
+        from.read(to);
+        Ok(())
+    }
     /// Fills device memory with zeros.
-    fn zero(&self, memory: &Memory) -> Result<()>;
+    fn zero(&self, memory: &Memory) -> Result<()> {
+        memory.zero();
+        Ok(())
+    }
     /// Marks a point in the queue. Host-synchronous devices have nothing to mark.
-    fn record(&self) -> Result<Event> {
-        Ok(Event(None))
+    fn record(&self) -> Result<DeviceEvent> {
+        Ok(DeviceEvent(None))
     }
     /// Whether everything enqueued before the event was recorded has finished.
-    fn reached(&self, _event: &Event) -> Result<bool> {
+    fn reached(&self, _event: &DeviceEvent) -> Result<bool> {
         Ok(true)
     }
     /// Makes copies between this host memory and the device fast, if that can be.
@@ -223,13 +243,18 @@ pub trait Device {
     }
     /// Enqueues a copy of device memory to the host, behind `after` and beside what else is enqueued. The event says
     /// when it is there; until then nobody may touch `host`. For devices that are not `is_host`.
-    fn copy_to_host_after(&self, _from: &Memory, _host: &Memory, _after: &Event) -> Result<Event> {
+    fn copy_to_host_after(
+        &self,
+        _from: &Memory,
+        _host: &Memory,
+        _after: &DeviceEvent,
+    ) -> Result<DeviceEvent> {
         Err(Error::internal(format!("{} has nothing to fetch", self.name())))
     }
     /// Enqueues a copy of host memory to the device, beside what else is enqueued; the event says when it is there.
     /// Nobody may write to `host` before, but a `copy_to_host_after` behind a `wait_event` for it. For devices that are
     /// not `is_host`.
-    fn copy_to_device_async(&self, _host: &Memory, _to: &Memory) -> Result<Event> {
+    fn copy_to_device_async(&self, _host: &Memory, _to: &Memory) -> Result<DeviceEvent> {
         Err(Error::internal(format!("{} has nowhere to put", self.name())))
     }
     /// Enqueues a copy of page-locked host memory to the device, behind all that was enqueued before: what is enqueued
@@ -240,11 +265,16 @@ pub trait Device {
     }
     /// Enqueues a copy of host memory to the device, behind `after` and beside what else is enqueued; the event says
     /// when it is there. Nobody may write to `host` before. For devices that are not `is_host`.
-    fn copy_to_device_after(&self, _host: &Memory, _to: &Memory, _after: &Event) -> Result<Event> {
+    fn copy_to_device_after(
+        &self,
+        _host: &Memory,
+        _to: &Memory,
+        _after: &DeviceEvent,
+    ) -> Result<DeviceEvent> {
         Err(Error::internal(format!("{} has nowhere to send", self.name())))
     }
     /// Lets what is enqueued from now on wait for an event.
-    fn wait_event(&self, _event: &Event) -> Result<()> {
+    fn wait_event(&self, _event: &DeviceEvent) -> Result<()> {
         Ok(())
     }
     /// Enqueues a copy within the device's memory. Lengths must be equal.
@@ -297,14 +327,14 @@ pub trait Device {
         Err(Error::internal(format!("{} joins no others", self.name())))
     }
     /// Begins to join the devices of `ranks` ranks, of which this is number `rank`: see `Group::ready`.
-    fn join_group(&self, _invitation: &[u8], _rank: usize, _ranks: usize) -> Result<Box<dyn Group>> {
+    fn join_group(&self, _invitation: &[u8], _rank: usize, _ranks: usize) -> Result<Box<dyn DeviceGroup>> {
         Err(Error::internal(format!("{} joins no others", self.name())))
     }
 }
 
 /// The devices of several ranks, which add up over ranks by themselves, past the host. Every rank asks for the same in
 /// the same order. Nothing here waits for others. What is dropped before `leave` was ready is broken off, on all ranks.
-pub trait Group {
+pub trait DeviceGroup {
     /// Whether what was asked for last (joining, a sum, leaving) is settled: all have joined, the sum is enqueued, all
     /// have left. Until then nothing else may be asked for.
     ///
@@ -315,9 +345,9 @@ pub trait Group {
     /// is enqueued after.
     fn sum(&mut self, memory: &Memory) -> Result<()>;
     /// Marks the point at which all sums so far are done; not before they are enqueued.
-    fn record(&self) -> Result<Event>;
+    fn record(&self) -> Result<DeviceEvent>;
     /// Whether they are; what is enqueued on the device from then on finds them.
-    fn reached(&self, event: &Event) -> Result<bool>;
+    fn reached(&self, event: &DeviceEvent) -> Result<bool>;
     /// Begins to end the group in order.
     fn leave(&mut self) -> Result<()>;
 }
@@ -336,10 +366,10 @@ pub trait PeerMemory {
     /// Enqueues the copy back.
     fn copy_to_device_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
     /// Marks the point behind what is enqueued.
-    fn record(&self) -> Result<Event>;
+    fn record(&self) -> Result<DeviceEvent>;
     /// Whether it is done, so that anybody may use it.
-    fn reached(&self, event: &Event) -> Result<bool>;
+    fn reached(&self, event: &DeviceEvent) -> Result<bool>;
 }
 
 /// A point in a device's queue; `None` inside for devices that finish a step before `run` returns.
-pub struct Event(pub Option<Box<dyn Any>>);
+pub struct DeviceEvent(pub Option<Box<dyn Any>>);

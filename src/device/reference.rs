@@ -5,19 +5,19 @@
 mod activation;
 mod batch_norm;
 mod layer_norm;
+mod pool;
 
 use std::any::Any;
+use std::ops::Range;
 
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate, s};
+use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate};
 
 use super::memory::{bytes_of, bytes_of_mut};
 use super::update::average;
-use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step};
+use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step, not_lowered};
 use crate::error::{Error, Result};
-use crate::graph::{
-    Binary, Conv2d, DType, LocalResponseNorm, MatMul, Op, Pool2d, Shape, Spec, adaptive_window,
-};
+use crate::graph::{BackwardOp, Binary, Conv2d, DType, FusedOp, LocalResponseNorm, MatMul, Op, Shape, Spec};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -66,45 +66,67 @@ impl Device for Reference {
         gradients: &Memory,
         state: &[Memory],
     ) -> Result<Box<dyn Step>> {
-        Ok(Box::new(Update {
-            rule: *rule,
-            spans: spans.to_vec(),
-            parameters: parameters.clone(),
-            gradients: gradients.clone(),
-            state: state.to_vec(),
+        let (rule, spans, regions) = (*rule, spans.to_vec(), state.to_vec());
+        let (parameters, gradients) = (parameters.clone(), gradients.clone());
+        Ok(Box::new(move |scalars: &Scalars| {
+            for span in &spans {
+                let part = |memory: &Memory| memory.slice(4 * span.start, 4 * span.length);
+                let (mut w, g) = (read_f32(&part(&parameters)), read_f32(&part(&gradients)));
+                let mut state: Vec<Vec<f32>> = regions.iter().map(|region| read_f32(&part(region))).collect();
+                let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
+                let sums = rule.measure(scalars, span.decay, &w, &g, &mut slices);
+                rule.apply(scalars, span.decay, rule.trust(span.decay, sums), &mut w, &g, &mut slices);
+                part(&parameters).write(bytes_of(&w));
+                for (region, values) in regions.iter().zip(&state) {
+                    part(region).write(bytes_of(values));
+                }
+            }
+            Ok(())
         }))
     }
 
     fn squares(&self, parts: &[Memory]) -> Result<Squares> {
-        let sums = Memory::host(size_of::<f64>())?;
-        Ok(Squares::new(Box::new(SumOfSquares { parts: parts.to_vec(), sum: sums.clone() }), sums))
+        let (parts, sums) = (parts.to_vec(), Memory::host(size_of::<f64>())?);
+        let to = sums.clone();
+        let step = move |_: &Scalars| {
+            let sum: f64 = parts.iter().flat_map(read_f32).map(|g| f64::from(g) * f64::from(g)).sum();
+            to.write(bytes_of(&[sum]));
+            Ok(())
+        };
+        Ok(Squares::new(Box::new(step), sums))
     }
 
     fn scale(&self, gradients: &Memory, broken: &Memory) -> Result<Box<dyn Step>> {
-        Ok(Box::new(Scale { gradients: gradients.clone(), broken: broken.clone() }))
+        let (gradients, broken) = (gradients.clone(), broken.clone());
+        Ok(Box::new(move |scalars: &Scalars| {
+            let mut values = read_f32(&gradients);
+            values.iter_mut().for_each(|g| *g *= scalars.rescale);
+            if values.iter().any(|g| !g.is_finite()) {
+                broken.write(bytes_of(&[1i32]));
+            }
+            gradients.write(bytes_of(&values));
+            Ok(())
+        }))
     }
 
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
-        Ok(Box::new(Average { decay, from: from.clone(), into: into.clone() }))
+        let (from, into) = (from.clone(), into.clone());
+        Ok(Box::new(move |scalars: &Scalars| {
+            let mut values = read_f32(&into);
+            average(scalars, decay, &read_f32(&from), &mut values);
+            into.write(bytes_of(&values));
+            Ok(())
+        }))
     }
 
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
-        Ok(Box::new(Accumulate { from: from.clone(), into: into.clone() }))
-    }
-
-    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
-        to.write(from);
-        Ok(())
-    }
-
-    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
-        from.read(to);
-        Ok(())
-    }
-
-    fn zero(&self, memory: &Memory) -> Result<()> {
-        memory.zero();
-        Ok(())
+        let (from, into) = (from.clone(), into.clone());
+        Ok(Box::new(move |_: &Scalars| {
+            let mut sum = read_f32(&into);
+            sum.iter_mut().zip(read_f32(&from)).for_each(|(into, from)| *into += from);
+            into.write(bytes_of(&sum));
+            Ok(())
+        }))
     }
 }
 
@@ -130,33 +152,20 @@ impl Kernel for ReferenceKernel {
     }
 
     fn bind(&self, inputs: &[Memory], outputs: &[Memory], _: &Memory) -> Result<Box<dyn Step>> {
-        Ok(Box::new(ReferenceStep {
-            op: self.op,
-            inputs: self.inputs.iter().cloned().zip(inputs.iter().cloned()).collect(),
-            outputs: self.outputs.iter().cloned().zip(outputs.iter().cloned()).collect(),
+        let of = |specs: &[Spec], memory: &[Memory]| -> Vec<(Spec, Memory)> {
+            specs.iter().cloned().zip(memory.iter().cloned()).collect()
+        };
+        let (op, inputs, outputs) = (self.op, of(&self.inputs, inputs), of(&self.outputs, outputs));
+        Ok(Box::new(move |scalars: &Scalars| {
+            let inputs = inputs.iter().map(|(spec, memory)| load(spec, memory));
+            let arrays = evaluate(&op, &inputs.collect::<Result<Vec<_>>>()?, &outputs, scalars)?;
+            outputs.iter().zip(&arrays).for_each(|((spec, memory), array)| store(spec, memory, array));
+            Ok(())
         }))
     }
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-struct ReferenceStep {
-    op: Op,
-    inputs: Vec<(Spec, Memory)>,
-    outputs: Vec<(Spec, Memory)>,
-}
-
-impl Step for ReferenceStep {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        let inputs: Vec<ArrayD<f32>> =
-            self.inputs.iter().map(|(spec, memory)| load(spec, memory)).collect::<Result<_>>()?;
-        let outputs = evaluate(&self.op, &inputs, &self.outputs, scalars)?;
-        for ((spec, memory), array) in self.outputs.iter().zip(&outputs) {
-            store(spec, memory, array);
-        }
-        Ok(())
     }
 }
 
@@ -205,62 +214,74 @@ fn read_f32(memory: &Memory) -> Vec<f32> {
     values
 }
 
+/// What an op gives, an array for each of its outputs.
 fn evaluate(
     op: &Op,
     inputs: &[ArrayD<f32>],
     outputs: &[(Spec, Memory)],
     scalars: &Scalars,
 ) -> Result<Vec<ArrayD<f32>>> {
-    let shape = |index: usize| outputs[index].0.shape.0.clone();
-    let elementwise = |f: &dyn Fn(f32, f32) -> f32| {
-        let mut y = inputs[0].clone();
-        y.zip_mut_with(&inputs[1], |a, &b| *a = f(*a, b));
-        vec![y]
-    };
+    let shape = outputs.first().map_or(&[][..], |(spec, _)| &spec.shape.0);
     Ok(match op {
         Op::Normalise { scale, shift } => vec![normalise(inputs, *scale, *shift)?],
-        Op::Conv2d(conv) => vec![conv2d(conv, inputs, &shape(0))?],
-        Op::Conv2dBackwardData(conv) => vec![conv2d_backward_data(conv, inputs, &shape(0))?],
-        Op::Conv2dBackwardDataRelu(conv) => {
-            let mut dx = conv2d_backward_data(conv, inputs, &shape(0))?;
-            dx.zip_mut_with(&inputs[2], |dx, &r| *dx = if r > 0.0 { *dx } else { 0.0 });
-            vec![dx]
+        Op::Conv2d(conv) => vec![conv2d(conv, inputs, shape)?],
+        Op::Conv2dBackwardData(conv) => vec![conv2d_backward_data(conv, inputs, shape)?],
+        Op::Linear { relu, .. } => vec![linear(inputs, *relu)?],
+        Op::BatchNormMoments => vec![batch_norm::own_moments(&inputs[0])?],
+        Op::AllToAll { .. } => vec![reshaped(inputs[0].clone(), shape)?],
+        Op::Exchange { ranks, .. } => vec![batch_norm::exchange(&inputs[0], *ranks)],
+        Op::BatchNorm(norm) => batch_norm::forward(norm, inputs, outputs.len() == 6)?,
+        Op::BatchNormInference(norm) => batch_norm::inference(norm, inputs, outputs.len() == 2)?,
+        Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
+        Op::LayerNorm { epsilon, .. } => layer_norm::forward(*epsilon, inputs, outputs[1].0.shape.0[0])?,
+        Op::MatMul(of) => vec![matmul(of, inputs, shape)?],
+        Op::Softmax => vec![softmax_rows(&inputs[0], |row| softmax(&row))?],
+        Op::Activation(of) => vec![inputs[0].mapv(|x| activation::value(*of, f64::from(x)) as f32)],
+        Op::Add { relu: false } => elementwise(inputs, |a, b| a + b),
+        Op::Add { relu: true } => elementwise(inputs, |a, b| (a + b).max(0.0)),
+        Op::MaxPool(of) => pool::max_pool(of, &inputs[0], shape)?,
+        Op::AvgPool(of) => vec![pool::avg_pool(of, &inputs[0], shape)?],
+        Op::AdaptiveAvgPool => vec![pool::adaptive_avg_pool(&inputs[0], shape)?],
+        Op::Dropout { p, layer, whole } => {
+            vec![dropout(&inputs[0], *p, *layer, *whole, scalars)]
         }
-        Op::Conv2dBackwardDataAdd(conv) => {
-            vec![conv2d_backward_data(conv, inputs, &shape(0))? + &inputs[2]]
+        Op::Binary(of) => vec![binary(*of, inputs, shape)?],
+        Op::Sum { scale } => vec![sum_to(&inputs[0], *scale, &outputs[0].0.shape)?],
+        Op::Expand { scale } => vec![stretched(&inputs[0], shape)?.mapv(|x| x * scale)],
+        Op::Reshape => vec![reshaped(inputs[0].clone(), shape)?],
+        Op::Concat { axis } => vec![concat(inputs, *axis)?],
+        Op::Slice { axis, from } => vec![slice(&inputs[0], *axis, *from..*from + shape[*axis])],
+        Op::Pad { axis, before } => vec![pad(&inputs[0], *axis, *before, shape)],
+        Op::Trade(_) => outputs.iter().map(|(spec, _)| ArrayD::zeros(IxDyn(&spec.shape.0))).collect(),
+        Op::Halo(_) => return Err(not_lowered(op)),
+        Op::Permute(order) => {
+            vec![inputs[0].view().permuted_axes(order.axes()).as_standard_layout().to_owned()]
         }
-        Op::Conv2dMoments(conv) => {
-            let y = conv2d(conv, inputs, &shape(0))?;
-            let moments = batch_norm::own_moments(&y)?;
-            vec![y, moments]
-        }
-        Op::Conv2dNormalised(conv) => {
-            let y =
-                conv2d(conv, &[batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()], &shape(0))?;
-            let moments = (outputs.len() == 2).then(|| batch_norm::own_moments(&y)).transpose()?;
-            [y].into_iter().chain(moments).collect()
-        }
-        Op::Conv2dNormalisedBackwardWeights(conv) => {
-            let operands = [batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()];
-            vec![conv2d_backward_weights(conv, &operands, &shape(0))?]
-        }
-        Op::Conv2dBackwardDataNorm(conv, norm) => {
-            let dy = conv2d_backward_data(conv, inputs, &shape(0))?;
-            batch_norm::backward_again(norm, dy, &inputs[2..])?
-        }
-        Op::Conv2dBackwardWeights(conv) => {
-            let mut gradients = vec![conv2d_backward_weights(conv, inputs, &shape(0))?];
+        Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
+        Op::Backward(op) => backward(op, inputs, shape, scalars)?,
+        Op::Fused(op) => fused(op, inputs, outputs, shape)?,
+    })
+}
+
+fn backward(
+    op: &BackwardOp,
+    inputs: &[ArrayD<f32>],
+    shape: &[usize],
+    scalars: &Scalars,
+) -> Result<Vec<ArrayD<f32>>> {
+    Ok(match op {
+        BackwardOp::Conv2dWeights(conv) => {
+            let mut gradients = vec![conv2d_backward_weights(conv, inputs, shape)?];
             if conv.bias {
                 gradients.push(sum_over_all_but_channels(&inputs[1]));
             }
             gradients
         }
-        Op::Linear { relu, .. } => vec![linear(inputs, *relu)?],
-        Op::LinearBackwardData { .. } => {
+        BackwardOp::LinearData { .. } => {
             let dx = dot(&matrix(&inputs[0])?, &matrix(&inputs[1])?);
-            vec![reshaped(dx.into_dyn(), &shape(0))?]
+            vec![reshaped(dx.into_dyn(), shape)?]
         }
-        Op::LinearBackwardWeights { bias } => {
+        BackwardOp::LinearWeights { bias } => {
             let dw = dot(&matrix(&inputs[1])?.reversed_axes(), &matrix(&inputs[0])?);
             let mut gradients = vec![dw.into_dyn()];
             if *bias {
@@ -268,77 +289,96 @@ fn evaluate(
             }
             gradients
         }
-        Op::BatchNormMoments => vec![batch_norm::own_moments(&inputs[0])?],
-        Op::AllToAll { .. } => vec![reshaped(inputs[0].clone(), &shape(0))?],
-        Op::Exchange { ranks, .. } => vec![batch_norm::exchange(&inputs[0], *ranks)],
-        Op::BatchNorm(norm) => batch_norm::forward(norm, inputs, outputs.len() == 6)?,
-        Op::BatchNormInference(norm) => batch_norm::inference(norm, inputs, outputs.len() == 2)?,
-        Op::BatchNormScale(norm) => {
-            batch_norm::scale(norm, inputs, outputs.len() == 6, as_held(outputs[0].0.dtype))?
+        BackwardOp::BatchNormSums(norm) => batch_norm::sums(norm, inputs)?,
+        BackwardOp::BatchNorm(norm) if norm.given => vec![batch_norm::backward_of_sums(norm, inputs)?],
+        BackwardOp::BatchNorm(norm) => batch_norm::backward(norm, inputs)?,
+        BackwardOp::LocalResponseNorm(norm) => vec![local_response_norm_backward(norm, inputs)?],
+        BackwardOp::LayerNorm { epsilon, affine } => layer_norm::backward(*epsilon, *affine, inputs)?,
+        BackwardOp::Softmax => vec![softmax_backward(inputs)?],
+        BackwardOp::Activation(of) => {
+            elementwise(inputs, |dy, at| activation::gradient(*of, f64::from(dy), f64::from(at)) as f32)
         }
-        Op::BatchNormSums(norm) => batch_norm::sums(norm, inputs)?,
-        Op::BatchNormBackward(norm) if norm.given => vec![batch_norm::backward_of_sums(norm, inputs)?],
-        Op::BatchNormBackward(norm) => batch_norm::backward(norm, inputs)?,
-        Op::LocalResponseNorm(norm) => local_response_norm(norm, &inputs[0])?,
-        Op::LocalResponseNormBackward(norm) => vec![local_response_norm_backward(norm, inputs)?],
-        Op::LayerNorm { epsilon, .. } => layer_norm::forward(*epsilon, inputs, shape(1)[0])?,
-        Op::LayerNormBackward { epsilon, affine } => layer_norm::backward(*epsilon, *affine, inputs)?,
-        Op::MatMul(of) => vec![matmul(of, inputs, &shape(0))?],
-        Op::Softmax => vec![softmax_rows(&inputs[0], |row| softmax(&row))?],
-        Op::SoftmaxBackward => vec![softmax_backward(inputs)?],
-        Op::Activation(of) => vec![inputs[0].mapv(|x| activation::value(*of, f64::from(x)) as f32)],
-        Op::ActivationBackward(of) => {
-            elementwise(&|dy, at| activation::gradient(*of, f64::from(dy), f64::from(at)) as f32)
-        }
-        Op::Add { relu: false } => elementwise(&|a, b| a + b),
-        Op::Add { relu: true } => elementwise(&|a, b| (a + b).max(0.0)),
-        Op::MaxPool(pool) => max_pool(pool, &inputs[0], &shape(0))?,
-        Op::MaxPoolBackward(_) => vec![max_pool_backward(inputs, &shape(0))?],
-        Op::AvgPool(pool) => vec![avg_pool(pool, &inputs[0], &shape(0))?],
-        Op::AvgPoolBackward(pool) => vec![avg_pool_backward(pool, &inputs[0], &shape(0))?],
-        Op::AdaptiveAvgPool => vec![adaptive_avg_pool(&inputs[0], &shape(0))?],
-        Op::AdaptiveAvgPoolBackward => vec![adaptive_avg_pool_backward(&inputs[0], &shape(0))?],
-        Op::Dropout { p, layer, whole } | Op::DropoutBackward { p, layer, whole } => {
+        BackwardOp::MaxPool(_) => vec![pool::max_pool_backward(inputs, shape)?],
+        BackwardOp::AvgPool(of) => vec![pool::avg_pool_backward(of, &inputs[0], shape)?],
+        BackwardOp::AdaptiveAvgPool => vec![pool::adaptive_avg_pool_backward(&inputs[0], shape)?],
+        BackwardOp::Dropout { p, layer, whole } => {
             vec![dropout(&inputs[0], *p, *layer, *whole, scalars)]
         }
-        Op::Binary(of) => vec![binary(*of, inputs, &shape(0))?],
-        Op::Sum { scale } => vec![sum_to(&inputs[0], *scale, &outputs[0].0.shape)?],
-        Op::Expand { scale } => vec![stretched(&inputs[0], &shape(0))?.mapv(|x| x * scale)],
-        Op::Reshape => vec![reshaped(inputs[0].clone(), &shape(0))?],
-        Op::Concat { axis } => {
-            let parts: Vec<_> = inputs.iter().map(|part| part.view()).collect();
-            vec![concatenate(Axis(*axis), &parts).map_err(|e| Error::internal(e.to_string()))?]
-        }
-        Op::Slice { axis, from } => {
-            let range = *from..from + shape(0)[*axis];
-            vec![inputs[0].slice_axis(Axis(*axis), range.into()).as_standard_layout().to_owned()]
-        }
-        Op::Pad { axis, before } => {
-            let mut y = ArrayD::zeros(IxDyn(&shape(0)));
-            let range = *before..before + inputs[0].shape()[*axis];
-            y.slice_axis_mut(Axis(*axis), range.into()).assign(&inputs[0]);
-            vec![y]
-        }
-        Op::AddSlice { axis, from } => {
-            let mut y = inputs[0].clone();
-            let range = *from..from + inputs[1].shape()[*axis];
-            let mut part = y.slice_axis_mut(Axis(*axis), range.into());
-            part += &inputs[1];
-            vec![y]
-        }
-        Op::Trade(_) => (0..outputs.len()).map(|index| ArrayD::zeros(IxDyn(&shape(index)))).collect(),
-        Op::Halo(_) | Op::HaloBackward(_) => {
-            return Err(Error::internal(format!("{} is made of other ops before it runs", op.name())));
-        }
-        Op::Permute(order) => {
-            vec![inputs[0].view().permuted_axes(order.axes()).as_standard_layout().to_owned()]
-        }
-        Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
-        Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+        BackwardOp::AddSlice { axis, from } => vec![add_slice(&inputs[0], &inputs[1], *axis, *from)],
+        BackwardOp::Halo(_) => return Err(not_lowered(&Op::Backward(*op))),
+        BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
             let scale = f64::from(*weight) * f64::from(scalars.gradient_scale);
             vec![softmax_cross_entropy_backward(inputs, *smoothing, scale)?]
         }
     })
+}
+
+fn fused(
+    op: &FusedOp,
+    inputs: &[ArrayD<f32>],
+    outputs: &[(Spec, Memory)],
+    shape: &[usize],
+) -> Result<Vec<ArrayD<f32>>> {
+    Ok(match op {
+        FusedOp::Conv2dBackwardDataRelu(conv) => {
+            let mut dx = conv2d_backward_data(conv, inputs, shape)?;
+            dx.zip_mut_with(&inputs[2], |dx, &r| *dx = if r > 0.0 { *dx } else { 0.0 });
+            vec![dx]
+        }
+        FusedOp::Conv2dBackwardDataAdd(conv) => {
+            vec![conv2d_backward_data(conv, inputs, shape)? + &inputs[2]]
+        }
+        FusedOp::Conv2dMoments(conv) => {
+            let y = conv2d(conv, inputs, shape)?;
+            let moments = batch_norm::own_moments(&y)?;
+            vec![y, moments]
+        }
+        FusedOp::Conv2dNormalised(conv) => {
+            let y = conv2d(conv, &[batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()], shape)?;
+            let moments = (outputs.len() == 2).then(|| batch_norm::own_moments(&y)).transpose()?;
+            [y].into_iter().chain(moments).collect()
+        }
+        FusedOp::Conv2dNormalisedBackwardWeights(conv) => {
+            let operands = [batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()];
+            vec![conv2d_backward_weights(conv, &operands, shape)?]
+        }
+        FusedOp::Conv2dBackwardDataNorm(conv, norm) => {
+            let dy = conv2d_backward_data(conv, inputs, shape)?;
+            batch_norm::backward_again(norm, dy, &inputs[2..])?
+        }
+        FusedOp::BatchNormScale(norm) => {
+            batch_norm::scale(norm, inputs, outputs.len() == 6, as_held(outputs[0].0.dtype))?
+        }
+    })
+}
+
+fn elementwise(inputs: &[ArrayD<f32>], f: impl Fn(f32, f32) -> f32) -> Vec<ArrayD<f32>> {
+    let mut y = inputs[0].clone();
+    y.zip_mut_with(&inputs[1], |a, &b| *a = f(*a, b));
+    vec![y]
+}
+
+fn concat(inputs: &[ArrayD<f32>], axis: usize) -> Result<ArrayD<f32>> {
+    let parts: Vec<_> = inputs.iter().map(|part| part.view()).collect();
+    concatenate(Axis(axis), &parts).map_err(|e| Error::internal(e.to_string()))
+}
+
+fn slice(x: &ArrayD<f32>, axis: usize, range: Range<usize>) -> ArrayD<f32> {
+    x.slice_axis(Axis(axis), range.into()).as_standard_layout().to_owned()
+}
+
+fn pad(x: &ArrayD<f32>, axis: usize, before: usize, shape: &[usize]) -> ArrayD<f32> {
+    let mut y = ArrayD::zeros(IxDyn(shape));
+    y.slice_axis_mut(Axis(axis), (before..before + x.shape()[axis]).into()).assign(x);
+    y
+}
+
+/// z, with x added to as many as x has along an axis, from `from` on.
+fn add_slice(z: &ArrayD<f32>, x: &ArrayD<f32>, axis: usize, from: usize) -> ArrayD<f32> {
+    let mut y = z.clone();
+    let mut part = y.slice_axis_mut(Axis(axis), (from..from + x.shape()[axis]).into());
+    part += x;
+    y
 }
 
 /// What a type holds for a number.
@@ -515,102 +555,6 @@ fn local_response_norm_backward(norm: &LocalResponseNorm, inputs: &[ArrayD<f32>]
     Ok(dx.into_dyn())
 }
 
-/// The rows and columns of the input that window (i, j) covers.
-fn window(pool: &Pool2d, height: usize, width: usize, i: usize, j: usize) -> [std::ops::Range<usize>; 2] {
-    let along = |at: usize, axis: usize, extent: usize| {
-        let start = at * pool.stride[axis];
-        let end = (start + pool.kernel[axis]).saturating_sub(pool.padding[axis]).min(extent);
-        start.saturating_sub(pool.padding[axis])..end
-    };
-    [along(i, 0, height), along(j, 1, width)]
-}
-
-fn max_pool(pool: &Pool2d, x: &ArrayD<f32>, shape: &[usize]) -> Result<Vec<ArrayD<f32>>> {
-    let x = image(x)?;
-    let (height, width) = (x.shape()[2], x.shape()[3]);
-    let mut y = Array4::<f32>::zeros(extents(shape));
-    let mut winners = Array4::<f32>::zeros(extents(shape));
-    for ((n, c, i, j), best) in y.indexed_iter_mut() {
-        let [rows, columns] = window(pool, height, width, i, j);
-        *best = f32::NEG_INFINITY;
-        for (r, q) in rows.flat_map(|r| columns.clone().map(move |q| (r, q))) {
-            // NaN wins, as in PyTorch: a broken number must not hide.
-            if x[[n, c, r, q]] > *best || x[[n, c, r, q]].is_nan() {
-                *best = x[[n, c, r, q]];
-                winners[[n, c, i, j]] = (r * width + q) as f32;
-            }
-        }
-    }
-    Ok(vec![y.into_dyn(), winners.into_dyn()])
-}
-
-fn max_pool_backward(inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
-    let (dy, winners) = (image(&inputs[0])?, image(&inputs[1])?);
-    let mut dx = Array4::<f64>::zeros(extents(shape));
-    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
-        let winner = winners[[n, c, i, j]] as usize;
-        dx[[n, c, winner / shape[3], winner % shape[3]]] += f64::from(gradient);
-    }
-    Ok(dx.mapv(|v| v as f32).into_dyn())
-}
-
-/// What an average divides by: the window, padding included or not.
-fn divisor(pool: &Pool2d, covered: &[std::ops::Range<usize>; 2]) -> f64 {
-    if pool.count_include_pad {
-        (pool.kernel[0] * pool.kernel[1]) as f64
-    } else {
-        (covered[0].len() * covered[1].len()) as f64
-    }
-}
-
-fn avg_pool(pool: &Pool2d, x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let x = image(x)?;
-    let (height, width) = (x.shape()[2], x.shape()[3]);
-    let y = Array4::from_shape_fn(extents(shape), |(n, c, i, j)| {
-        let covered = window(pool, height, width, i, j);
-        let part = x.slice(s![n, c, covered[0].clone(), covered[1].clone()]);
-        (part.iter().map(|&v| f64::from(v)).sum::<f64>() / divisor(pool, &covered)) as f32
-    });
-    Ok(y.into_dyn())
-}
-
-fn avg_pool_backward(pool: &Pool2d, dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let dy = image(dy)?;
-    let mut dx = Array4::<f64>::zeros(extents(shape));
-    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
-        let covered = window(pool, shape[2], shape[3], i, j);
-        let share = f64::from(gradient) / divisor(pool, &covered);
-        dx.slice_mut(s![n, c, covered[0].clone(), covered[1].clone()]).mapv_inplace(|v| v + share);
-    }
-    Ok(dx.mapv(|v| v as f32).into_dyn())
-}
-
-/// The rows and columns that element (i, j) averages, the images being (H, W) before and (OH, OW) after.
-fn adaptive_windows(before: &[usize], after: &[usize], i: usize, j: usize) -> [std::ops::Range<usize>; 2] {
-    [adaptive_window(i, before[0], after[0]), adaptive_window(j, before[1], after[1])]
-}
-
-fn adaptive_avg_pool(x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let x = image(x)?;
-    let y = Array4::from_shape_fn(extents(shape), |(n, c, i, j)| {
-        let [rows, columns] = adaptive_windows(&x.shape()[2..], &shape[2..], i, j);
-        let part = x.slice(s![n, c, rows, columns]);
-        (part.iter().map(|&v| f64::from(v)).sum::<f64>() / part.len() as f64) as f32
-    });
-    Ok(y.into_dyn())
-}
-
-fn adaptive_avg_pool_backward(dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let dy = image(dy)?;
-    let mut dx = Array4::<f64>::zeros(extents(shape));
-    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
-        let [rows, columns] = adaptive_windows(&shape[2..], &dy.shape()[2..], i, j);
-        let share = f64::from(gradient) / (rows.len() * columns.len()) as f64;
-        dx.slice_mut(s![n, c, rows, columns]).mapv_inplace(|v| v + share);
-    }
-    Ok(dx.mapv(|v| v as f32).into_dyn())
-}
-
 fn stretched(x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
     let view = x.broadcast(IxDyn(shape)).map(|view| view.to_owned());
     view.ok_or_else(|| Error::internal(format!("{:?} cannot be stretched to {shape:?}", x.shape())))
@@ -748,92 +692,4 @@ fn softmax_cross_entropy_backward(inputs: &[ArrayD<f32>], smoothing: f32, scale:
         }
     }
     reshaped(Array1::from(gradient).into_dyn(), inputs[0].shape())
-}
-
-struct Update {
-    rule: Rule,
-    spans: Vec<Span>,
-    parameters: Memory,
-    gradients: Memory,
-    state: Vec<Memory>,
-}
-
-impl Step for Update {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        for span in &self.spans {
-            let part = |memory: &Memory| memory.slice(4 * span.start, 4 * span.length);
-            let mut parameters = read_f32(&part(&self.parameters));
-            let gradients = read_f32(&part(&self.gradients));
-            let mut state: Vec<Vec<f32>> = self.state.iter().map(|m| read_f32(&part(m))).collect();
-            let mut slices: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
-            let sums = self.rule.measure(scalars, span.decay, &parameters, &gradients, &mut slices);
-            let trust = self.rule.trust(span.decay, sums);
-            self.rule.apply(scalars, span.decay, trust, &mut parameters, &gradients, &mut slices);
-            part(&self.parameters).write(bytes_of(&parameters));
-            for (memory, values) in self.state.iter().zip(&state) {
-                part(memory).write(bytes_of(values));
-            }
-        }
-        Ok(())
-    }
-}
-
-struct SumOfSquares {
-    parts: Vec<Memory>,
-    sum: Memory,
-}
-
-impl Step for SumOfSquares {
-    fn run(&mut self, _: &Scalars) -> Result<()> {
-        let numbers = self.parts.iter().flat_map(read_f32);
-        let sum: f64 = numbers.map(|g| f64::from(g) * f64::from(g)).sum();
-        self.sum.write(bytes_of(&[sum]));
-        Ok(())
-    }
-}
-
-struct Scale {
-    gradients: Memory,
-    broken: Memory,
-}
-
-impl Step for Scale {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        let mut gradients = read_f32(&self.gradients);
-        gradients.iter_mut().for_each(|g| *g *= scalars.rescale);
-        if gradients.iter().any(|g| !g.is_finite()) {
-            self.broken.write(bytes_of(&[1i32]));
-        }
-        self.gradients.write(bytes_of(&gradients));
-        Ok(())
-    }
-}
-
-struct Average {
-    decay: f32,
-    from: Memory,
-    into: Memory,
-}
-
-impl Step for Average {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        let mut values = read_f32(&self.into);
-        average(scalars, self.decay, &read_f32(&self.from), &mut values);
-        self.into.write(bytes_of(&values));
-        Ok(())
-    }
-}
-
-struct Accumulate {
-    from: Memory,
-    into: Memory,
-}
-
-impl Step for Accumulate {
-    fn run(&mut self, _: &Scalars) -> Result<()> {
-        let mut sum = read_f32(&self.into);
-        sum.iter_mut().zip(read_f32(&self.from)).for_each(|(into, from)| *into += from);
-        self.into.write(bytes_of(&sum));
-        Ok(())
-    }
 }

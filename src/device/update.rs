@@ -138,16 +138,34 @@ impl Rule {
                     *w -= outer * *m;
                 }
             }
+            (Rule::Lars { .. } | Rule::Lamb { .. }, state) => {
+                self.apply_scaled(scalars, decay, rate * trust, parameters, gradients, state);
+            }
+            (rule, state) => unreachable!("{rule:?} with {} states", state.len()),
+        }
+    }
+
+    /// `apply` of a rule with norms, `local` being the rate of this parameter.
+    fn apply_scaled(
+        &self,
+        scalars: &Scalars,
+        decay: bool,
+        local: f32,
+        parameters: &mut [f32],
+        gradients: &[f32],
+        state: &mut [&mut [f32]],
+    ) {
+        match (*self, state) {
             (Rule::Lars { momentum, weight_decay, .. }, [velocity]) => {
-                let (decay, local) = (decay_of(weight_decay), rate * trust);
-                for ((w, &g), m) in both.zip(velocity.iter_mut()) {
+                let decay = if decay { weight_decay } else { 0.0 };
+                for ((w, &g), m) in parameters.iter_mut().zip(gradients).zip(velocity.iter_mut()) {
                     *m = momentum * *m + local * (g + decay * *w);
                     *w -= *m;
                 }
             }
             (Rule::Lamb { .. }, [first, second]) => {
-                let (direction, local) = (self.lamb_direction(scalars, decay), rate * trust);
-                for ((w, _), (m, v)) in both.zip(first.iter().zip(second.iter())) {
+                let direction = self.lamb_direction(scalars, decay);
+                for (w, (m, v)) in parameters.iter_mut().zip(first.iter().zip(second.iter())) {
                     *w -= local * direction(*w, *m, *v);
                 }
             }
@@ -226,28 +244,17 @@ impl Squares {
     }
 }
 
-/// Clipping on a device of the host.
-struct Clip {
-    max_norm: f32,
-    squares: Squares,
-    scale: Box<dyn Step>,
-}
-
 /// Runs `scale` by the factor that the squares ask for. For devices of the host.
-pub(super) fn clip(max_norm: f32, squares: Squares, scale: Box<dyn Step>) -> Box<dyn Step> {
-    Box::new(Clip { max_norm, squares, scale })
-}
-
-impl Step for Clip {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        let Squares { step, sums, values } = &mut self.squares;
+pub(super) fn clip(max_norm: f32, mut squares: Squares, mut scale: Box<dyn Step>) -> Box<dyn Step> {
+    Box::new(move |scalars: &Scalars| {
+        let Squares { step, sums, values } = &mut squares;
         step.run(scalars)?;
         sums.read(bytes_of_mut(values));
-        match clip_factor(self.max_norm, values.iter().sum()) {
-            Some(rescale) => self.scale.run(&Scalars { rescale, ..*scalars }),
+        match clip_factor(max_norm, values.iter().sum()) {
+            Some(rescale) => scale.run(&Scalars { rescale, ..*scalars }),
             None => Ok(()),
         }
-    }
+    })
 }
 
 /// One step of an exponential moving average, as PyTorch's `swa_utils` has it: the first value is taken over.

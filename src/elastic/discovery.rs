@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::hosts::{self, Host, Seen};
+use super::hosts::{self, Host, HostsSeen};
 use super::launcher::CommandLine;
 use crate::error::{Error, Result};
 use crate::{files, host};
@@ -16,7 +16,7 @@ const COMMAND_LIMIT: &str = "60";
 
 /// Where hosts are named.
 #[derive(Debug)]
-enum Source {
+enum HostSource {
     /// The user's command prints them, now these and then others.
     Command(String),
     /// They were named once.
@@ -28,7 +28,7 @@ enum Source {
 /// The hosts of a job: where they are named, and how one is asked whether it starts a program.
 #[derive(Debug)]
 pub struct Discovery {
-    source: Source,
+    source: HostSource,
     /// Words in which {} stands for the host.
     probe: Vec<String>,
     /// Ranks that there are at most; none where the hosts decide.
@@ -36,7 +36,7 @@ pub struct Discovery {
 }
 
 /// A look at the hosts that is under way: a command or a host may take its time.
-pub type Look = JoinHandle<Result<Seen>>;
+pub type Look = JoinHandle<Result<HostsSeen>>;
 
 impl Discovery {
     /// # Errors
@@ -48,8 +48,8 @@ impl Discovery {
         // Outside of a job of its own srun asks for one, and Slurm chooses the nodes.
         let (list, file) = if job.launcher.is_srun() { (None, None) } else { job.hosts() };
         let (source, ranks) = match (command, nodes, list, file) {
-            (Some(command), ..) => (Source::Command(command.to_string()), None),
-            (None, Some((nodes, ranks)), ..) => (Source::List(nodes), Some(ranks)),
+            (Some(command), ..) => (HostSource::Command(command.to_string()), None),
+            (None, Some((nodes, ranks)), ..) => (HostSource::List(nodes), Some(ranks)),
             (None, None, Some(list), _) => from_list(list.split(','), given, list)?,
             (None, None, None, Some(file)) => {
                 let text = files::read(file.as_ref())
@@ -64,7 +64,7 @@ impl Discovery {
                 })?;
                 let own = host::name().filter(|_| !job.launcher.is_srun());
                 let name = own.unwrap_or_else(|| job.launcher.name.into());
-                (Source::Here(vec![Host { name, slots }]), given)
+                (HostSource::Here(vec![Host { name, slots }]), given)
             }
         };
         Ok(Discovery { source, probe, ranks: max_ranks.or(ranks) })
@@ -72,12 +72,12 @@ impl Discovery {
 
     /// Whether hosts come from a list, of which the launcher is told.
     pub fn has_list(&self) -> bool {
-        !matches!(self.source, Source::Here(_))
+        !matches!(self.source, HostSource::Here(_))
     }
 
     /// Whether other hosts may be named later.
     pub fn may_change(&self) -> bool {
-        matches!(self.source, Source::Command(_))
+        matches!(self.source, HostSource::Command(_))
     }
 
     /// Begins to look. `unasked` are not asked whether they start a program, nor is this host; with `None` nobody is.
@@ -92,18 +92,18 @@ impl Discovery {
                     && !is_here(&host.name)
             };
             let asked: Vec<String> = named.iter().filter(is_asked).map(|host| host.name.clone()).collect();
-            Ok(Seen { answers: discovery.ask(asked), named })
+            Ok(HostsSeen { answers: discovery.ask(asked), named })
         })
     }
 
     /// All hosts that there are now.
     fn named(&self) -> Result<Vec<Host>> {
         match &self.source {
-            Source::Command(command) => {
+            HostSource::Command(command) => {
                 let printed = printed(&["sh", "-c", command], &format!("--hosts {command}"))?;
                 hosts::read(printed.lines(), 1, &format!("--hosts {command}"))
             }
-            Source::List(hosts) | Source::Here(hosts) => Ok(hosts.clone()),
+            HostSource::List(hosts) | HostSource::Here(hosts) => Ok(hosts.clone()),
         }
     }
 
@@ -145,11 +145,11 @@ fn from_list<'a>(
     entries: impl Iterator<Item = &'a str> + Clone,
     given: Option<usize>,
     from: &str,
-) -> Result<(Source, Option<usize>)> {
+) -> Result<(HostSource, Option<usize>)> {
     let count = hosts::read(entries.clone(), 0, from)?.len().max(1);
     let hosts = hosts::read(entries, given.unwrap_or(1).div_ceil(count), from)?;
     let ranks = given.unwrap_or(hosts::ranks(&hosts));
-    Ok((Source::List(hosts), Some(ranks)))
+    Ok((HostSource::List(hosts), Some(ranks)))
 }
 
 /// The nodes of the Slurm job with an equal share of the ranks, and how many ranks there are; none outside of a job.

@@ -18,7 +18,7 @@ const HUNG_UP: i32 = ErrorKind::HungUp as i32;
 
 /// Why a job was told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum EndReason {
     /// It was not.
     No,
     /// To go on with other ranks, at that time.
@@ -35,7 +35,7 @@ pub struct End {
     /// Since it was started.
     pub lived: Duration,
     /// Whether it was told to.
-    pub asked: Asked,
+    pub asked: EndReason,
     /// Whether there is a newer checkpoint or commit than before it.
     pub got_further: bool,
 }
@@ -45,9 +45,9 @@ pub struct End {
 pub enum Next {
     /// Nothing: this is the code.
     Ended(i32),
-    /// The same on other hosts.
+    /// The job goes on, on other hosts.
     Moves,
-    /// The same on the hosts that are left.
+    /// The job goes on, on the hosts that are left.
     Failed,
 }
 
@@ -72,16 +72,16 @@ impl Judge {
     /// What comes after a job, and why, in words.
     pub fn next(&mut self, end: &End) -> (Next, String) {
         let &End { code, lived, asked, got_further } = end;
-        let moves = matches!(asked, Asked::ToMove(_));
+        let moves = matches!(asked, EndReason::ToMove(_));
         // Ranks that were only starting did not know yet that SIGUSR1 means a checkpoint.
-        let code = if asked != Asked::No && is_of(code, SIGUSR1) { STOPPED } else { code };
+        let code = if asked != EndReason::No && is_of(code, SIGUSR1) { STOPPED } else { code };
         let said =
             format!("the job ended after {:.1} s with code {code} ({})", lived.as_secs_f64(), meaning(code));
         // One that is done is done again at once.
         if moves && (code == STOPPED || code == 0 && self.hides_stops) {
             return (Next::Moves, said);
         }
-        if code == 0 || code == STOPPED || asked == Asked::ToStop {
+        if code == 0 || code == STOPPED || asked == EndReason::ToStop {
             return (Next::Ended(code), said);
         }
         if is_final(code, got_further) {
@@ -142,24 +142,24 @@ fn meaning(code: i32) -> String {
 mod tests {
     use super::*;
 
-    fn end(code: i32, seconds: u64, asked: Asked, got_further: bool) -> End {
+    fn end(code: i32, seconds: u64, asked: EndReason, got_further: bool) -> End {
         End { code, lived: Duration::from_secs(seconds), asked, got_further }
     }
 
-    fn next(code: i32, asked: Asked) -> Next {
+    fn next(code: i32, asked: EndReason) -> Next {
         Judge::new(9, false).next(&end(code, 5, asked, true)).0
     }
 
     #[test]
     fn codes_say_whether_a_restart_helps() {
         for code in [0, 2, 3, 4, 7, 8, 75] {
-            assert_eq!(next(code, Asked::No), Next::Ended(code));
+            assert_eq!(next(code, EndReason::No), Next::Ended(code));
         }
         // Lost ranks, MPI's aborts, launchers.
         for code in [1, 5, 6, 9, 14, 15, 134, 137, 138, 139, 143, 213] {
-            assert_eq!(next(code, Asked::No), Next::Failed, "{code}");
+            assert_eq!(next(code, EndReason::No), Next::Failed, "{code}");
         }
-        let compared = Judge::new(9, false).next(&end(6, 5, Asked::No, false));
+        let compared = Judge::new(9, false).next(&end(6, 5, EndReason::No, false));
         assert!(compared.0 == Next::Ended(6) && compared.1.ends_with("a restart would end in the same way"));
         assert_eq!(
             (meaning(137), meaning(213)),
@@ -169,24 +169,27 @@ mod tests {
 
     #[test]
     fn a_job_that_was_told_to_end_has_not_failed() {
-        let moves = Asked::ToMove(Instant::now());
+        let moves = EndReason::ToMove(Instant::now());
         // Under MPICH 10 is a rank that SIGUSR1 ended.
         for code in [75, 138, 10] {
             assert_eq!(next(code, moves), Next::Moves);
-            assert_eq!(next(code, Asked::ToStop), Next::Ended(75));
+            assert_eq!(next(code, EndReason::ToStop), Next::Ended(75));
         }
         assert_eq!(
             (next(0, moves), next(7, moves), next(9, moves)),
             (Next::Ended(0), Next::Ended(7), Next::Failed)
         );
         assert_eq!(Judge::new(0, true).next(&end(0, 5, moves, true)).0, Next::Moves);
-        assert_eq!((next(137, Asked::ToStop), next(0, Asked::ToStop)), (Next::Ended(137), Next::Ended(0)));
+        assert_eq!(
+            (next(137, EndReason::ToStop), next(0, EndReason::ToStop)),
+            (Next::Ended(137), Next::Ended(0))
+        );
     }
 
     #[test]
     fn what_comes_to_nothing_is_given_up() {
         let mut judge = Judge::new(usize::MAX, false);
-        let mut fails = |seconds, got_further| judge.next(&end(137, seconds, Asked::No, got_further)).0;
+        let mut fails = |seconds, got_further| judge.next(&end(137, seconds, EndReason::No, got_further)).0;
         // In a row means that nothing came of any of them.
         for (seconds, got_further) in
             [(1, false), (1, false), (1, true), (1, false), (29, false), (30, false)]
@@ -198,10 +201,10 @@ mod tests {
             [Next::Failed, Next::Failed, Next::Ended(137)]
         );
         let mut judge = Judge::new(1, false);
-        assert_eq!(judge.next(&end(9, 99, Asked::No, true)).0, Next::Failed);
+        assert_eq!(judge.next(&end(9, 99, EndReason::No, true)).0, Next::Failed);
         // To move is none of the restarts.
-        assert_eq!(judge.next(&end(75, 9, Asked::ToMove(Instant::now()), true)).0, Next::Moves);
-        let (next, said) = judge.next(&end(9, 99, Asked::No, true));
+        assert_eq!(judge.next(&end(75, 9, EndReason::ToMove(Instant::now()), true)).0, Next::Moves);
+        let (next, said) = judge.next(&end(9, 99, EndReason::No, true));
         assert!(next == Next::Ended(9) && said.ends_with("; gives up: --max-restarts is 1"), "{said}");
     }
 }

@@ -85,7 +85,7 @@ pub fn listed(hosts: &[Host]) -> String {
 
 /// What a look at the hosts found.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
+pub struct HostsSeen {
     /// All that are named now.
     pub named: Vec<Host>,
     /// Those that were asked whether they start a program, with the answer.
@@ -142,7 +142,7 @@ impl Roster {
 
     /// Takes what was seen. `used` are the hosts of the job that has just failed, if one has. Returns what has changed,
     /// in words.
-    pub fn learn(&mut self, seen: Seen, used: &[Host], now: Instant) -> Vec<String> {
+    pub fn learn(&mut self, seen: HostsSeen, used: &[Host], now: Instant) -> Vec<String> {
         let before = std::mem::replace(&mut self.named, seen.named);
         let mut said = self.renamed(&before);
         for (name, answers) in seen.answers {
@@ -218,9 +218,9 @@ mod tests {
         read(text.split(','), 1, "list").unwrap()
     }
 
-    fn seen(named: &str, answers: &[(&str, bool)]) -> Seen {
+    fn seen(named: &str, answers: &[(&str, bool)]) -> HostsSeen {
         let answers = answers.iter().map(|&(name, answer)| (name.to_string(), answer)).collect();
-        Seen { named: hosts(named), answers }
+        HostsSeen { named: hosts(named), answers }
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub enum Ear {
 
 /// What tells launchers apart.
 #[derive(Debug)]
-pub struct Launcher {
+pub struct LauncherKind {
     /// As users know it.
     pub name: &'static str,
     /// What `--version` prints of it; for srun its name is enough.
@@ -47,8 +47,8 @@ pub struct Launcher {
 }
 
 /// All of them.
-static LAUNCHERS: [Launcher; 3] = [
-    Launcher {
+static LAUNCHERS: [LauncherKind; 3] = [
+    LauncherKind {
         name: "mpirun of Open MPI",
         marks: &["Open MPI", "OpenRTE", "PRRTE"],
         ranks: &["-n", "-np", "--n", "--np"],
@@ -70,7 +70,7 @@ static LAUNCHERS: [Launcher; 3] = [
         ear: Ear::Launcher,
         most_failures: 2,
     },
-    Launcher {
+    LauncherKind {
         name: "mpiexec of MPICH",
         marks: &["HYDRA", "MPICH", "Intel(R) MPI"],
         ranks: &["-n", "-np"],
@@ -88,7 +88,7 @@ static LAUNCHERS: [Launcher; 3] = [
         ear: Ear::Rank,
         most_failures: 2,
     },
-    Launcher {
+    LauncherKind {
         name: "srun",
         marks: &[],
         ranks: &["-n", "--ntasks"],
@@ -110,9 +110,9 @@ static LAUNCHERS: [Launcher; 3] = [
     },
 ];
 
-impl Launcher {
+impl LauncherKind {
     /// The launcher of a command, by its name or by what it prints when asked for its version.
-    pub fn find(command: &str, version: impl FnOnce() -> String) -> Option<&'static Launcher> {
+    pub fn find(command: &str, version: impl FnOnce() -> String) -> Option<&'static LauncherKind> {
         let [.., srun] = &LAUNCHERS;
         if file_name(command) == "srun" {
             return Some(srun);
@@ -146,7 +146,7 @@ impl Launcher {
 #[derive(Debug)]
 pub struct CommandLine {
     /// Who starts it.
-    pub launcher: &'static Launcher,
+    pub launcher: &'static LauncherKind,
     words: Vec<String>,
     /// The place of dltrain among the words.
     program: usize,
@@ -162,7 +162,7 @@ impl CommandLine {
         let program = program.filter(|&at| at > 0).ok_or_else(|| {
             Error::usage(format!("no launcher with dltrain follows the --; it is typed as `{example}`"))
         })?;
-        let launcher = Launcher::find(&words[0], version).ok_or_else(|| {
+        let launcher = LauncherKind::find(&words[0], version).ok_or_else(|| {
             Error::usage(format!(
                 "{} is neither mpirun (Open MPI), mpiexec (MPICH) nor srun; type `{example}`",
                 words[0]
@@ -228,7 +228,7 @@ impl CommandLine {
 
     /// Its words for ranks at these places. Hosts are said only where there is a list of them.
     pub fn words(&self, places: &[Host], with_hosts: bool) -> Vec<String> {
-        let Launcher { ranks: numbers, hosts, files, layout, place, also, .. } = self.launcher;
+        let LauncherKind { ranks: numbers, hosts, files, layout, place, also, .. } = self.launcher;
         let mut own = self.own().to_vec();
         if with_hosts {
             for names in [hosts, files, layout] {

@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::{flag, low_level};
 
 use self::discovery::{Discovery, Look};
-use self::end::{Asked, End, Judge, Next, STOPPED};
+use self::end::{End, EndReason, Judge, Next, STOPPED};
 use self::hosts::{Host, Roster, allot, listed, ranks};
 use self::launcher::{CommandLine, Ear};
 use self::process::{AGAIN, Running};
@@ -268,13 +268,13 @@ impl Elastic {
         }
         let mut running = Running::start(&words, self.job.launcher.variables, self.starts)?;
         self.starts += 1;
-        let (mut asked, mut look, mut next) = (Asked::No, None::<Look>, Instant::now() + self.poll);
+        let (mut asked, mut look, mut next) = (EndReason::No, None::<Look>, Instant::now() + self.poll);
         let code = loop {
             if let Some(code) = running.ended() {
                 break code;
             }
             asked = self.attend(&mut running, asked);
-            if asked == Asked::No && Instant::now() >= next && look.is_none() {
+            if asked == EndReason::No && Instant::now() >= next && look.is_none() {
                 let looks = self.discovery.may_change() || self.roster.misses_some(Instant::now());
                 look = looks.then(|| self.look(false));
                 next = Instant::now() + self.poll;
@@ -283,10 +283,10 @@ impl Elastic {
                 self.learn(found, &[])?;
                 next = Instant::now() + self.poll;
                 let move_on = change(places, &self.roster.available(), &self.places());
-                if let (Some(why), Asked::No) = (move_on, asked) {
+                if let (Some(why), EndReason::No) = (move_on, asked) {
                     self.say(&format!("{why}: the job is to write a checkpoint and end"));
                     running.stop(self.job.launcher.ear);
-                    asked = Asked::ToMove(Instant::now());
+                    asked = EndReason::ToMove(Instant::now());
                 }
             }
             std::thread::sleep(TICK);
@@ -297,15 +297,15 @@ impl Elastic {
 
     /// Passes a signal on: the first as SIGUSR1, upon which the job writes a checkpoint; a second ends it at once. Ends
     /// a job that takes too long to move.
-    fn attend(&mut self, running: &mut Running, asked: Asked) -> Asked {
+    fn attend(&mut self, running: &mut Running, asked: EndReason) -> EndReason {
         match (self.told.swap(0, Ordering::Relaxed), asked) {
-            (0, Asked::ToMove(since)) if since.elapsed() > LEAVING => {
+            (0, EndReason::ToMove(since)) if since.elapsed() > LEAVING => {
                 self.say(&format!("the job has not ended in {} s: it is killed", LEAVING.as_secs()));
                 running.end();
-                Asked::ToMove(Instant::now())
+                EndReason::ToMove(Instant::now())
             }
             (0, _) => asked,
-            (signal, Asked::ToStop) => {
+            (signal, EndReason::ToStop) => {
                 self.say(&format!("{} again: the job is ended at once", signal_name(signal as i32)));
                 running.end();
                 asked
@@ -315,10 +315,10 @@ impl Elastic {
                 self.say(&format!(
                     "{name}: the job is to write a checkpoint and end; a second one ends it at once"
                 ));
-                if asked == Asked::No {
+                if asked == EndReason::No {
                     running.stop(self.job.launcher.ear);
                 }
-                Asked::ToStop
+                EndReason::ToStop
             }
         }
     }

@@ -12,7 +12,7 @@ use super::element::Element;
 use super::filter::Filter;
 use super::library;
 use crate::error::{Error, Result};
-use crate::files::{self, Kept};
+use crate::files::{self, KeptFile};
 
 /// One array of one file.
 pub struct Array {
@@ -38,7 +38,7 @@ pub struct Array {
     pub(super) fill: f32,
     /// No other array of this process has the same.
     pub(super) id: u64,
-    pub(super) file: Kept,
+    pub(super) file: KeptFile,
     /// Bytes of the file.
     pub(super) end: u64,
     path: PathBuf,
@@ -161,7 +161,7 @@ impl Array {
         let numbers = shape.iter().try_fold(element.bytes(), |all, &extent| all.checked_mul(extent));
         numbers.filter(|&all| all <= isize::MAX as usize).ok_or("more numbers than memory can have")?;
         let scale = number(dataset, "scale_factor").zip(number(dataset, "add_offset").or(Some(0.0)));
-        let (kept, file) = Kept::open(path).map_err(|error| error.to_string())?;
+        let (kept, file) = KeptFile::open(path).map_err(|error| error.to_string())?;
         let end = file.metadata().map_err(|error| error.to_string())?.len();
         Ok(Array {
             name: name.into(),

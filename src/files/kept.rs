@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// A regular file for reading, which is closed while others are read where there are too many, and opened again.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptFile {
     path: PathBuf,
     number: u64,
     /// Device, number and length: a file that took its place is another.
@@ -27,13 +27,13 @@ fn open_files() -> MutexGuard<'static, HashMap<u64, Arc<File>>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Kept {
+impl KeptFile {
     /// # Errors
     /// As for `files::open`.
-    pub fn open(path: &Path) -> io::Result<(Kept, Arc<File>)> {
+    pub fn open(path: &Path) -> io::Result<(KeptFile, Arc<File>)> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let file = Arc::new(with_room(path)?);
-        let kept = Kept {
+        let kept = KeptFile {
             path: path.to_path_buf(),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             mark: mark(&file)?,
@@ -61,7 +61,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptFile {
     fn drop(&mut self) {
         open_files().remove(&self.number);
     }
@@ -102,8 +102,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         std::fs::write(&path, "0123").unwrap();
-        let (kept, _) = Kept::open(&path).unwrap();
-        let read = |kept: &Kept| {
+        let (kept, _) = KeptFile::open(&path).unwrap();
+        let read = |kept: &KeptFile| {
             let mut bytes = [0; 2];
             kept.read_exact_at(&mut bytes, 1).map(|()| bytes)
         };

@@ -89,7 +89,7 @@ impl Owner {
         }
     }
 
-    /// Of a note that cannot be read: nobody in particular, whose signs of life are watched for.
+    /// The owner where a note cannot be read: nobody in particular, whose signs of life are watched for.
     fn unknown() -> Owner {
         let unknown = || "unknown".to_string();
         Owner { id: unknown(), host: unknown(), since: unknown(), ..Owner::default() }
@@ -330,19 +330,19 @@ fn touch(note: &Path) -> io::Result<()> {
 }
 
 /// A note as it was read.
-struct Found {
+struct OwnerNote {
     owner: Owner,
     touched: Option<SystemTime>,
 }
 
-fn read(note: &Path) -> io::Result<Option<Found>> {
+fn read(note: &Path) -> io::Result<Option<OwnerNote>> {
     let text = match read_text(note, LONGEST) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) if error.kind() != ErrorKind::InvalidData => return Err(error),
         text => text.unwrap_or_default(),
     };
     let touched = fs::metadata(note).and_then(|note| note.modified()).ok();
-    Ok(Some(Found { owner: serde_json::from_str(&text).unwrap_or_else(|_| Owner::unknown()), touched }))
+    Ok(Some(OwnerNote { owner: serde_json::from_str(&text).unwrap_or_else(|_| Owner::unknown()), touched }))
 }
 
 /// Why a note is not had.
@@ -426,7 +426,7 @@ enum Sign {
     Gone,
 }
 
-fn watch(note: &Path, found: &Found) -> Sign {
+fn watch(note: &Path, found: &OwnerNote) -> Sign {
     let begun = Instant::now();
     let (mut said, pause) = (false, BEAT / 10);
     while begun.elapsed() < PATIENCE {

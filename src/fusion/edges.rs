@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::InFlight;
 use crate::comm::{Awaited, Channel, Region, Request, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
 use crate::plan::{self, Axis, Kind, Plan, Script, Transfer};
 use crate::trace::{self, EventKind};
@@ -95,7 +95,7 @@ struct Edge {
     tag: u16,
     sends: bool,
     /// From the device, before a message leaves.
-    leaves: Option<Event>,
+    leaves: Option<DeviceEvent>,
     request: Option<Request>,
     begun: u64,
 }

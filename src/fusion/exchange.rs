@@ -5,7 +5,7 @@ use super::InFlight;
 use crate::collective::{AllToAll, Gather, InGroups};
 use crate::comm::{Awaited, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
 use crate::plan::{Exchange, Kind};
 use crate::trace;
@@ -23,7 +23,7 @@ pub struct Exchanges {
     /// The one under way: its number, when it began, and when its numbers have left a device with memory of its own.
     index: usize,
     traced: u64,
-    leaves: Option<Event>,
+    leaves: Option<DeviceEvent>,
 }
 
 impl Exchanges {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::ReduceAt;
 use crate::collective::{Collective, Slot};
 use crate::comm::Awaited;
-use crate::device::{Device, Event};
+use crate::device::{Device, DeviceEvent};
 use crate::error::Result;
 use crate::trace::{self, BucketTime};
 
@@ -44,9 +44,9 @@ struct Flight {
     gives: Range<usize>,
     gets: Range<usize>,
     /// When it is where the collective finds it.
-    written: Option<Event>,
+    written: Option<DeviceEvent>,
     /// When what came is back on the device.
-    back: Option<Event>,
+    back: Option<DeviceEvent>,
     /// For the timeline.
     begun: u64,
 }
@@ -102,7 +102,7 @@ impl Line {
     }
 
     /// When the last transfer is written.
-    pub fn last_written(&self) -> Option<&Event> {
+    pub fn last_written(&self) -> Option<&DeviceEvent> {
         self.flights[*self.complete.last()?].written.as_ref()
     }
 

@@ -30,7 +30,7 @@ use self::backlog::Backlog;
 use crate::collective::Collective;
 use crate::comm::{Awaited, Wait};
 use crate::cuts::Cuts;
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::{Error, Result};
 use crate::plan::{Area, Kind, Region, Script, TAIL, Transfer, TransferId};
 use crate::trace::{self, BucketTime};
@@ -56,7 +56,11 @@ fn from_text(text: &str) -> Result<Vec<u8>> {
 }
 
 /// Waits until a device comes to a point. `meanwhile` moves something else along and says whether it did.
-fn until(device: &dyn Device, event: &Event, mut meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
+fn until(
+    device: &dyn Device,
+    event: &DeviceEvent,
+    mut meanwhile: impl FnMut() -> Result<bool>,
+) -> Result<()> {
     while !device.reached(event)? {
         if !meanwhile()? {
             std::thread::yield_now();
@@ -104,7 +108,7 @@ pub struct Fusion {
     /// Whether all steps are enqueued, the point behind the last one where the buckets do not tell, and when the device
     /// was seen to have come to it.
     enqueued: bool,
-    computed: Option<Event>,
+    computed: Option<DeviceEvent>,
     computed_at: Option<f64>,
 }
 
@@ -418,7 +422,7 @@ impl Fusion {
     }
 
     /// Waits until the device comes to a point; transfers go on meanwhile. This is no wait for other ranks.
-    pub fn reach(&mut self, device: &dyn Device, event: &Event) -> Result<()> {
+    pub fn reach(&mut self, device: &dyn Device, event: &DeviceEvent) -> Result<()> {
         until(device, event, || Ok(self.overlap && self.progress(device)?))
     }
 
@@ -622,7 +626,7 @@ impl Fusion {
             self.summed = true;
             let on_device = line.is_on_device();
             self.tail.as_mut().map_or(Ok(()), |tail| {
-                tail.summed(device, || if on_device { device.record() } else { Ok(Event(None)) })
+                tail.summed(device, || if on_device { device.record() } else { Ok(DeviceEvent(None)) })
             })?;
         }
         Ok(moved)

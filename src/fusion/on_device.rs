@@ -6,17 +6,17 @@ use super::{as_text, from_text};
 use crate::collective::{Collective, Slot};
 use crate::comm::{Awaited, Wait, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Event, Group, Memory};
+use crate::device::{Device, DeviceEvent, DeviceGroup, Memory};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Sums of parts of a device's memory. A bucket's is enqueued behind the step that completes it, and the host only
 /// looks whether it is done.
 pub struct OnDevice {
     name: &'static str,
-    group: Box<dyn Group>,
+    group: Box<dyn DeviceGroup>,
     memory: Memory,
     /// Each range in elements; in flight, the point behind its sum.
-    slots: Vec<(Range<usize>, Option<Event>)>,
+    slots: Vec<(Range<usize>, Option<DeviceEvent>)>,
 }
 
 impl OnDevice {
@@ -44,7 +44,7 @@ impl OnDevice {
     }
 
     /// Enqueues the sum of a part of memory, and marks its end.
-    fn enqueue(&mut self, memory: &Memory) -> Result<Event> {
+    fn enqueue(&mut self, memory: &Memory) -> Result<DeviceEvent> {
         self.group.sum(memory)?;
         // Until it is enqueued there is nothing behind which a mark could be set. That takes a launch; the first time
         // also what the library has to agree on with the other ranks.
@@ -71,7 +71,7 @@ impl OnDevice {
     }
 
     /// Whether a sum is done. What was lost on the way is told also by those who wait for it.
-    fn done(&mut self, event: &Event) -> Result<bool> {
+    fn done(&mut self, event: &DeviceEvent) -> Result<bool> {
         self.group.ready()?;
         self.group.reached(event)
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::{as_text, from_text};
 use crate::collective::{PIECE, Ticket, Within};
 use crate::comm::World;
-use crate::device::{Device, Event, Memory, PeerMemory};
+use crate::device::{Device, DeviceEvent, Memory, PeerMemory};
 use crate::error::{Error, Result};
 
 /// The gradients of a node's ranks on their devices.
@@ -18,7 +18,7 @@ pub struct Peers {
     /// Where sums go to leave the node; `None` where there is no other.
     host: Option<Memory>,
     /// Marks of what is under way, the oldest first.
-    flying: VecDeque<Event>,
+    flying: VecDeque<DeviceEvent>,
     done: Ticket,
 }
 

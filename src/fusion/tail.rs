@@ -2,7 +2,7 @@
 
 use super::until;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
 use crate::plan::TAIL;
 
@@ -15,7 +15,7 @@ pub struct Tail {
     memory: Memory,
     way: Way,
     /// When the sum is where the host reads it.
-    arrives: Option<Event>,
+    arrives: Option<DeviceEvent>,
 }
 
 /// How the host gets the sum.
@@ -65,7 +65,7 @@ impl Tail {
     pub(super) fn summed(
         &mut self,
         device: &dyn Device,
-        after: impl FnOnce() -> Result<Event>,
+        after: impl FnOnce() -> Result<DeviceEvent>,
     ) -> Result<()> {
         if let Way::Copied(host) = &self.way {
             self.arrives = Some(device.copy_to_host_after(&self.memory, host, &after()?)?);

@@ -4,7 +4,7 @@
 //! the images of that batch along any axis, or among the places of one. The network is therefore described for that
 //! batch first. Here every tensor that is computed from the images is seen as what one image has of it, and those of a
 //! batch lie one behind the other along its first axis: (N·A, B, …) for (A, B, …) of one image. What was described for
-//! one image is that already; of several images it is followed where they lie (`Place`), layer by layer.
+//! one image is that already; of several images it is followed where they lie (`BatchPlace`), layer by layer.
 
 use std::collections::HashMap;
 
@@ -17,13 +17,13 @@ type IsOne<'a> = dyn FnMut(&str, [usize; 3], &[usize]) -> bool + 'a;
 
 /// Where the images lie in a tensor that was described for several: along this axis, of which they are so many apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Place {
+struct BatchPlace {
     axis: usize,
     inner: usize,
 }
 
 /// Where they are given, and where they are if there is one alone.
-const FIRST: Place = Place { axis: 0, inner: 1 };
+const FIRST: BatchPlace = BatchPlace { axis: 0, inner: 1 };
 
 struct Batched<'a> {
     net: &'a mut Builder,
@@ -32,9 +32,9 @@ struct Batched<'a> {
     /// Images that it was described for, and that it is to be for.
     images: [usize; 2],
     /// What was made of each tensor; with a place where it is computed from the images.
-    made: Vec<Option<(TensorId, Option<Place>)>>,
+    made: Vec<Option<(TensorId, Option<BatchPlace>)>>,
     /// What one image has of what is the same for all.
-    shared: HashMap<(TensorId, Place), TensorId>,
+    shared: HashMap<(TensorId, BatchPlace), TensorId>,
     is_one: &'a mut IsOne<'a>,
 }
 
@@ -72,7 +72,7 @@ impl Builder {
 
 impl Batched<'_> {
     fn add(&mut self, node: &Node) -> Result<()> {
-        let places: Vec<Option<Place>> = node.inputs.iter().map(|&id| self.place_of(id)).collect();
+        let places: Vec<Option<BatchPlace>> = node.inputs.iter().map(|&id| self.place_of(id)).collect();
         // What is the same for all images comes over when it is first read.
         if places.iter().all(Option::is_none) {
             return Ok(());
@@ -132,12 +132,12 @@ impl Batched<'_> {
     // ---- what tensors are ----
 
     /// Where the images are in a tensor that is computed from them.
-    fn place_of(&self, id: TensorId) -> Option<Place> {
+    fn place_of(&self, id: TensorId) -> Option<BatchPlace> {
         self.made[id.0].and_then(|(_, place)| place)
     }
 
     /// What was made of a tensor. What is not computed from the images comes over when it is first read.
-    fn made_of(&mut self, id: TensorId) -> (TensorId, Option<Place>) {
+    fn made_of(&mut self, id: TensorId) -> (TensorId, Option<BatchPlace>) {
         if let Some(made) = self.made[id.0] {
             return made;
         }
@@ -154,12 +154,12 @@ impl Batched<'_> {
         (new, None)
     }
 
-    fn give(&mut self, node: &Node, y: TensorId, place: Place) {
+    fn give(&mut self, node: &Node, y: TensorId, place: BatchPlace) {
         self.made[node.outputs[0].0] = Some((y, Some(place)));
     }
 
     /// The extents that one image has of what was described for several.
-    fn each(&self, id: TensorId, place: Place) -> Vec<usize> {
+    fn each(&self, id: TensorId, place: BatchPlace) -> Vec<usize> {
         let mut shape = self.one.shape(id).0.clone();
         if self.images[0] > 1
             && let Some(extent) = shape.get_mut(place.axis)
@@ -170,7 +170,7 @@ impl Batched<'_> {
     }
 
     /// Those that the images of a batch have one behind the other.
-    fn whole(&self, id: TensorId, place: Place) -> Vec<usize> {
+    fn whole(&self, id: TensorId, place: BatchPlace) -> Vec<usize> {
         let mut shape = self.each(id, place);
         shape[0] *= self.images[1];
         shape
@@ -191,7 +191,7 @@ impl Batched<'_> {
     }
 
     /// For what takes images along the first axis.
-    fn first(&mut self, node: &Node) -> Result<Place> {
+    fn first(&mut self, node: &Node) -> Result<BatchPlace> {
         if node.inputs[1..].iter().any(|&id| self.place_of(id).is_some()) {
             let what = format!("layer {}: its weight is computed from the images", node.name);
             return Err(Error::usage(format!("{what}, and would be another one for each of them")));
@@ -204,13 +204,13 @@ impl Batched<'_> {
 
     /// The axis of the images that all operands which are computed from them share, counted in a result of `rank` axes:
     /// operands are aligned at their last axes.
-    fn common(&self, node: &Node, rank: usize) -> Result<Place> {
-        let mut common: Option<Place> = None;
+    fn common(&self, node: &Node, rank: usize) -> Result<BatchPlace> {
+        let mut common: Option<BatchPlace> = None;
         for &id in &node.inputs {
             let Some(place) = self.place_of(id) else { continue };
             let axis = place.axis + rank - self.one.shape(id).rank();
             match common {
-                None => common = Some(Place { axis, ..place }),
+                None => common = Some(BatchPlace { axis, ..place }),
                 Some(before) if before.axis != axis || before.inner != place.inner => {
                     if self.images[0] > 1 {
                         return Err(self.mixed(node));
@@ -228,7 +228,7 @@ impl Batched<'_> {
         &mut self,
         node: &Node,
         id: TensorId,
-        common: Place,
+        common: BatchPlace,
         rank: usize,
     ) -> Result<(TensorId, Vec<usize>, bool)> {
         let shape = self.one.shape(id).0.clone();
@@ -239,7 +239,7 @@ impl Batched<'_> {
         match axis.filter(|&axis| self.images[0] > 1 && shape[axis] > 1) {
             None => Ok((self.made_of(id).0, shape, false)),
             Some(axis) => {
-                let place = Place { axis, ..common };
+                let place = BatchPlace { axis, ..common };
                 let new = self.same_for_all(node, id, place)?;
                 Ok((new, self.each(id, place), false))
             }
@@ -257,7 +257,7 @@ impl Batched<'_> {
     }
 
     /// What one image has of a tensor that is not computed from the images, but was stretched over them.
-    fn same_for_all(&mut self, reader: &Node, id: TensorId, place: Place) -> Result<TensorId> {
+    fn same_for_all(&mut self, reader: &Node, id: TensorId, place: BatchPlace) -> Result<TensorId> {
         if let Some(&made) = self.shared.get(&(id, place)) {
             return Ok(made);
         }
@@ -282,7 +282,7 @@ impl Batched<'_> {
                     self.net.seen(&node.name, x, each)?
                 }
                 Op::Permute(order) => {
-                    let from = Place { axis: order.axes()[place.axis], ..place };
+                    let from = BatchPlace { axis: order.axes()[place.axis], ..place };
                     let x = self.same_for_all(reader, node.inputs[0], from)?;
                     self.net.permute(&node.name, x, &order.axes())?
                 }
@@ -316,9 +316,9 @@ impl Batched<'_> {
 
     // ---- what layers are ----
 
-    /// The same op of what was made of its operands. Where it is of images, as much as was computed of the images that
+    /// Adds the op of what was made of its operands. Where it is of images, as much as was computed of the images that
     /// it was described for is now of the batch.
-    fn copied(&mut self, node: &Node, place: Option<Place>) {
+    fn copied(&mut self, node: &Node, place: Option<BatchPlace>) {
         let inputs = node.inputs.iter().map(|&id| self.made_of(id).0).collect();
         let mut outputs = Vec::new();
         for (number, &id) in node.outputs.iter().enumerate() {
@@ -341,7 +341,7 @@ impl Batched<'_> {
     }
 
     /// Where the images are behind a change of shape.
-    fn reshaped(&self, node: &Node, x: TensorId, place: Place) -> Result<Place> {
+    fn reshaped(&self, node: &Node, x: TensorId, place: BatchPlace) -> Result<BatchPlace> {
         let (from, to) = (&self.one.shape(x).0, &self.one.shape(node.outputs[0]).0);
         followed(from, place, to, self.images[0]).ok_or_else(|| self.mixed(node))
     }
@@ -349,7 +349,7 @@ impl Batched<'_> {
     fn permuted(&mut self, node: &Node, axes: &[usize]) -> Result<()> {
         let (x, place) = self.made_of(node.inputs[0]);
         let place = place.unwrap_or(FIRST);
-        let to = Place { axis: axes.iter().position(|&axis| axis == place.axis).unwrap_or(0), ..place };
+        let to = BatchPlace { axis: axes.iter().position(|&axis| axis == place.axis).unwrap_or(0), ..place };
         let to = if self.images[0] == 1 { FIRST } else { to };
         let each = self.each(node.inputs[0], place);
         let y = if axes[0] == 0 {
@@ -516,7 +516,7 @@ impl Batched<'_> {
     }
 
     /// Images may be matrices of a batch, or among the rows of the first operand or the columns of the second.
-    fn place_of_product(&mut self, node: &Node, of: MatMul) -> Result<Place> {
+    fn place_of_product(&mut self, node: &Node, of: MatMul) -> Result<BatchPlace> {
         if self.images[0] == 1 {
             return Ok(FIRST);
         }
@@ -526,8 +526,8 @@ impl Batched<'_> {
         match (a, b) {
             (Some(a), Some(b)) if a == b && a.axis + 2 < rank => Ok(a),
             (Some(one), None) | (None, Some(one)) if one.axis + 2 < rank => Ok(one),
-            (Some(a), None) if a.axis == free[0] => Ok(Place { axis: rank - 2, ..a }),
-            (None, Some(b)) if b.axis == free[1] => Ok(Place { axis: rank - 1, ..b }),
+            (Some(a), None) if a.axis == free[0] => Ok(BatchPlace { axis: rank - 2, ..a }),
+            (None, Some(b)) if b.axis == free[1] => Ok(BatchPlace { axis: rank - 1, ..b }),
             _ => Err(self.mixed(node)),
         }
     }
@@ -536,7 +536,7 @@ impl Batched<'_> {
         &mut self,
         node: &Node,
         number: usize,
-        place: Place,
+        place: BatchPlace,
     ) -> Result<(TensorId, Vec<usize>, bool)> {
         let (id, rank) = (node.inputs[number], self.one.shape(node.outputs[0]).rank());
         // Rows and columns of the result are of one operand alone.
@@ -557,7 +557,7 @@ impl Builder {
 }
 
 /// Where images are when elements are seen in another shape: along the axis that has all of them.
-fn followed(from: &[usize], place: Place, to: &[usize], images: usize) -> Option<Place> {
+fn followed(from: &[usize], place: BatchPlace, to: &[usize], images: usize) -> Option<BatchPlace> {
     if images == 1 {
         return Some(FIRST);
     }
@@ -568,7 +568,7 @@ fn followed(from: &[usize], place: Place, to: &[usize], images: usize) -> Option
         let here = behind * to[axis];
         if behind <= apart && apart * images <= here {
             let fits = apart.is_multiple_of(behind) && here.is_multiple_of(apart * images);
-            return fits.then_some(Place { axis, inner: apart / behind });
+            return fits.then_some(BatchPlace { axis, inner: apart / behind });
         }
         behind = here;
     }
@@ -576,7 +576,7 @@ fn followed(from: &[usize], place: Place, to: &[usize], images: usize) -> Option
 }
 
 /// The numbers of one of several images, where all have the same.
-fn one_of(values: &[f32], shape: &[usize], place: Place, images: usize) -> Option<Vec<f32>> {
+fn one_of(values: &[f32], shape: &[usize], place: BatchPlace, images: usize) -> Option<Vec<f32>> {
     let apart = place.inner * shape[place.axis + 1..].iter().product::<usize>();
     let mut first = Vec::with_capacity(values.len() / images);
     for outer in values.chunks(apart * images) {
@@ -597,7 +597,7 @@ mod tests {
 
     #[test]
     fn images_are_followed_through_shapes() {
-        let at = |axis, inner| Place { axis, inner };
+        let at = |axis, inner| BatchPlace { axis, inner };
         // (2, 6, 4) as rows, as one, and with heads.
         assert_eq!(followed(&[2, 6, 4], at(0, 1), &[12, 4], 2), Some(at(0, 6)));
         assert_eq!(followed(&[12, 4], at(0, 6), &[2, 6, 2, 2], 2), Some(at(0, 1)));

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// How a weight or a bias starts, in terms of its layer (std: standard deviation).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Start {
+pub enum InitScheme {
     /// All zero.
     Zero,
     /// PyTorch's default, for biases too: He et al. 2015 with a = √5, which is uniform in ±1/√fan_in.
@@ -28,23 +28,23 @@ pub enum Start {
     },
     /// He et al. 2015 for layers before a ReLU, keeping the size of what goes forward: normal with variance 2/fan_in.
     NormalFanIn,
-    /// The same, keeping the size of gradients: variance 2/fan_out.
+    /// He et al. 2015, normal, keeping the size of gradients: variance 2/fan_out.
     NormalFanOut,
 }
 
-impl Start {
+impl InitScheme {
     /// For a layer whose outputs are sums of so many products, and whose inputs take part in so many sums.
     pub fn of(self, fan_in: usize, fan_out: usize) -> Init {
         let he = |fan: usize| Init::Normal { std: (2.0 / fan as f32).sqrt() };
         match self {
-            Start::Zero => Init::Zero,
-            Start::Uniform => Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() },
-            Start::UniformFanIn => Init::Uniform { bound: (6.0 / fan_in as f32).sqrt() },
-            Start::UniformFanOut => Init::Uniform { bound: 1.0 / (fan_out as f32).sqrt() },
-            Start::Glorot => Init::Uniform { bound: (6.0 / (fan_in + fan_out) as f32).sqrt() },
-            Start::Normal { std } => Init::Normal { std },
-            Start::NormalFanIn => he(fan_in),
-            Start::NormalFanOut => he(fan_out),
+            InitScheme::Zero => Init::Zero,
+            InitScheme::Uniform => Init::Uniform { bound: 1.0 / (fan_in as f32).sqrt() },
+            InitScheme::UniformFanIn => Init::Uniform { bound: (6.0 / fan_in as f32).sqrt() },
+            InitScheme::UniformFanOut => Init::Uniform { bound: 1.0 / (fan_out as f32).sqrt() },
+            InitScheme::Glorot => Init::Uniform { bound: (6.0 / (fan_in + fan_out) as f32).sqrt() },
+            InitScheme::Normal { std } => Init::Normal { std },
+            InitScheme::NormalFanIn => he(fan_in),
+            InitScheme::NormalFanOut => he(fan_out),
         }
     }
 }
@@ -81,8 +81,8 @@ pub struct Builder {
     /// Logits of auxiliary heads, with their names and the weights of their losses.
     auxiliary: Vec<(String, TensorId, f32)>,
     /// How weight and bias start.
-    pub(super) convolutions: [Start; 2],
-    pub(super) linears: [Start; 2],
+    pub(super) convolutions: [InitScheme; 2],
+    pub(super) linears: [InitScheme; 2],
 }
 
 impl Builder {
@@ -96,8 +96,8 @@ impl Builder {
             dropouts: 0,
             trains: true,
             auxiliary: Vec::new(),
-            convolutions: [Start::Uniform; 2],
-            linears: [Start::Uniform; 2],
+            convolutions: [InitScheme::Uniform; 2],
+            linears: [InitScheme::Uniform; 2],
         };
         let [c, h, w] = image;
         let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
@@ -110,12 +110,12 @@ impl Builder {
     }
 
     /// How the convolutions added from here on start.
-    pub fn init_convolutions(&mut self, weight: Start, bias: Start) {
+    pub fn init_convolutions(&mut self, weight: InitScheme, bias: InitScheme) {
         self.convolutions = [weight, bias];
     }
 
     /// How the linear layers added from here on start.
-    pub fn init_linears(&mut self, weight: Start, bias: Start) {
+    pub fn init_linears(&mut self, weight: InitScheme, bias: InitScheme) {
         self.linears = [weight, bias];
     }
 

@@ -5,7 +5,7 @@ use super::{Graph, NodeId};
 
 /// The work of one node for the whole batch of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Cost {
+pub struct NodeCost {
     /// Multiplications and additions each count as one. Ops other than convolutions and linear layers are
     /// counted as one operation an output element: they are bound by memory, not by arithmetic.
     pub flops: u64,
@@ -13,16 +13,16 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-impl std::ops::Add for Cost {
-    type Output = Cost;
-    fn add(self, other: Cost) -> Cost {
-        Cost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
+impl std::ops::Add for NodeCost {
+    type Output = NodeCost;
+    fn add(self, other: NodeCost) -> NodeCost {
+        NodeCost { flops: self.flops + other.flops, bytes: self.bytes + other.bytes }
     }
 }
 
 impl Graph {
     /// The cost of one node.
-    pub fn cost(&self, id: NodeId) -> Cost {
+    pub fn cost(&self, id: NodeId) -> NodeCost {
         let node = self.node(id);
         let shape = |operand: Operand| {
             let id = match operand {
@@ -49,7 +49,7 @@ impl Graph {
             .map(|&id| self.tensor(id))
             .map(|tensor| tensor.spec.shape.elements() * tensor.spec.dtype.bytes())
             .sum();
-        Cost { flops: flops as u64, bytes: bytes as u64 }
+        NodeCost { flops: flops as u64, bytes: bytes as u64 }
     }
 
     /// Operations of a node that is a sum of products; zero for the others, which are bound by memory.
@@ -60,9 +60,9 @@ impl Graph {
     }
 
     /// The cost of the forward pass, or of all nodes.
-    pub fn total_cost(&self, forward_only: bool) -> Cost {
+    pub fn total_cost(&self, forward_only: bool) -> NodeCost {
         let end = if forward_only { self.forward_nodes } else { self.nodes.len() };
-        (0..end).map(|index| self.cost(NodeId(index))).fold(Cost::default(), |sum, cost| sum + cost)
+        (0..end).map(|index| self.cost(NodeId(index))).fold(NodeCost::default(), |sum, cost| sum + cost)
     }
 }
 

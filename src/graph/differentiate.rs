@@ -4,13 +4,13 @@
 //! tensor that several nodes read gets the sum of what they contribute. The weights' gradient comes before the
 //! input's, so that its bucket can leave as early as possible.
 
-use super::{Activation, Graph, Node, NodeId, Op, Role, Tensor, TensorId};
+use super::{Activation, BackwardOp, Graph, Node, NodeId, Op, Role, Tensor, TensorId};
 
 impl Graph {
     /// The graph with its backward pass. Every parameter that is not frozen gets one tensor of role `Gradient`.
     pub fn differentiate(self) -> Graph {
         let (forward, needed) = (self.forward_nodes, self.depends_on_parameters());
-        let mut backward = Backward { gradients: vec![None; self.tensors.len()], needed, graph: self };
+        let mut backward = BackwardPass { gradients: vec![None; self.tensors.len()], needed, graph: self };
         (0..forward).rev().for_each(|index| backward.add(NodeId(index)));
         backward.graph
     }
@@ -47,14 +47,14 @@ impl Graph {
 }
 
 /// A graph that gets its backward pass, and what the ops (`Op::backward`) add to it.
-pub(super) struct Backward {
+pub(super) struct BackwardPass {
     pub graph: Graph,
     /// By tensor of the forward pass.
     needed: Vec<bool>,
     gradients: Vec<Option<TensorId>>,
 }
 
-impl Backward {
+impl BackwardPass {
     /// The backward nodes of a forward node. One whose output does not reach the loss has no gradient to pass on.
     fn add(&mut self, id: NodeId) {
         let node = self.graph.node(id).clone();
@@ -96,22 +96,40 @@ impl Backward {
     }
 
     /// A backward node with one output, of the shape of `like`.
-    pub fn node(&mut self, forward: NodeId, op: Op, inputs: Vec<TensorId>, like: TensorId) -> TensorId {
+    pub fn node(
+        &mut self,
+        forward: NodeId,
+        op: impl Into<Op>,
+        inputs: Vec<TensorId>,
+        like: TensorId,
+    ) -> TensorId {
         let output = self.graph.gradient_like(like);
         let name = self.graph.node(forward).name.clone();
-        self.graph.nodes.push(Node { name, op, inputs, outputs: vec![output], forward: Some(forward) });
+        self.graph.nodes.push(Node {
+            name,
+            op: op.into(),
+            inputs,
+            outputs: vec![output],
+            forward: Some(forward),
+        });
         output
     }
 
     /// The one backward node of an op whose only operand with a gradient is its first, which may be a parameter.
-    pub fn simple(&mut self, id: NodeId, node: &Node, op: Op, inputs: Vec<TensorId>) {
+    pub fn simple(&mut self, id: NodeId, node: &Node, op: impl Into<Op>, inputs: Vec<TensorId>) {
         let x = node.inputs[0];
         if !self.needs(x) {
             return;
         }
         if self.graph.tensor(x).role == Role::Parameter {
             let outputs = vec![self.graph.gradient_of(x)];
-            self.graph.nodes.push(Node { name: node.name.clone(), op, inputs, outputs, forward: Some(id) });
+            self.graph.nodes.push(Node {
+                name: node.name.clone(),
+                op: op.into(),
+                inputs,
+                outputs,
+                forward: Some(id),
+            });
             return;
         }
         let dx = self.node(id, op, inputs, x);
@@ -121,23 +139,36 @@ impl Backward {
     /// The gradient of what went into the ReLU that is part of a node.
     pub fn relu(&mut self, id: NodeId, node: &Node, dy: TensorId) -> TensorId {
         let y = node.outputs[0];
-        self.node(id, Op::ActivationBackward(Activation::RELU), vec![dy, y], y)
+        self.node(id, Op::Backward(BackwardOp::Activation(Activation::RELU)), vec![dy, y], y)
     }
 
     /// The node that gives the gradients of a layer's weight and bias. A weight may be computed.
-    pub fn weights(&mut self, forward: NodeId, op: Op, x: TensorId, dy: TensorId, weights: &[TensorId]) {
+    pub fn weights(
+        &mut self,
+        forward: NodeId,
+        op: impl Into<Op>,
+        x: TensorId,
+        dy: TensorId,
+        weights: &[TensorId],
+    ) {
         if !weights.iter().any(|&id| self.needs(id)) {
             return;
         }
-        let is_computed = |b: &Backward, id: TensorId| b.graph.tensor(id).role != Role::Parameter;
-        let of = |b: &mut Backward, id| match is_computed(b, id) {
+        let is_computed = |b: &BackwardPass, id: TensorId| b.graph.tensor(id).role != Role::Parameter;
+        let of = |b: &mut BackwardPass, id| match is_computed(b, id) {
             true => b.graph.gradient_like(id),
             false => b.graph.gradient_of(id),
         };
         let outputs: Vec<TensorId> = weights.iter().map(|&id| of(self, id)).collect();
         let name = self.graph.node(forward).name.clone();
         let inputs = vec![x, dy];
-        self.graph.nodes.push(Node { name, op, inputs, outputs: outputs.clone(), forward: Some(forward) });
+        self.graph.nodes.push(Node {
+            name,
+            op: op.into(),
+            inputs,
+            outputs: outputs.clone(),
+            forward: Some(forward),
+        });
         for (&id, gradient) in weights.iter().zip(outputs) {
             if is_computed(self, id) {
                 self.contribute(id, gradient);

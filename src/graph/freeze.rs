@@ -21,9 +21,8 @@ impl Tensor {
 }
 
 impl Graph {
-    /// The same forward graph with these parameters frozen: they get no gradient, and nothing is computed that only
-    /// such a gradient would need. Statistics of normalisations go on running, as in PyTorch with `requires_grad =
-    /// False`.
+    /// The forward graph with these parameters frozen: they get no gradient, and nothing is computed that only such a
+    /// gradient would need. Statistics of normalisations go on running, as in PyTorch with `requires_grad = False`.
     ///
     /// # Errors
     /// `Usage` for a name that no parameter begins with, and when nothing would be left to learn.

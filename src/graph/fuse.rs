@@ -1,7 +1,7 @@
 //! Ops that a device computes faster together than one after the other: rewritings that change no result but by
 //! rounding, made for the device that asks for them, when all of a step is known.
 
-use super::{Activation, BatchNorm, Conv2d, DType, Graph, Node, NodeId, Op, TensorId};
+use super::{Activation, BackwardOp, BatchNorm, Conv2d, DType, FusedOp, Graph, Node, NodeId, Op, TensorId};
 
 /// What a device wants to have joined; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,7 +20,7 @@ pub struct OpFusions {
 }
 
 impl Graph {
-    /// The same step with these ops joined. To be called last.
+    /// The step's graph with these ops joined. To be called last.
     pub fn fuse(mut self, fusions: OpFusions) -> Graph {
         if fusions.addition {
             self.join_additions();
@@ -83,11 +83,12 @@ impl Graph {
         let of_forward = |graph: &Graph, forward: NodeId, fits: fn(Op) -> bool| {
             graph.nodes.iter().position(|node| node.forward == Some(forward) && fits(node.op))
         };
-        let relu = of_forward(self, addition, |op| op == Op::ActivationBackward(Activation::RELU))?;
+        let relu =
+            of_forward(self, addition, |op| op == Op::Backward(BackwardOp::Activation(Activation::RELU)))?;
         let [dy, y] = [0, 1].map(|index| self.nodes[relu].inputs[index]);
         let dz = self.nodes[relu].outputs[0];
         let reads = |node: &Node| node.inputs.contains(&dz);
-        let backward = of_forward(self, norm, |op| matches!(op, Op::BatchNormBackward(_)))
+        let backward = of_forward(self, norm, |op| matches!(op, Op::Backward(BackwardOp::BatchNorm(_))))
             .filter(|&backward| self.nodes.iter().position(reads) == Some(backward));
         let Some(backward) = backward else {
             // Their forward op is the joined one, whichever part of it.
@@ -96,7 +97,7 @@ impl Graph {
             return None;
         };
         let node = &mut self.nodes[backward];
-        if let Op::BatchNormBackward(of) = &mut node.op {
+        if let Op::Backward(BackwardOp::BatchNorm(of)) = &mut node.op {
             (of.relu, of.add) = (true, true);
         }
         node.inputs[0] = dy;
@@ -108,7 +109,7 @@ impl Graph {
 
     /// Normalisations with an addition save where their ReLU let through, for their way back: a bit there is enough.
     fn save_masks(&mut self) {
-        let backward = |node: &Node| matches!(node.op, Op::BatchNormBackward(norm) if norm.add);
+        let backward = |node: &Node| matches!(node.op, Op::Backward(BackwardOp::BatchNorm(norm)) if norm.add);
         let all: Vec<usize> = (0..self.nodes.len()).filter(|&index| backward(&self.nodes[index])).collect();
         for index in all {
             let y = self.nodes[index].inputs[5];
@@ -125,7 +126,7 @@ impl Graph {
         let mut gone = Vec::new();
         for index in self.forward_nodes..self.nodes.len() {
             let node = &self.nodes[index];
-            if node.op != Op::ActivationBackward(Activation::RELU) {
+            if node.op != Op::Backward(BackwardOp::Activation(Activation::RELU)) {
                 continue;
             }
             let ([dx, relu_y], joined) = ([node.inputs[0], node.inputs[1]], node.outputs[0]);
@@ -136,7 +137,7 @@ impl Graph {
                 && self.tensor(dx).spec == self.tensor(joined).spec
             {
                 let node = &mut self.nodes[data];
-                node.op = Op::Conv2dBackwardDataRelu(conv);
+                node.op = Op::Fused(FusedOp::Conv2dBackwardDataRelu(conv));
                 node.inputs.push(relu_y);
                 node.outputs[0] = joined;
                 gone.push(index);
@@ -159,7 +160,7 @@ impl Graph {
             let fitting = parts.into_iter().find_map(|[dx, rest]| self.adds_to(dx, rest, index, sum));
             if let Some((data, conv, rest)) = fitting {
                 let node = &mut self.nodes[data];
-                node.op = Op::Conv2dBackwardDataAdd(conv);
+                node.op = Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv));
                 node.inputs.push(rest);
                 node.outputs[0] = sum;
                 gone.push(index);
@@ -237,7 +238,7 @@ impl Graph {
     fn give_moments(&mut self, node: usize, moments: TensorId) -> TensorId {
         let node = &mut self.nodes[node];
         if let Op::Conv2d(conv) = node.op {
-            node.op = Op::Conv2dMoments(conv);
+            node.op = Op::Fused(FusedOp::Conv2dMoments(conv));
             node.outputs.push(moments);
         }
         node.inputs[1]
@@ -348,7 +349,11 @@ mod tests {
         check(&joined);
         let after = ["relu backward", "conv2d backward data", "conv2d backward data+relu"];
         assert_eq!(after.map(|name| count(&joined, name)), [0, 2, 1]);
-        let node = joined.nodes.iter().find(|node| matches!(node.op, Op::Conv2dBackwardDataRelu(_))).unwrap();
+        let node = joined
+            .nodes
+            .iter()
+            .find(|node| matches!(node.op, Op::Fused(FusedOp::Conv2dBackwardDataRelu(_))))
+            .unwrap();
         assert_eq!(node.name, "conv2");
         assert_eq!(joined.tensor(node.inputs[2]).spec, joined.tensor(node.outputs[0]).spec);
     }
@@ -437,8 +442,11 @@ mod tests {
             let joined = apart.clone().fuse(sums);
             check(&joined);
             assert_eq!((additions(&joined), count(&joined, "conv2d backward data+add")), (0, 1));
-            let node =
-                joined.nodes.iter().find(|node| matches!(node.op, Op::Conv2dBackwardDataAdd(_))).unwrap();
+            let node = joined
+                .nodes
+                .iter()
+                .find(|node| matches!(node.op, Op::Fused(FusedOp::Conv2dBackwardDataAdd(_))))
+                .unwrap();
             let (sum, rest) = (joined.tensor(node.outputs[0]), joined.tensor(node.inputs[2]));
             assert_eq!((&sum.spec, node.name.as_str()), (&rest.spec, "next"));
             assert_eq!(apart.nodes.len(), joined.nodes.len() + 1);
@@ -460,7 +468,7 @@ mod tests {
             let place =
                 |wanted: fn(Op) -> bool| graph.nodes.iter().rposition(|node| wanted(node.op)).unwrap();
             [
-                place(|op| matches!(op, Op::MaxPoolBackward(_))),
+                place(|op| matches!(op, Op::Backward(BackwardOp::MaxPool(_)))),
                 place(|op| matches!(op, Op::Conv2dBackwardData(_))),
             ]
         };

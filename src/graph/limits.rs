@@ -10,7 +10,7 @@ pub const MOST_NUMBERS: usize = 1 << 40;
 const INDEX: usize = i32::MAX as usize;
 
 impl Graph {
-    /// The same, if no tensor is larger than kernels can count. Asked before any operation or byte is counted.
+    /// The graph, if no tensor is larger than kernels can count. Asked before any operation or byte is counted.
     ///
     /// # Errors
     /// `Usage`, with the first such tensor.

@@ -24,19 +24,19 @@ mod simplify;
 mod split;
 mod synchronise;
 
-pub use builder::{Builder, Start};
-pub use cost::Cost;
+pub use builder::{Builder, InitScheme};
+pub use cost::NodeCost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
 pub use limits::{MOST_NUMBERS, countable};
 pub use normalised::{Joint, JointPart};
 pub use ops::{
-    Activation, BatchNorm, Binary, Conv2d, LocalResponseNorm, MatMul, Op, Permutation, Places, Pool2d,
-    Reading, Resize, Statistics, adaptive_window, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Conv2d, FusedOp, Interpolation, LocalResponseNorm, MatMul,
+    NormStatistics, Op, Permutation, Pool2d, Resize, ResizeCoordinates, adaptive_window, windows,
 };
-pub use rows::{Halo, Rows, Strip, Trade, Window};
+pub use rows::{Halo, RowWindow, Rows, Strip, Trade};
 pub use shape::{Shape, dims};
-pub use split::{Group, Shard, SplitLayers};
+pub use split::{Shard, SplitLayers, TensorGroup};
 
 use std::sync::Arc;
 
@@ -302,7 +302,7 @@ impl Graph {
         self.tensor(self.logits).spec.shape.per_sample()
     }
 
-    /// The same network with this much of the loss's target spread evenly over all classes.
+    /// The network with this much of the loss's target spread evenly over all classes.
     pub fn smooth_labels(mut self, share: f32) -> Graph {
         for node in &mut self.nodes {
             if let Op::SoftmaxCrossEntropy { smoothing, .. } = &mut node.op {
@@ -312,7 +312,7 @@ impl Graph {
         self
     }
 
-    /// The same network also giving the probabilities of classes, for the host to read. For a graph that is tested.
+    /// The network also giving the probabilities of classes, for the host to read. For a graph that is tested.
     pub fn with_probabilities(mut self) -> Graph {
         let shape = self.tensor(self.logits).spec.shape.clone();
         self.tensors.push(Tensor::new("probabilities", Spec { shape, dtype: DType::F32 }, Role::Metric));
@@ -327,7 +327,7 @@ impl Graph {
         Graph { probabilities: Some(probabilities), forward_nodes: self.forward_nodes + 1, ..self }
     }
 
-    /// The same network learning from mixed samples, which have two labels each. For a forward graph.
+    /// The network learning from mixed samples, which have two labels each. For a forward graph.
     pub fn mix_labels(mut self) -> Graph {
         let shape = self.tensor(self.labels).spec.shape.clone();
         let mixed = [("others", DType::I32), ("shares", DType::F32)].map(|(name, dtype)| {
@@ -342,7 +342,7 @@ impl Graph {
         Graph { mixed: Some(mixed), ..self }
     }
 
-    /// The same network reading pixels (N,H,W,C), which `Op::Normalise` makes the images of. For a forward graph.
+    /// The network reading pixels (N,H,W,C), which `Op::Normalise` makes the images of. For a forward graph.
     pub fn from_pixels(mut self, scale: [f32; 3], shift: [f32; 3]) -> Graph {
         let mut pixels = self.tensor(self.images).clone();
         pixels.name = "pixels".into();

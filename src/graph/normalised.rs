@@ -2,7 +2,7 @@
 //! normalised is then never written, neither forward nor for the way back. Made by the plan behind `fuse`, for each
 //! normalisation by itself.
 
-use super::{BatchNorm, Conv2d, Graph, Node, NodeId, Op, Shape, Spec};
+use super::{BackwardOp, BatchNorm, Conv2d, FusedOp, Graph, Node, NodeId, Op, Shape, Spec};
 use crate::error::Result;
 
 /// A convolution that may do along what a normalisation with a ReLU before it does.
@@ -20,27 +20,27 @@ pub struct Joint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JointPart {
     /// The convolution, with or without the moments of its y, and where its weights are learned their gradient: both
-    /// normalise as they read (`Op::Conv2dNormalised`, `Op::Conv2dNormalisedBackwardWeights`).
+    /// normalise as they read (`FusedOp::Conv2dNormalised`, `FusedOp::Conv2dNormalisedBackwardWeights`).
     Reading {
         /// Whether a normalisation wants the moments of y.
         moments: bool,
         /// Whether the weights are learned.
         learns: bool,
     },
-    /// The gradient of the convolution's input, and through ReLU and normalisation (`Op::Conv2dBackwardDataNorm`).
+    /// The gradient of the convolution's input, and through ReLU and normalisation (`FusedOp::Conv2dBackwardDataNorm`).
     Gradient,
 }
 
 /// A normalisation and what reads it: nodes.
-struct Reading {
+struct NormReader {
     norm: usize,
     conv: usize,
     weights: Option<usize>,
 }
 
 impl Graph {
-    /// The same step with those normalisations in one with the convolution behind them of which `joins` says that it is
-    /// faster so. To be called behind `fuse`.
+    /// The step's graph with those normalisations in one with the convolution behind them of which `joins` says that it
+    /// is faster so. To be called behind `fuse`.
     ///
     /// # Errors
     /// Those of `joins`.
@@ -70,7 +70,7 @@ impl Graph {
 
     /// A normalisation with a ReLU of which one convolution reads the result, and else at most the op that gives the
     /// gradient of that one's weights. What is computed again stays as it is.
-    fn reading(&self, norm: usize) -> Option<Reading> {
+    fn reading(&self, norm: usize) -> Option<NormReader> {
         let Op::BatchNorm(BatchNorm { relu: true, add: false, .. }) = self.nodes[norm].op else {
             return None;
         };
@@ -79,53 +79,53 @@ impl Graph {
         let (&conv, others) = readers.split_first()?;
         let is_bare = |node: &Node| match node.op {
             Op::Conv2d(conv) => !conv.bias && !conv.relu && conv.groups == 1,
-            Op::Conv2dMoments(conv) => conv.groups == 1,
+            Op::Fused(FusedOp::Conv2dMoments(conv)) => conv.groups == 1,
             _ => false,
         };
         let first =
             |node: &Node| node.inputs.iter().filter(|&&input| input == y).count() == 1 && node.inputs[0] == y;
         let of_weights = |node: &Node| {
-            matches!(node.op, Op::Conv2dBackwardWeights(_))
+            matches!(node.op, Op::Backward(BackwardOp::Conv2dWeights(_)))
                 && node.forward == Some(NodeId(conv))
                 && first(node)
         };
         let fits = conv < self.forward_nodes && is_bare(&self.nodes[conv]) && first(&self.nodes[conv]);
         match others {
-            [] if fits => Some(Reading { norm, conv, weights: None }),
+            [] if fits => Some(NormReader { norm, conv, weights: None }),
             &[weights] if fits && of_weights(&self.nodes[weights]) => {
-                Some(Reading { norm, conv, weights: Some(weights) })
+                Some(NormReader { norm, conv, weights: Some(weights) })
             }
             _ => None,
         }
     }
 
-    fn joint(&self, reading: &Reading) -> Option<Joint> {
+    fn joint(&self, reading: &NormReader) -> Option<Joint> {
         let node = &self.nodes[reading.conv];
-        let (Op::Conv2d(conv) | Op::Conv2dMoments(conv)) = node.op else { return None };
+        let (Op::Conv2d(conv) | Op::Fused(FusedOp::Conv2dMoments(conv))) = node.op else { return None };
         let part = JointPart::Reading { moments: node.outputs.len() == 2, learns: reading.weights.is_some() };
         let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]];
         Some(Joint { conv, tensors: tensors.map(|id| self.tensor(id).spec.clone()), part })
     }
 
-    fn normalise_as_read(&mut self, reading: &Reading) {
+    fn normalise_as_read(&mut self, reading: &NormReader) {
         let (x, y) = (self.nodes[reading.norm].inputs[0], self.nodes[reading.norm].outputs[0]);
         let channels = self.tensor(y).spec.shape.0[1];
         // In place of what is normalised, of which nothing is left.
         self.tensors[y.0].spec.shape = Shape(vec![2, channels]);
         self.tensors[y.0].name += ".scale";
         if let Op::BatchNorm(norm) = self.nodes[reading.norm].op {
-            self.nodes[reading.norm].op = Op::BatchNormScale(norm);
+            self.nodes[reading.norm].op = Op::Fused(FusedOp::BatchNormScale(norm));
         }
         let node = &mut self.nodes[reading.conv];
-        if let Op::Conv2d(conv) | Op::Conv2dMoments(conv) = node.op {
-            node.op = Op::Conv2dNormalised(conv);
+        if let Op::Conv2d(conv) | Op::Fused(FusedOp::Conv2dMoments(conv)) = node.op {
+            node.op = Op::Fused(FusedOp::Conv2dNormalised(conv));
             node.inputs[0] = x;
             node.inputs.push(y);
         }
         let Some(weights) = reading.weights else { return };
         let node = &mut self.nodes[weights];
-        if let Op::Conv2dBackwardWeights(conv) = node.op {
-            node.op = Op::Conv2dNormalisedBackwardWeights(conv);
+        if let Op::Backward(BackwardOp::Conv2dWeights(conv)) = node.op {
+            node.op = Op::Fused(FusedOp::Conv2dNormalisedBackwardWeights(conv));
             node.inputs[0] = x;
             node.inputs.push(y);
         }
@@ -135,7 +135,9 @@ impl Graph {
     fn gradient_before(&self, backward: usize) -> Option<(usize, Conv2d)> {
         let node = &self.nodes[backward];
         // Over ranks the sums are exchanged in between.
-        let Op::BatchNormBackward(BatchNorm { relu: true, add: false, given: false, .. }) = node.op else {
+        let Op::Backward(BackwardOp::BatchNorm(BatchNorm { relu: true, add: false, given: false, .. })) =
+            node.op
+        else {
             return None;
         };
         let dy = node.inputs[0];
@@ -156,9 +158,9 @@ impl Graph {
         let of_data = self.nodes[data].clone();
         let bias = self.nodes[backward].forward.map(|norm| self.node(norm).inputs[2]);
         let node = &mut self.nodes[backward];
-        let (Op::BatchNormBackward(norm), Some(bias)) = (node.op, bias) else { return };
+        let (Op::Backward(BackwardOp::BatchNorm(norm)), Some(bias)) = (node.op, bias) else { return };
         let [x, weight, mean, variance] = [1, 2, 3, 4].map(|index| node.inputs[index]);
-        node.op = Op::Conv2dBackwardDataNorm(conv, norm);
+        node.op = Op::Fused(FusedOp::Conv2dBackwardDataNorm(conv, norm));
         node.inputs = vec![of_data.inputs[0], of_data.inputs[1], x, weight, bias, mean, variance];
         (node.name, node.forward) = (of_data.name, of_data.forward);
     }
@@ -229,8 +231,16 @@ mod tests {
         assert_eq!(names.map(|name| count(&joined, name)), [1; 3]);
         assert_eq!(count(&joined, "conv2d backward data+norm"), 1);
         assert_eq!(joined.nodes.len() + 1, apart.nodes.len());
-        let node = joined.nodes.iter().find(|node| matches!(node.op, Op::Conv2dNormalised(_))).unwrap();
-        let norm = joined.nodes.iter().find(|node| matches!(node.op, Op::BatchNormScale(_))).unwrap();
+        let node = joined
+            .nodes
+            .iter()
+            .find(|node| matches!(node.op, Op::Fused(FusedOp::Conv2dNormalised(_))))
+            .unwrap();
+        let norm = joined
+            .nodes
+            .iter()
+            .find(|node| matches!(node.op, Op::Fused(FusedOp::BatchNormScale(_))))
+            .unwrap();
         assert_eq!((node.name.as_str(), norm.name.as_str()), ("conv2", "bn1"));
         assert_eq!((node.inputs[0], node.inputs[2]), (norm.inputs[0], norm.outputs[0]));
         let scale = &joined.tensor(norm.outputs[0]).spec;

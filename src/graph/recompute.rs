@@ -13,7 +13,7 @@
 //! Of that one part is so cheap that a device may want it always (`Graph::remake`, `Device::remakes_from`): activations
 //! and layer normalisations whose input is kept anyway, made again for the weights' gradient of a large linear layer.
 
-use super::{DType, Graph, Node, NodeId, Op, Role, TensorId};
+use super::{BackwardOp, DType, Graph, Node, NodeId, Op, Role, TensorId};
 
 /// What is known of a tensor that the forward pass makes.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +29,7 @@ struct Made {
 
 /// What a segment of the forward pass takes, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Extent {
+struct SegmentMemory {
     /// What is read after it.
     kept: usize,
     /// What only its own backward nodes read.
@@ -38,7 +38,7 @@ struct Extent {
     largest: usize,
 }
 
-impl Extent {
+impl SegmentMemory {
     /// With what segments before it keep, so many copies of all that is kept, and two gradients: a node's own, and the
     /// one that it makes.
     fn total(&self, before: usize, copies: usize) -> usize {
@@ -50,12 +50,12 @@ impl Extent {
 struct Segments {
     /// The one of each forward node.
     of: Vec<usize>,
-    /// Of each, whether it is computed again.
+    /// Whether each is computed again.
     again: Vec<bool>,
 }
 
 /// Nodes that are computed without a pause: all, or those of a pipeline's chunk.
-struct Piece {
+struct RecomputeSegment {
     nodes: Vec<usize>,
     /// So many times is there what it keeps (a pipeline's micro-batches in flight).
     copies: usize,
@@ -69,7 +69,7 @@ impl Segments {
 
     /// Those of a piece, which end at `cuts`. The backward pass of the last one follows at once where nothing else is
     /// in flight.
-    fn add(&mut self, piece: &Piece, cuts: &[usize]) {
+    fn add(&mut self, piece: &RecomputeSegment, cuts: &[usize]) {
         for (at, &node) in piece.nodes.iter().enumerate() {
             self.of[node] = self.again.len() + cuts.partition_point(|&end| end <= at);
         }
@@ -77,16 +77,16 @@ impl Segments {
     }
 
     /// A piece in one segment, which is kept.
-    fn keep(&mut self, piece: &Piece) {
+    fn keep(&mut self, piece: &RecomputeSegment) {
         piece.nodes.iter().for_each(|&node| self.of[node] = self.again.len());
         self.again.push(false);
     }
 }
 
 impl Graph {
-    /// The same step with less memory. To be called after `differentiate`.
+    /// The step's graph with less memory. To be called after `differentiate`.
     pub fn recompute(self) -> Graph {
-        let piece = Piece { nodes: (0..self.forward_nodes).collect(), copies: 1 };
+        let piece = RecomputeSegment { nodes: (0..self.forward_nodes).collect(), copies: 1 };
         let made = self.made(&piece.nodes);
         let extents = extents(&made, &self.ends(&piece.nodes));
         let high = least_room(&extents, 1);
@@ -104,19 +104,19 @@ impl Graph {
             .unwrap_or(self)
     }
 
-    /// The same for a network in chunks, of which `chunk_of` has that of each node. What chunk c keeps is there
+    /// `recompute` for a network in chunks, of which `chunk_of` has that of each node. What chunk c keeps is there
     /// `copies[c]` times, once for each micro-batch in flight, and what it computes again is there once (Huang et al.,
     /// "GPipe", 2019): where there are several its last segment is computed again too.
     pub fn recompute_in_chunks(self, chunk_of: &[usize], copies: &[usize]) -> Graph {
         let mut segments = Segments::none(self.forward_nodes);
         for (chunk, &copies) in copies.iter().enumerate() {
             let nodes = (0..self.forward_nodes).filter(|&node| chunk_of[node] == chunk).collect();
-            let piece = Piece { nodes, copies };
+            let piece = RecomputeSegment { nodes, copies };
             let made = self.made(&piece.nodes);
             let extents = extents(&made, &self.ends(&piece.nodes));
             let room = least_room(&extents, copies);
             let whole = extents[piece.nodes.len()].first().copied().unwrap_or_default();
-            let plain = Extent { kept: whole.kept + whole.inside, inside: 0, ..whole };
+            let plain = SegmentMemory { kept: whole.kept + whole.inside, inside: 0, ..whole };
             match cuts(&extents, room, copies).filter(|_| room < plain.total(0, copies)) {
                 Some(cuts) => segments.add(&piece, &cuts),
                 None => segments.keep(&piece),
@@ -125,10 +125,10 @@ impl Graph {
         self.recomputed_in(&segments, chunk_of)
     }
 
-    /// The same step with what activations and layer normalisations give made again for the backward pass, where their
-    /// input is kept for their own gradient anyway and the gradients of linear layers' weights read it, with sums of at
-    /// least `operations` for each element. To be called after `differentiate`; what `recompute` has cut into segments
-    /// stays as it is.
+    /// The step's graph with what activations and layer normalisations give made again for the backward pass, where
+    /// their input is kept for their own gradient anyway and the gradients of linear layers' weights read it, with sums
+    /// of at least `operations` for each element. To be called after `differentiate`; what `recompute` has cut into
+    /// segments stays as it is.
     pub fn remake(mut self, operations: u64) -> Graph {
         let mut before: Vec<Vec<NodeId>> = vec![Vec::new(); self.nodes.len()];
         if !self.recomputed.is_empty() {
@@ -177,7 +177,9 @@ impl Graph {
         let readers: Vec<usize> =
             backward.clone().filter(|reader| family.iter().any(|id| reads(reader, id))).collect();
         let first = *readers.first()?;
-        let is_linear = |reader: &&usize| matches!(self.nodes[**reader].op, Op::LinearBackwardWeights { .. });
+        let is_linear = |reader: &&usize| {
+            matches!(self.nodes[**reader].op, Op::Backward(BackwardOp::LinearWeights { .. }))
+        };
         let sums = readers.iter().filter(is_linear).map(|&reader| self.products(NodeId(reader)));
         let sums: u64 = sums.sum();
         let elements = self.tensor(family[0]).spec.shape.elements() as u64;
@@ -348,12 +350,12 @@ impl Graph {
 }
 
 /// The extent of every segment of nodes: `[to][from]`; none where it may not end.
-fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<Extent>> {
+fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<SegmentMemory>> {
     let nodes = may_end.len() - 1;
     let mut by_node: Vec<Vec<&Made>> = vec![Vec::new(); nodes];
     made.iter().for_each(|made| by_node[made.by].push(made));
     let ending_at = |to: usize| {
-        let mut extent = Extent::default();
+        let mut extent = SegmentMemory::default();
         let mut row = vec![extent; if may_end[to] { to } else { 0 }];
         let to = row.len();
         for from in (0..to).rev() {
@@ -373,7 +375,7 @@ fn extents(made: &[Made], may_end: &[bool]) -> Vec<Vec<Extent>> {
 }
 
 /// The least room in which a cut exists, to a thousandth.
-fn least_room(extents: &[Vec<Extent>], copies: usize) -> usize {
+fn least_room(extents: &[Vec<SegmentMemory>], copies: usize) -> usize {
     let most = extents.last().and_then(|row| row.first()).map_or(0, |all| all.total(0, copies));
     let (mut low, mut high) = (0, most);
     while high - low > most / 1000 + 1 {
@@ -388,7 +390,7 @@ fn least_room(extents: &[Vec<Extent>], copies: usize) -> usize {
 
 /// Where to cut, so that no segment finds more than `room` bytes taken when its backward nodes run: what it and the
 /// segments before it keep, what is inside it, and two gradients. Of all such cuts those that keep least.
-fn cuts(extents: &[Vec<Extent>], room: usize, copies: usize) -> Option<Vec<usize>> {
+fn cuts(extents: &[Vec<SegmentMemory>], room: usize, copies: usize) -> Option<Vec<usize>> {
     let nodes = extents.len() - 1;
     // For every end of a segment: the least that is kept so far, and where the segment starts.
     let mut best: Vec<Option<(usize, usize)>> = vec![None; nodes + 1];
@@ -418,7 +420,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The most that a segment takes, and what all of them keep.
-    fn rated(extents: &[Vec<Extent>], cuts: &[usize], copies: usize) -> (usize, usize) {
+    fn rated(extents: &[Vec<SegmentMemory>], cuts: &[usize], copies: usize) -> (usize, usize) {
         let (mut from, mut kept, mut most) = (0, 0, 0);
         for &to in cuts {
             let extent = &extents[to][from];

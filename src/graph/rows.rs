@@ -15,7 +15,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Binary, DType, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims};
+use super::{
+    BackwardOp, Binary, DType, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims,
+};
 use crate::cuts::even_split;
 
 /// A cut of so many rows over places, and one of these.
@@ -52,7 +54,7 @@ impl Rows {
 
 /// Windows over the rows of an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
+pub struct RowWindow {
     /// Rows of the result, which are cut as well.
     pub outputs: usize,
     /// Rows that one of them is made of.
@@ -71,7 +73,7 @@ pub struct Halo {
     /// How the tensor is cut.
     pub rows: Rows,
     /// Whose rows are needed; `None`: all rows.
-    pub window: Option<Window>,
+    pub window: Option<RowWindow>,
     /// Which halo of the network it is.
     pub number: u32,
 }
@@ -89,7 +91,7 @@ impl Halo {
     /// The first row that a place needs and the one behind the last, counted from the image's first one: some may lie
     /// outside of the image.
     pub fn needed(&self, place: usize) -> [isize; 2] {
-        let Some(Window { outputs, reach, stride, padding, .. }) = self.window else {
+        let Some(RowWindow { outputs, reach, stride, padding, .. }) = self.window else {
             return [0, self.rows.height as isize];
         };
         let Range { start, end } = even_split(outputs, self.rows.parts, place);
@@ -140,7 +142,7 @@ impl Halo {
 
     /// Whether every place can compute its outputs of the rows that it has, as they lie.
     fn is_needless(&self) -> bool {
-        let Some(Window { outputs, reach, stride, .. }) = self.window else { return false };
+        let Some(RowWindow { outputs, reach, stride, .. }) = self.window else { return false };
         (0..self.rows.parts).all(|place| {
             let (own, outputs) = (self.rows.of(place), even_split(outputs, self.rows.parts, place));
             let [start, end] = self.needed(place);
@@ -159,7 +161,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 /// Strips of a halo that go between places: forward those of the tensor, backward their gradients the other way.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Trade {
-    /// Of which rows.
+    /// The rows that it needs.
     pub halo: Halo,
     /// Whether they are gradients.
     pub is_backward: bool,
@@ -202,7 +204,7 @@ impl Graph {
         let rows = Rows { height, parts, place };
         let nodes = std::mem::take(&mut self.nodes);
         let heights = self.tensors.iter().map(|_| None).collect();
-        let mut split = Split { graph: self, rows, cut: heights, halos: HashMap::new(), number: 0 };
+        let mut split = RowSplit { graph: self, rows, cut: heights, halos: HashMap::new(), number: 0 };
         if height >= parts {
             split.cut(split.graph.images, height);
         }
@@ -247,7 +249,7 @@ impl Graph {
             node.inputs.iter_mut().for_each(|id| *id = same.get(id).copied().unwrap_or(*id));
             let known = match node.op {
                 Op::Halo(halo) => self.lower(halo, &node),
-                Op::HaloBackward(halo) => self.lower_backward(halo, &node),
+                Op::Backward(BackwardOp::Halo(halo)) => self.lower_backward(halo, &node),
                 _ => {
                     self.nodes.push(node);
                     None
@@ -312,7 +314,13 @@ impl Graph {
         for (strip, gradient) in come.iter().zip(gradients) {
             let more = self.like_rows(dx, own.len());
             let from = strip.rows.start - own.start;
-            self.put(name, Op::AddSlice { axis: 2, from }, vec![sum, gradient], vec![more], None);
+            self.put(
+                name,
+                Op::Backward(BackwardOp::AddSlice { axis: 2, from }),
+                vec![sum, gradient],
+                vec![more],
+                None,
+            );
             sum = more;
         }
         Some((dx, sum))
@@ -391,7 +399,7 @@ impl Graph {
 }
 
 /// A graph that is being cut.
-struct Split {
+struct RowSplit {
     graph: Graph,
     rows: Rows,
     /// For each tensor how many rows all places have of it, where it is cut.
@@ -401,7 +409,7 @@ struct Split {
     number: u32,
 }
 
-impl Split {
+impl RowSplit {
     fn height(&self, id: TensorId) -> Option<usize> {
         self.cut.get(id.0).copied().flatten()
     }
@@ -451,7 +459,7 @@ impl Split {
         if outputs < self.rows.parts {
             return false;
         }
-        let mut window = Window { outputs, reach: 0, stride: 0, padding: 0, fill: 0.0 };
+        let mut window = RowWindow { outputs, reach: 0, stride: 0, padding: 0, fill: 0.0 };
         match &mut node.op {
             Op::Conv2d(conv) => {
                 (window.reach, window.stride) = (conv.reach()[0], conv.stride[0]);
@@ -537,7 +545,7 @@ impl Split {
     }
 
     /// The rows of a tensor that a window wants.
-    fn halo(&mut self, name: &str, x: TensorId, height: usize, window: Option<Window>) -> TensorId {
+    fn halo(&mut self, name: &str, x: TensorId, height: usize, window: Option<RowWindow>) -> TensorId {
         let halo = Halo { rows: self.rows.with_height(height), window, number: self.number };
         if halo.is_needless() {
             return x;
@@ -562,7 +570,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// A halo of every place of an image of so many rows.
-    fn halos(height: usize, parts: usize, window: Option<Window>) -> Vec<Halo> {
+    fn halos(height: usize, parts: usize, window: Option<RowWindow>) -> Vec<Halo> {
         let rows = |place| Rows { height, parts, place };
         (0..parts).map(|place| Halo { rows: rows(place), window, number: 0 }).collect()
     }
@@ -596,7 +604,7 @@ mod tests {
             // A last window may reach beyond the padding (ceil mode).
             let outputs = (height + 2 * padding - reach) / stride + 1 + more.min(1);
             prop_assume!(outputs >= parts);
-            let window = Window { outputs, reach, stride, padding, fill: 0.0 };
+            let window = RowWindow { outputs, reach, stride, padding, fill: 0.0 };
             let halos = halos(height, parts, Some(window));
             let mut sent = 0;
             for place in 0..parts {
@@ -687,7 +695,9 @@ mod tests {
             let trades = |nodes: &[Node]| nodes.iter().filter(|n| matches!(n.op, Op::Trade(_))).count();
             let (there, back) = graph.nodes.split_at(graph.forward_nodes);
             assert_eq!((trades(there), trades(back)), (2, 1));
-            assert!(graph.nodes.iter().all(|n| !matches!(n.op, Op::Halo(_) | Op::HaloBackward(_))));
+            assert!(
+                graph.nodes.iter().all(|n| !matches!(n.op, Op::Halo(_) | Op::Backward(BackwardOp::Halo(_))))
+            );
             assert_eq!(graph.with_role(Role::Gradient).count(), parameters(&net()).len());
         }
     }

@@ -52,8 +52,8 @@ impl Graph {
         self
     }
 
-    /// The same without dropout and stochastic depth, with the first values that it has with them. To be called right
-    /// before `simplify`.
+    /// The network without dropout and stochastic depth, with the first values that it has with them. To be called
+    /// right before `simplify`.
     pub fn without_dropout(mut self) -> Graph {
         let whole = self.clone().simplify();
         self.take_dropout_away();

@@ -23,7 +23,7 @@ pub struct Shard {
     pub axis: usize,
     /// Which of the parts.
     pub place: usize,
-    /// Of how many, which are alike.
+    /// How many parts there are, which are alike.
     pub of: usize,
 }
 
@@ -56,7 +56,7 @@ impl Shard {
 
 /// The ranks among which layers are split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Group {
+pub struct TensorGroup {
     /// How many share a layer.
     pub ranks: usize,
     /// Which of them this one is.
@@ -105,7 +105,7 @@ fn summed(bytes: usize, ranks: usize) -> usize {
 impl Graph {
     /// The layers that are worth splitting, in their order: less is sent than by adding up their gradients. Of
     /// neighbours those are paired by which most is saved. For a forward graph that is to be differentiated.
-    pub fn worth_splitting(&self, group: Group) -> Vec<SplitLayers> {
+    pub fn worth_splitting(&self, group: TensorGroup) -> Vec<SplitLayers> {
         let linear = |node: &Node| matches!(node.op, Op::Linear { .. });
         let candidates: Vec<usize> =
             (0..self.nodes.len()).filter(|&node| linear(&self.nodes[node])).collect();
@@ -133,7 +133,7 @@ impl Graph {
     }
 
     /// What splitting one layer by its inputs comes to; `None` where it cannot be split so.
-    fn alone(&self, node: usize, group: Group) -> Option<SplitLayers> {
+    fn alone(&self, node: usize, group: TensorGroup) -> Option<SplitLayers> {
         let [rows, inputs, outputs] = self.widths(node)?;
         let share = self.share(inputs, node, group)?;
         let exchanged =
@@ -141,8 +141,8 @@ impl Graph {
         Some(self.together(&[node], self.bytes_of(self.nodes[node].inputs[1]), exchanged, group))
     }
 
-    /// The same of two layers with nothing but elementwise ops between them.
-    fn pair(&self, first: usize, second: usize, group: Group) -> Option<SplitLayers> {
+    /// How two layers are split that have nothing but elementwise ops between them.
+    fn pair(&self, first: usize, second: usize, group: TensorGroup) -> Option<SplitLayers> {
         let ([rows, inputs, outputs], [_, middle, last]) = (self.widths(first)?, self.widths(second)?);
         let share = self.share(outputs, first, group)?;
         let between = self.between(first, second).filter(|_| middle == outputs)?;
@@ -155,8 +155,14 @@ impl Graph {
         Some(self.together(&[first, second], bytes, exchanged, group))
     }
 
-    fn together(&self, nodes: &[usize], gradients: usize, exchanged: usize, group: Group) -> SplitLayers {
-        let Group { ranks, groups, micro_steps, .. } = group;
+    fn together(
+        &self,
+        nodes: &[usize],
+        gradients: usize,
+        exchanged: usize,
+        group: TensorGroup,
+    ) -> SplitLayers {
+        let TensorGroup { ranks, groups, micro_steps, .. } = group;
         let weight = |&node: &usize| self.tensor(self.nodes[node].inputs[1]).name.clone();
         SplitLayers {
             weights: nodes.iter().map(weight).collect(),
@@ -177,7 +183,7 @@ impl Graph {
     }
 
     /// How many of so many a rank has. Halves must make whole words of what is sent.
-    fn share(&self, width: usize, node: usize, group: Group) -> Option<usize> {
+    fn share(&self, width: usize, node: usize, group: TensorGroup) -> Option<usize> {
         let [_, inputs, outputs] = self.widths(node)?;
         let (share, rest) = (width / group.ranks, width % group.ranks);
         let is_even = [inputs, outputs, share].iter().all(|width| width % 2 == 0);
@@ -186,12 +192,12 @@ impl Graph {
     }
 
     /// Bytes that a rank sends where it gives each other one so many elements of a layer's type.
-    fn sent(&self, node: usize, elements: usize, group: Group) -> usize {
+    fn sent(&self, node: usize, elements: usize, group: TensorGroup) -> usize {
         (group.ranks - 1) * elements * self.tensor(self.nodes[node].outputs[0]).spec.dtype.bytes()
     }
 
-    /// The same of its inputs; and of their gradient, where that is wanted.
-    fn sent_of_inputs(&self, node: usize, elements: usize, group: Group) -> usize {
+    /// Bytes that a rank sends of a layer's inputs; and of their gradient, where that is wanted.
+    fn sent_of_inputs(&self, node: usize, elements: usize, group: TensorGroup) -> usize {
         let x = self.nodes[node].inputs[0];
         let times = 1 + usize::from(self.depends_on_parameters()[x.0]);
         times * (group.ranks - 1) * elements * self.tensor(x).spec.dtype.bytes()
@@ -221,9 +227,9 @@ impl Graph {
         [self.logits, self.losses, self.hits]
     }
 
-    /// The same network with these layers split. To be called after `simplify` and before `differentiate`, or on the
-    /// network that is tested.
-    pub fn split(mut self, layers: &[SplitLayers], group: Group) -> Graph {
+    /// The network with these layers split. To be called after `simplify` and before `differentiate`, or on the network
+    /// that is tested.
+    pub fn split(mut self, layers: &[SplitLayers], group: TensorGroup) -> Graph {
         let parts = self.parts(layers);
         for (index, node) in std::mem::take(&mut self.nodes).into_iter().enumerate() {
             match parts[index] {
@@ -262,7 +268,7 @@ impl Graph {
     }
 
     /// A layer by its outputs: for the images of all ranks, so many of them.
-    fn by_outputs(&mut self, mut node: Node, group: Group) {
+    fn by_outputs(&mut self, mut node: Node, group: TensorGroup) {
         let x = self.rows(&node.name, node.inputs[0]);
         let (shape, ranks) = (self.tensor(x).spec.shape.clone(), group.ranks);
         let each = dims([ranks, shape.0[0], shape.0[1]]);
@@ -275,7 +281,7 @@ impl Graph {
 
     /// What is done to each element of such outputs. A mask is made where the images are, of all outputs, so that it is
     /// that of the whole layer.
-    fn elementwise(&mut self, mut node: Node, group: Group) {
+    fn elementwise(&mut self, mut node: Node, group: TensorGroup) {
         let shape = self.tensor(node.outputs[0]).spec.shape.clone();
         if matches!(node.op, Op::Dropout { .. }) {
             let dtype = self.tensor(node.outputs[0]).spec.dtype;
@@ -298,14 +304,14 @@ impl Graph {
     }
 
     /// A layer alone: each rank gets so many of its inputs for all images.
-    fn alone_by_inputs(&mut self, mut node: Node, group: Group) {
+    fn alone_by_inputs(&mut self, mut node: Node, group: TensorGroup) {
         let x = self.rows(&node.name, node.inputs[0]);
         node.inputs[0] = self.scattered(&node.name, x, group.ranks);
         self.by_inputs(node, group);
     }
 
     /// A layer whose inputs are split: what comes of them for all images goes to those that have them, and is added up.
-    fn by_inputs(&mut self, node: Node, group: Group) {
+    fn by_inputs(&mut self, node: Node, group: TensorGroup) {
         let Op::Linear { relu, .. } = node.op else { return };
         let (name, y, ranks) = (&node.name, node.outputs[0], group.ranks);
         let Spec { shape, dtype } = self.tensor(y).spec.clone();
@@ -361,14 +367,14 @@ impl Graph {
     }
 
     /// A parameter becomes this rank's part of it.
-    fn shard(&mut self, id: TensorId, axis: usize, group: Group) {
+    fn shard(&mut self, id: TensorId, axis: usize, group: TensorGroup) {
         let tensor = &mut self.tensors[id.0];
         tensor.spec.shape.0[axis] /= group.ranks;
         tensor.shard = Some(Shard { axis, place: group.place, of: group.ranks });
     }
 
     /// An activation becomes this rank's share of that of all images.
-    fn over_all(&mut self, id: TensorId, group: Group) {
+    fn over_all(&mut self, id: TensorId, group: TensorGroup) {
         let shape = &mut self.tensors[id.0].spec.shape;
         shape.0[0] *= group.ranks;
         shape.0[1] /= group.ranks;
@@ -395,7 +401,7 @@ mod tests {
     use super::*;
     use crate::graph::Builder;
 
-    const GROUP: Group = Group { ranks: 2, place: 1, groups: 1, micro_steps: 1 };
+    const GROUP: TensorGroup = TensorGroup { ranks: 2, place: 1, groups: 1, micro_steps: 1 };
 
     fn forward() -> Graph {
         let (mut net, x) = Builder::new("three", 2, [1, 8, 8]);
@@ -424,7 +430,7 @@ mod tests {
         let x = net.linear("a", x, 64);
         assert!(net.finish(x).simplify().worth_splitting(GROUP).is_empty());
         // Three ranks divide neither the inputs nor the outputs of a.
-        let of_three = forward().worth_splitting(Group { ranks: 3, ..GROUP });
+        let of_three = forward().worth_splitting(TensorGroup { ranks: 3, ..GROUP });
         assert_eq!(names(&of_three), [["b.weight", "c.weight"]]);
     }
 

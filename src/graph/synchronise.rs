@@ -5,10 +5,13 @@
 //! Backward it sums dy and dy·x̂ over its own batch and gets the sums of the others. The gradients of weight and bias
 //! are of its own batch: like all gradients they are added up over ranks later.
 
-use super::{BatchNorm, DType, Graph, Node, NodeId, Op, Role, Shape, Spec, Statistics, Tensor, TensorId};
+use super::{
+    BackwardOp, BatchNorm, DType, Graph, Node, NodeId, NormStatistics, Op, Role, Shape, Spec, Tensor,
+    TensorId,
+};
 
 impl Graph {
-    /// The same network with the mean and variance of every normalisation those of the batches of `ranks` ranks. To be
+    /// The network with the mean and variance of every normalisation those of the batches of `ranks` ranks. To be
     /// called after `simplify` and before `differentiate`. For one rank nothing changes, but where images are cut by
     /// rows: there statistics are those of whole images at least.
     pub fn synchronise_batch_norms(mut self, ranks: usize) -> Graph {
@@ -25,7 +28,12 @@ impl Graph {
                 let moments = self.per_channel(&format!("{}.moments", node.name), &[2, channels]);
                 let input = node.inputs[0];
                 self.nodes.push(bare(&node.name, Op::BatchNormMoments, input, moments));
-                node.inputs.push(self.exchanged(&node.name, moments, of(norm), (Statistics::Moments, norm)));
+                node.inputs.push(self.exchanged(
+                    &node.name,
+                    moments,
+                    of(norm),
+                    (NormStatistics::Moments, norm),
+                ));
                 node.op = Op::BatchNorm(BatchNorm { given: true, ..norm });
                 // What a ReLU would save is computed again.
                 node.outputs.truncate(5);
@@ -51,11 +59,11 @@ impl Graph {
         let sums = self.per_channel(&format!("{}.sums", forward.name), &moments[1..]);
         // Those of the weight and the bias come first: their bucket may leave.
         let outputs = vec![sums, self.gradient_of(weight), self.gradient_of(bias)];
-        let (name, op) = (forward.name.clone(), Op::BatchNormSums(norm));
+        let (name, op) = (forward.name.clone(), Op::Backward(BackwardOp::BatchNormSums(norm)));
         self.nodes.push(Node { name, op, inputs: inputs.clone(), outputs, forward: Some(id) });
-        inputs.push(self.exchanged(&forward.name, sums, moments[0], (Statistics::Sums, norm)));
+        inputs.push(self.exchanged(&forward.name, sums, moments[0], (NormStatistics::Sums, norm)));
         let dx = self.gradient_like(x);
-        let (name, op) = (forward.name, Op::BatchNormBackward(norm));
+        let (name, op) = (forward.name, Op::Backward(BackwardOp::BatchNorm(norm)));
         self.nodes.push(Node { name, op, inputs, outputs: vec![dx], forward: Some(id) });
         dx
     }
@@ -66,7 +74,7 @@ impl Graph {
         name: &str,
         own: TensorId,
         ranks: usize,
-        (what, norm): (Statistics, BatchNorm),
+        (what, norm): (NormStatistics, BatchNorm),
     ) -> TensorId {
         let shape = [&[ranks], &self.tensor(own).spec.shape.0[..]].concat();
         let all = self.per_channel(&format!("{} of {ranks} ranks", self.tensor(own).name), &shape);
@@ -89,7 +97,7 @@ fn bare(name: &str, op: Op, input: TensorId, output: TensorId) -> Node {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{BatchNorm, Builder, Conv2d, Graph, Op, Role, TensorId};
+    use crate::graph::{BackwardOp, BatchNorm, Builder, Conv2d, Graph, Op, Role, TensorId};
 
     fn forward() -> Graph {
         let (mut net, x) = Builder::new("two", 2, [1, 6, 6]);
@@ -120,7 +128,7 @@ mod tests {
     fn each_normalisation_exchanges_once_forward_and_once_backward() {
         let (plain, graph) = (forward(), forward().synchronise_batch_norms(4).differentiate());
         let given = |op: &Op| match op {
-            Op::BatchNorm(norm) | Op::BatchNormBackward(norm) => Some(norm.given),
+            Op::BatchNorm(norm) | Op::Backward(BackwardOp::BatchNorm(norm)) => Some(norm.given),
             _ => None,
         };
         assert_eq!(graph.nodes.iter().filter_map(|n| given(&n.op)).collect::<Vec<_>>(), [true; 4]);

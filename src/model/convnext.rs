@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, Binary, Builder, Conv2d, Init, Start, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv2d, Init, InitScheme, TensorId, dims};
 
 pub const CONVNEXT_TINY: Model = Model {
     name: "convnext_tiny",
@@ -21,8 +21,8 @@ const EPSILON: f32 = 1e-6;
 
 fn convnext_tiny(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     // torchvision cuts these off at ±2, which is 100 deviations: a normal distribution.
-    net.init_convolutions(Start::Normal { std: 0.02 }, Start::Zero);
-    net.init_linears(Start::Normal { std: 0.02 }, Start::Zero);
+    net.init_convolutions(InitScheme::Normal { std: 0.02 }, InitScheme::Zero);
+    net.init_linears(InitScheme::Normal { std: 0.02 }, InitScheme::Zero);
     let mut x = net.conv2d("features.0.0", images, STAGES[0][0], Conv2d::square(4).stride(4))?;
     x = net.layer_norm_of_channels("features.0.1", x, EPSILON)?;
     let mut done = 0;

@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
 
 pub const DENSENET121: Model = Model {
     name: "densenet121",
@@ -17,8 +17,8 @@ pub const DENSENET121: Model = Model {
 const GROWTH: usize = 32;
 
 fn densenet(net: &mut Builder, images: TensorId, classes: usize, depths: [usize; 4]) -> Result<TensorId> {
-    net.init_convolutions(Start::NormalFanIn, Start::Zero);
-    net.init_linears(Start::Uniform, Start::Zero);
+    net.init_convolutions(InitScheme::NormalFanIn, InitScheme::Zero);
+    net.init_linears(InitScheme::Uniform, InitScheme::Zero);
     let mut x = conv(net, "features.conv0", images, 64, Conv2d::square(7).stride(2).padding(3))?;
     x = norm_relu(net, ["features.norm0", "features.relu0"], x)?;
     x = net.max_pool("features.pool0", x, Pool2d::square(3).stride(2).padding(1))?;

@@ -4,7 +4,7 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv2d, Start, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv2d, InitScheme, TensorId};
 
 pub const EFFICIENTNET_B0: Model = Model {
     name: "efficientnet_b0",
@@ -29,8 +29,8 @@ const BLOCKS: f32 = 16.0;
 const SILU: Option<Activation> = Some(Activation::Silu);
 
 fn efficientnet_b0(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-    net.init_convolutions(Start::NormalFanOut, Start::Zero);
-    net.init_linears(Start::UniformFanOut, Start::Zero);
+    net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
+    net.init_linears(InitScheme::UniformFanOut, InitScheme::Zero);
     let stem = Conv2d::square(3).stride(2).padding(1);
     let mut x = conv_norm(net, "features.0", images, 32, stem, BatchNorm::default(), SILU)?;
     let mut block = 0.0;

@@ -4,7 +4,7 @@
 use super::inception::conv;
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, Pool2d, Start, TensorId};
+use crate::graph::{Builder, Conv2d, InitScheme, Pool2d, TensorId};
 
 pub const GOOGLENET: Model = Model {
     name: "googlenet",
@@ -16,8 +16,8 @@ pub const GOOGLENET: Model = Model {
 
 fn googlenet(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     // torchvision cuts these off at ±2, which is 200 deviations: a normal distribution.
-    net.init_convolutions(Start::Normal { std: 0.01 }, Start::Zero);
-    net.init_linears(Start::Normal { std: 0.01 }, Start::Uniform);
+    net.init_convolutions(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
+    net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Uniform);
     let halving = Pool2d::square(3).stride(2).ceil();
     let mut x = conv(net, "conv1", images, 64, Conv2d::square(7).stride(2).padding(3))?;
     x = net.max_pool("maxpool1", x, halving)?;

@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
 
 pub const INCEPTION_V3: Model = Model {
     name: "inception_v3",
@@ -15,8 +15,8 @@ pub const INCEPTION_V3: Model = Model {
 
 fn inception_v3(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     // torchvision cuts these off at ±2, which is 20 deviations: a normal distribution.
-    net.init_convolutions(Start::Normal { std: 0.1 }, Start::Zero);
-    net.init_linears(Start::Normal { std: 0.1 }, Start::Uniform);
+    net.init_convolutions(InitScheme::Normal { std: 0.1 }, InitScheme::Zero);
+    net.init_linears(InitScheme::Normal { std: 0.1 }, InitScheme::Uniform);
     let mut x = conv(net, "Conv2d_1a_3x3", images, 32, Conv2d::square(3).stride(2))?;
     x = conv(net, "Conv2d_2a_3x3", x, 32, Conv2d::square(3))?;
     x = conv(net, "Conv2d_2b_3x3", x, 64, Conv2d::square(3).padding(1))?;
@@ -191,9 +191,9 @@ fn auxiliary_head(net: &mut Builder, name: &str, x: TensorId, classes: usize) ->
     let x = conv(net, &format!("{name}.conv1"), x, 768, Conv2d::square(5))?;
     let x = net.global_avg_pool(&format!("{name}.pool"), x)?;
     let x = net.flatten(&format!("{name}.flatten"), x);
-    net.init_linears(Start::Normal { std: 0.001 }, Start::Uniform);
+    net.init_linears(InitScheme::Normal { std: 0.001 }, InitScheme::Uniform);
     let logits = net.linear(&format!("{name}.fc"), x, classes);
-    net.init_linears(Start::Normal { std: 0.1 }, Start::Uniform);
+    net.init_linears(InitScheme::Normal { std: 0.1 }, InitScheme::Uniform);
     net.auxiliary_head(name, logits, 0.4);
     Ok(())
 }

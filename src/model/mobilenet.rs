@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, Start, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, TensorId};
 
 pub const MOBILENET_V2: Model = Model {
     name: "mobilenet_v2",
@@ -25,8 +25,8 @@ const BLOCKS: [[usize; 4]; 7] = [
 ];
 
 fn mobilenet_v2(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-    net.init_convolutions(Start::NormalFanOut, Start::Zero);
-    net.init_linears(Start::Normal { std: 0.01 }, Start::Zero);
+    net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
+    net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
     let mut x = conv_norm_relu(net, "features.0", images, 32, Conv2d::square(3).stride(2).padding(1))?;
     // Place in torchvision's `features`.
     let mut place = 1;

@@ -3,7 +3,7 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv2d, Start, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv2d, InitScheme, TensorId};
 
 pub const MOBILENET_V3_LARGE: Model = Model {
     name: "mobilenet_v3_large",
@@ -40,8 +40,8 @@ fn norm() -> BatchNorm {
 }
 
 fn mobilenet_v3_large(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-    net.init_convolutions(Start::NormalFanOut, Start::Zero);
-    net.init_linears(Start::Normal { std: 0.01 }, Start::Zero);
+    net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
+    net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
     let stem = Conv2d::square(3).stride(2).padding(1);
     let mut x = conv_norm(net, "features.0", images, 16, stem, norm(), HARD_SWISH)?;
     for (block, place) in BLOCKS.into_iter().zip(1..) {

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, TensorId};
-pub use preprocessing::{CLASS_NAMES, Frame, PREPROCESSING, Preprocessing};
+pub use preprocessing::{CLASS_NAMES, EvaluationCrop, PREPROCESSING, Preprocessing};
 
 /// A model that `--model` can name.
 #[derive(Clone)]
@@ -43,13 +43,15 @@ pub struct Model {
     layers: Layers,
 }
 
+type LayersFn = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
+
 /// What describes the layers of a model to a builder.
 #[derive(Clone)]
 enum Layers {
     /// A function that takes the images and the number of classes, and gives the logits.
-    Of(fn(&mut Builder, TensorId, usize) -> Result<TensorId>),
+    Of(LayersFn),
     /// An ONNX file.
-    In(Arc<onnx::File>),
+    In(Arc<onnx::OnnxFile>),
 }
 
 /// Every model, in the order in which they are listed.
@@ -120,7 +122,7 @@ pub fn find(name: &str) -> Result<Model> {
 /// # Errors
 /// `Data` where the file cannot be read or its network not trained.
 pub fn open(path: &Path) -> Result<Model> {
-    let file = onnx::File::open(path)?;
+    let file = onnx::OnnxFile::open(path)?;
     Ok(Model {
         name: "",
         about: "from an ONNX file",
@@ -144,11 +146,11 @@ impl Model {
 
     /// As `--model` takes it; of a file its name without what is before and behind.
     pub fn name(&self) -> &str {
-        self.file().map_or(self.name, onnx::File::label)
+        self.file().map_or(self.name, onnx::OnnxFile::label)
     }
 
     /// The file that it is from; `None` for one of the zoo.
-    pub fn file(&self) -> Option<&onnx::File> {
+    pub fn file(&self) -> Option<&onnx::OnnxFile> {
         match &self.layers {
             Layers::Of(_) => None,
             Layers::In(file) => Some(file),
@@ -171,7 +173,8 @@ impl Model {
         self.build_or_advise(batch, image, classes, true)
     }
 
-    /// The same for a graph that will not be trained: a batch of one is never too small for it.
+    /// The network's graph for a run that only tests, which will not be trained: a batch of one is never too small for
+    /// it.
     ///
     /// # Errors
     /// As for `build`.

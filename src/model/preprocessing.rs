@@ -10,7 +10,7 @@ pub const PREPROCESSING: &str = "dltrain.preprocessing";
 /// What of an image evaluation looks at, and training that does not cut by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Frame {
+pub enum EvaluationCrop {
     /// All of it, scaled to the model's size.
     Whole,
     /// The middle: the shorter side is scaled to 8/7 of the model's size, and that cut out.
@@ -22,12 +22,12 @@ pub enum Frame {
 pub struct Preprocessing {
     /// (C, H, W)
     pub image: [usize; 3],
-    /// Of each channel, of pixels from 0 to 1: subtracted.
+    /// What is subtracted from each channel of pixels from 0 to 1.
     pub mean: Vec<f64>,
-    /// The same, by which what is left is divided.
+    /// What each channel is then divided by.
     pub std: Vec<f64>,
     /// What of an image it is shown.
-    pub frame: Frame,
+    pub frame: EvaluationCrop,
 }
 
 impl Preprocessing {
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn what_a_file_says_is_read_back_to_the_bit_or_refused() {
         let (mean, std) = (vec![0.1, 1.0 / 3.0, 0.406], vec![0.229, 0.224, 2.0 / 7.0]);
-        let said = Preprocessing { image: [3, 64, 64], mean, std, frame: Frame::Centre };
+        let said = Preprocessing { image: [3, 64, 64], mean, std, frame: EvaluationCrop::Centre };
         assert_eq!(Preprocessing::from_text(&said.to_text()), Ok(Some(said.clone())));
         assert_eq!(Preprocessing::from_text(""), Ok(None));
         let wrong = [

@@ -4,7 +4,7 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv2d, Start, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv2d, InitScheme, TensorId};
 
 pub const REGNET_Y_400MF: Model = Model {
     name: "regnet_y_400mf",
@@ -23,8 +23,8 @@ const GROUP: usize = 8;
 const RELU: Option<Activation> = Some(Activation::RELU);
 
 fn regnet_y_400mf(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-    net.init_convolutions(Start::NormalFanOut, Start::Uniform);
-    net.init_linears(Start::Normal { std: 0.01 }, Start::Zero);
+    net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Uniform);
+    net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
     let stem = Conv2d::square(3).stride(2).padding(1);
     let mut x = conv_norm(net, "stem", images, 32, stem, BatchNorm::default(), RELU)?;
     for ([blocks, channels], stage) in STAGES.into_iter().zip(1..) {

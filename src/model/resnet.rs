@@ -1,18 +1,18 @@
 //! ResNets: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", 2015. Version 1.5: where a bottleneck
 //! halves the image its 3×3 convolution does so, not the first 1×1. Names and first values are torchvision's.
 
-use super::{Layers, Model};
+use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
 
 pub const RESNET18: Model =
     model("resnet18", "2, 2, 2, 2 residual blocks of two 3×3: 11,689,512 parameters", |net, x, classes| {
-        resnet(net, x, classes, Block::Basic, [2, 2, 2, 2])
+        resnet(net, x, classes, ResidualBlock::Basic, [2, 2, 2, 2])
     });
 
 pub const RESNET34: Model =
     model("resnet34", "3, 4, 6, 3 residual blocks of two 3×3: 21,797,672 parameters", |net, x, classes| {
-        resnet(net, x, classes, Block::Basic, [3, 4, 6, 3])
+        resnet(net, x, classes, ResidualBlock::Basic, [3, 4, 6, 3])
     });
 
 pub const RESNET50: Model =
@@ -34,24 +34,26 @@ pub const RESNET152: Model =
 pub const RESNEXT50_32X4D: Model = model(
     "resnext50_32x4d",
     "resnet50, 3×3 in 32 groups of 4 channels: 25,028,904 parameters",
-    |net, x, classes| resnet(net, x, classes, Block::Bottleneck { groups: 32, width: 4 }, [3, 4, 6, 3]),
+    |net, x, classes| {
+        resnet(net, x, classes, ResidualBlock::Bottleneck { groups: 32, width: 4 }, [3, 4, 6, 3])
+    },
 );
 
 /// Zagoruyko and Komodakis, "Wide residual networks", 2016.
 pub const WIDE_RESNET50_2: Model = model(
     "wide_resnet50_2",
     "resnet50 with twice the channels in 3×3: 68,883,240 parameters",
-    |net, x, classes| resnet(net, x, classes, Block::Bottleneck { groups: 1, width: 128 }, [3, 4, 6, 3]),
+    |net, x, classes| {
+        resnet(net, x, classes, ResidualBlock::Bottleneck { groups: 1, width: 128 }, [3, 4, 6, 3])
+    },
 );
 
-type Described = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
-
-const fn model(name: &'static str, about: &'static str, layers: Described) -> Model {
+const fn model(name: &'static str, about: &'static str, layers: LayersFn) -> Model {
     Model { name, about, image: [3, 224, 224], classes: 1000, layers: Layers::Of(layers) }
 }
 
 #[derive(Clone, Copy)]
-enum Block {
+enum ResidualBlock {
     /// 3×3, 3×3.
     Basic,
     /// 1×1, 3×3, 1×1 to four times the channels. The 3×3 has so many groups, each of `width` channels in the first
@@ -59,16 +61,16 @@ enum Block {
     Bottleneck { groups: usize, width: usize },
 }
 
-const BOTTLENECK: Block = Block::Bottleneck { groups: 1, width: 64 };
+const BOTTLENECK: ResidualBlock = ResidualBlock::Bottleneck { groups: 1, width: 64 };
 
 fn resnet(
     net: &mut Builder,
     images: TensorId,
     classes: usize,
-    block: Block,
+    block: ResidualBlock,
     blocks: [usize; 4],
 ) -> Result<TensorId> {
-    net.init_convolutions(Start::NormalFanOut, Start::Zero);
+    net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
     let mut x = conv_norm(net, ["conv1", "bn1"], images, 64, Conv2d::square(7).stride(2).padding(3))?;
     x = net.relu("relu", x);
     x = net.max_pool("maxpool", x, Pool2d::square(3).stride(2).padding(1))?;
@@ -89,15 +91,15 @@ fn residual(
     net: &mut Builder,
     name: &str,
     x: TensorId,
-    block: Block,
+    block: ResidualBlock,
     channels: usize,
     stride: usize,
 ) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let wide = Conv2d::square(3).padding(1);
     let convolutions = match block {
-        Block::Basic => vec![(channels, wide.stride(stride)), (channels, wide)],
-        Block::Bottleneck { groups, width } => {
+        ResidualBlock::Basic => vec![(channels, wide.stride(stride)), (channels, wide)],
+        ResidualBlock::Bottleneck { groups, width } => {
             let inner = channels * width / 64 * groups;
             let wide = Conv2d { groups, ..wide.stride(stride) };
             vec![(inner, Conv2d::square(1)), (inner, wide), (4 * channels, Conv2d::square(1))]

@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, Pool2d, Start, TensorId};
+use crate::graph::{Builder, Conv2d, InitScheme, Pool2d, TensorId};
 
 pub const SQUEEZENET1_1: Model = Model {
     name: "squeezenet1_1",
@@ -29,7 +29,7 @@ const LAYERS: [Option<[usize; 2]>; 11] = [
 ];
 
 fn squeezenet1_1(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-    net.init_convolutions(Start::UniformFanIn, Start::Zero);
+    net.init_convolutions(InitScheme::UniformFanIn, InitScheme::Zero);
     let mut x = net.conv2d("features.0", images, 64, Conv2d::square(3).stride(2))?;
     x = net.relu("features.1", x);
     for (layer, place) in LAYERS.into_iter().zip(2..) {
@@ -40,7 +40,7 @@ fn squeezenet1_1(net: &mut Builder, images: TensorId, classes: usize) -> Result<
         };
     }
     x = net.dropout("classifier.0", x, 0.5);
-    net.init_convolutions(Start::Normal { std: 0.01 }, Start::Zero);
+    net.init_convolutions(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
     x = net.conv2d("classifier.1", x, classes, Conv2d::square(1))?;
     x = net.relu("classifier.2", x);
     x = net.global_avg_pool("classifier.3", x)?;

@@ -1,9 +1,9 @@
 //! VGG: Simonyan and Zisserman 2015, as torchvision has it (names, start of the weights, any image size), plain and
 //! with batch normalisation behind every convolution.
 
-use super::{Layers, Model};
+use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, Start, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
 
 pub const VGG11: Model = model(
     "vgg11",
@@ -49,9 +49,7 @@ pub const VGG19_BN: Model =
         vgg(net, x, classes, [2, 2, 4, 4, 4], true)
     });
 
-type Described = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
-
-const fn model(name: &'static str, about: &'static str, layers: Described) -> Model {
+const fn model(name: &'static str, about: &'static str, layers: LayersFn) -> Model {
     Model { name, about, image: [3, 224, 224], classes: 1000, layers: Layers::Of(layers) }
 }
 
@@ -63,8 +61,8 @@ fn vgg(
     depths: [usize; 5],
     normalised: bool,
 ) -> Result<TensorId> {
-    net.init_convolutions(Start::NormalFanOut, Start::Zero);
-    net.init_linears(Start::Normal { std: 0.01 }, Start::Zero);
+    net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
+    net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
     // Place in torchvision's `features`.
     let mut places = (0..).map(|place| format!("features.{place}"));
     let mut next = move || places.next().unwrap_or_default();

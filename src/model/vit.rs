@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::{Error, Result};
-use crate::graph::{Activation, Binary, Builder, Conv2d, Init, Start, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv2d, Init, InitScheme, TensorId, dims};
 
 pub const VIT_B_16: Model = Model {
     name: "vit_b_16",
@@ -23,8 +23,8 @@ fn vit_b_16(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tenso
     // torchvision cuts these off at ±2, which is 55 deviations: a normal distribution.
     let channels = net.shape(images).0[1];
     net.init_convolutions(
-        Start::Normal { std: 1.0 / ((channels * PATCH * PATCH) as f32).sqrt() },
-        Start::Zero,
+        InitScheme::Normal { std: 1.0 / ((channels * PATCH * PATCH) as f32).sqrt() },
+        InitScheme::Zero,
     );
     let x = net.conv2d("conv_proj", images, WIDTH, Conv2d::square(PATCH).stride(PATCH))?;
     let Some([n, _, h, w]) = net.shape(x).nchw() else {
@@ -45,7 +45,7 @@ fn vit_b_16(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tenso
     let x = net.layer_norm("encoder.ln", x, 1, EPSILON)?;
     let x = net.slice("class.slice", x, 1, 0..1)?;
     let x = net.reshape("class.row", x, dims([n, WIDTH]))?;
-    net.init_linears(Start::Zero, Start::Zero);
+    net.init_linears(InitScheme::Zero, InitScheme::Zero);
     Ok(net.linear("heads.head", x, classes))
 }
 
@@ -58,17 +58,18 @@ fn encoder_layer(net: &mut Builder, name: &str, x: TensorId, length: usize) -> R
     let y = net.layer_norm(&part("ln_1"), x, 1, EPSILON)?;
     let y = net.reshape(&part("rows"), y, dims([rows, WIDTH]))?;
     let weight = part("self_attention.in_proj_weight");
-    let weight = net.learned(&weight, dims([3 * WIDTH, WIDTH]), Start::Glorot.of(WIDTH, 3 * WIDTH), true);
+    let weight =
+        net.learned(&weight, dims([3 * WIDTH, WIDTH]), InitScheme::Glorot.of(WIDTH, 3 * WIDTH), true);
     let bias = net.learned(&part("self_attention.in_proj_bias"), dims([3 * WIDTH]), Init::Zero, false);
     let y = net.linear_of(&part("self_attention.in_proj"), y, weight, Some(bias), dims([rows, 3 * WIDTH]));
     let y = net.attention(&part("self_attention"), y, length, HEADS)?;
-    net.init_linears(Start::Uniform, Start::Zero);
+    net.init_linears(InitScheme::Uniform, InitScheme::Zero);
     let y = net.linear(&part("self_attention.out_proj"), y, WIDTH);
     let y = net.reshape(&part("attended"), y, shape)?;
     let x = net.add(&part("add_1"), y, x)?;
 
     let y = net.layer_norm(&part("ln_2"), x, 1, EPSILON)?;
-    net.init_linears(Start::Glorot, Start::Normal { std: 1e-6 });
+    net.init_linears(InitScheme::Glorot, InitScheme::Normal { std: 1e-6 });
     let y = net.linear_along(&part("mlp.0"), y, 4 * WIDTH)?;
     let y = net.activation(&part("mlp.1"), y, Activation::Gelu);
     let y = net.linear_along(&part("mlp.3"), y, WIDTH)?;

@@ -21,7 +21,7 @@ pub fn state_names(rule: &Rule) -> &'static [&'static str] {
 
 /// The learning rate as a function of the step.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Schedule {
+pub struct RateSchedule {
     settings: Rate,
     /// The rate after warm-up: the base, times the ranks where that is asked for (linear scaling: Goyal et al.,
     /// "Accurate, large minibatch SGD", 2017).
@@ -32,11 +32,11 @@ pub struct Schedule {
     ahead: isize,
 }
 
-impl Schedule {
+impl RateSchedule {
     /// A schedule for `total_steps` steps on `ranks` ranks.
-    pub fn new(settings: &Rate, ranks: usize, steps_per_epoch: usize, total_steps: usize) -> Schedule {
+    pub fn new(settings: &Rate, ranks: usize, steps_per_epoch: usize, total_steps: usize) -> RateSchedule {
         let scale = if settings.scale_by_ranks { ranks as f64 } else { 1.0 };
-        Schedule {
+        RateSchedule {
             settings: settings.clone(),
             peak: f64::from(settings.base) * scale,
             steps_per_epoch: steps_per_epoch.max(1),
@@ -47,9 +47,9 @@ impl Schedule {
 
     /// The schedule of a run that goes on after `done` steps, at a place which a run of this global batch would have
     /// reached after `place` steps. Both are the same unless the global batch has changed.
-    pub fn resumed(self, done: usize, place: usize) -> Schedule {
+    pub fn resumed(self, done: usize, place: usize) -> RateSchedule {
         let ahead = place as isize - done as isize;
-        Schedule { total_steps: self.total_steps.saturating_add_signed(ahead), ahead, ..self }
+        RateSchedule { total_steps: self.total_steps.saturating_add_signed(ahead), ahead, ..self }
     }
 
     /// The rate after warm-up and that of the last step, where the run ends before the first is reached.
@@ -87,7 +87,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn schedule(kind: ScheduleKind, warmup_epochs: f32) -> Schedule {
+    fn schedule(kind: ScheduleKind, warmup_epochs: f32) -> RateSchedule {
         let settings = Rate {
             base: 0.1,
             scale_by_ranks: true,
@@ -97,7 +97,7 @@ mod tests {
             gamma: 0.1,
             power: 2.0,
         };
-        Schedule::new(&settings, 4, 10, 100)
+        RateSchedule::new(&settings, 4, 10, 100)
     }
 
     fn close(a: f32, b: f32) {
@@ -126,7 +126,7 @@ mod tests {
         let rates = schedule(ScheduleKind::Cosine, 2.0);
         assert_eq!(rates.clone().resumed(50, 50), rates);
         // Half the global batch before: twice the steps for as many images, 150 in all.
-        let resumed = Schedule { total_steps: 150, ..rates.clone() }.resumed(100, 50);
+        let resumed = RateSchedule { total_steps: 150, ..rates.clone() }.resumed(100, 50);
         for step in 50..100 {
             assert_eq!(resumed.rate(step + 50), rates.rate(step));
         }

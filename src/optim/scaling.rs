@@ -17,7 +17,7 @@ pub struct LossScaler {
     good: u32,
     /// Skipped steps that are still put up with before the factor is halved.
     patience: u32,
-    /// Of the whole run.
+    /// Skipped steps of the whole run.
     skipped: u64,
 }
 

@@ -55,7 +55,7 @@ use crate::device::memory::ALIGNMENT;
 use crate::device::{Kernel, Layout, Memory, Rule, Span};
 use crate::error::{Error, Result};
 use crate::files::fnv1a;
-use crate::graph::{Graph, Init, NodeId, Op, Rows, Shape, Shard, Spec, Statistics, Strip};
+use crate::graph::{Graph, Init, NodeId, NormStatistics, Op, Rows, Shape, Shard, Spec, Strip};
 
 pub use bucket::{Bucket, Ready, TAIL};
 pub use compile::{Compiled, Options, plan};
@@ -386,7 +386,7 @@ impl Plan {
     }
 
     /// What becomes of what a step exchanges where ranks have unlike many rows of images.
-    fn evened_out(&self, step: &PlannedStep) -> Option<(Statistics, Rows)> {
+    fn evened_out(&self, step: &PlannedStep) -> Option<(NormStatistics, Rows)> {
         match self.graph.node(step.node?).op {
             Op::Exchange { rows, .. } => rows,
             _ => None,

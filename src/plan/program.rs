@@ -6,7 +6,7 @@ use super::{Constant, Kind, Location, Plan, Region, Sizes};
 use crate::device::memory::bytes_of;
 use crate::device::{Device, Layout, Memory, Scalars, Step};
 use crate::error::Result;
-use crate::graph::{DType, Role, Rows, Statistics, TensorId};
+use crate::graph::{DType, NormStatistics, Role, Rows, TensorId};
 
 /// The memory of each region. Two plans that never run at the same time can share all of it.
 #[derive(Clone)]
@@ -108,7 +108,7 @@ pub struct Exchange {
     /// How many ranks' rows there are.
     pub ranks: usize,
     /// Where these have unlike many rows of images: what becomes of what they tell.
-    pub rows: Option<(Statistics, Rows)>,
+    pub rows: Option<(NormStatistics, Rows)>,
     /// What this rank has, in words of four bytes.
     pub own: Memory,
     /// What comes, in the order of ranks.

@@ -43,7 +43,7 @@ impl Array {
         self.shape.iter().product()
     }
 
-    /// Of an array with a row for each rank: the mean of the rows, as evaluation takes it.
+    /// The mean of the rows of an array that has one for each rank, as evaluation takes it.
     pub fn mean_over_ranks(&self, values: &[f32]) -> Vec<f32> {
         let ranks = self.shape.first().copied().unwrap_or(0).max(1);
         let columns = values.len() / ranks;
@@ -209,7 +209,7 @@ fn first_block(sum: u32, length: u64, index: u64) -> Vec<u8> {
 /// # Errors
 /// `ErrorKind::Data` where the file is not what was once written, `ErrorKind::Environment` where it cannot be read.
 pub(super) fn read(path: &Path) -> Result<Contents> {
-    let stored = Stored::open(path)?;
+    let stored = StoredCheckpoint::open(path)?;
     let mut contents = stored.head.clone();
     contents.values.reserve_exact(contents.arrays.iter().map(Array::elements).sum());
     for which in 0..contents.arrays.len() {
@@ -219,7 +219,7 @@ pub(super) fn read(path: &Path) -> Result<Contents> {
 }
 
 /// A checkpoint that is read array by array.
-pub(super) struct Stored {
+pub(super) struct StoredCheckpoint {
     path: PathBuf,
     file: fs::File,
     /// All but the values.
@@ -228,12 +228,12 @@ pub(super) struct Stored {
     offsets: Vec<u64>,
 }
 
-impl Stored {
+impl StoredCheckpoint {
     /// Checks every byte, and that what the index promises is there.
     ///
     /// # Errors
     /// As for `read`.
-    pub fn open(path: &Path) -> Result<Stored> {
+    pub fn open(path: &Path) -> Result<StoredCheckpoint> {
         let unreadable = |error: io::Error| unreadable(path, &error);
         let mut file = files::open(path).map_err(unreadable)?;
         let length = file.metadata().map_err(unreadable)?.len();
@@ -261,7 +261,7 @@ impl Stored {
         if offsets.len() != head.arrays.len() {
             return Err(damaged(&format!("{} places for {} arrays", offsets.len(), head.arrays.len())));
         }
-        Ok(Stored { path: path.into(), file, head, offsets })
+        Ok(StoredCheckpoint { path: path.into(), file, head, offsets })
     }
 
     /// The numbers of one array.

@@ -36,11 +36,11 @@ struct Keeper {
     writing: Option<JoinHandle<Written>>,
     /// The memory of the last copy, for the next one.
     spare: Vec<f32>,
-    /// Of the last one that was written.
+    /// What became of the last one that was written.
     outcome: Result<()>,
     /// The longest time from a copy's beginning to its being on disk.
     seconds: f64,
-    /// Of copies that a run does without: whether it was said that one failed. Else each that fails is an error.
+    /// Where a run does without these copies: whether it was said that one failed. Else each that fails is an error.
     warned: Option<Arc<AtomicBool>>,
 }
 
@@ -332,7 +332,7 @@ fn drop_oldest(directory: &Path, best: Option<u64>) -> Option<PathBuf> {
     let (_, oldest) = all.iter().skip(1).rfind(|(step, _)| Some(*step) != best)?;
     // The newest first: it is whole unless someone damaged it.
     let mut others = all.iter().map(|(_, path)| path).filter(|path| *path != oldest);
-    others.find(|path| checkpoint::Stored::open(path).is_ok())?;
+    others.find(|path| checkpoint::StoredCheckpoint::open(path).is_ok())?;
     fs::remove_file(oldest).ok().map(|()| oldest.clone())
 }
 

@@ -12,7 +12,7 @@ use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{Dataset, File, Group, H5Type};
 
 use super::read::Earlier;
-use super::series::{Rows, series};
+use super::series::{SeriesGroup, series};
 use super::summary::Closing;
 use super::{Description, EpochRecord, Scheduled, Spread, StepRecord};
 use crate::device::Usage;
@@ -27,8 +27,8 @@ const EPOCH_CHUNK: usize = 64;
 /// Bytes of the data set `summary/status`.
 pub(super) const STATUS_BYTES: usize = 512;
 
-type Status = FixedUnicode<STATUS_BYTES>;
-pub(super) type Outcome = hdf5::Result<()>;
+type StatusText = FixedUnicode<STATUS_BYTES>;
+pub(super) type Hdf5Result = hdf5::Result<()>;
 
 /// (name, unit, meaning) of data sets, in the order in which `step` and `epoch` push them.
 pub type Columns = [(&'static str, &'static str, &'static str)];
@@ -121,8 +121,8 @@ const SUMMARY_VALUES: &Columns = &[
 pub(super) struct ResultsFile {
     file: File,
     path: PathBuf,
-    steps: Rows,
-    epochs: Rows,
+    steps: SeriesGroup,
+    epochs: SeriesGroup,
     summary: Group,
 }
 
@@ -131,26 +131,70 @@ fn usage(shown: Option<Usage>) -> [f64; 3] {
     shown.map_or([f64::NAN; 3], |usage| [usage.busy, usage.memory, usage.power])
 }
 
+/// A data set of numbers or texts.
+fn data<T: H5Type>(group: &Group, name: &str, values: &[T], unit: &str, meaning: &str) -> Hdf5Result {
+    describe(&group.new_dataset_builder().with_data(values).create(name)?, unit, meaning)
+}
+
+pub(super) fn texts<'a>(texts: impl IntoIterator<Item = &'a String>) -> hdf5::Result<Vec<VarLenUnicode>> {
+    texts.into_iter().map(|text| unicode(text)).collect()
+}
+
 /// What was rehearsed, a value an action in each data set.
-fn script(config: &Group, script: &[Scheduled]) -> Outcome {
-    let texts = script.iter().map(|scheduled| unicode(&scheduled.action));
-    let texts = texts.collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
-    let texts = config.new_dataset_builder().with_data(&texts).create("script_action")?;
-    describe(&texts, "", "what rank 0 does in a step, one after the other")?;
+fn script(config: &Group, script: &[Scheduled]) -> Hdf5Result {
+    let actions = texts(script.iter().map(|at| &at.action))?;
+    data(config, "script_action", &actions, "", "what rank 0 does in a step, one after the other")?;
     let buckets: Vec<i64> = script.iter().map(|at| at.bucket.map_or(-1, |bucket| bucket as i64)).collect();
-    let buckets = config.new_dataset_builder().with_data(&buckets).create("script_bucket")?;
-    describe(&buckets, "1", "the bucket whose sum an action starts; -1 for others")?;
+    let meaning = "the bucket whose sum an action starts; -1 for others";
+    data(config, "script_bucket", &buckets, "1", meaning)?;
     let computes: Vec<u64> = script.iter().map(|at| u64::from(at.computes)).collect();
-    let computes = config.new_dataset_builder().with_data(&computes).create("script_computes")?;
-    describe(&computes, "1", "1 where an action runs steps of the network, else 0")?;
+    data(config, "script_computes", &computes, "1", "1 where an action runs steps of the network, else 0")?;
     for (index, name, meaning) in [
         (0, "script_begin", "when an action is expected to begin, from the step's start"),
         (1, "script_end", "when it, or the transfer that it starts, is expected to be over"),
     ] {
         let times: Vec<f64> = script.iter().map(|scheduled| scheduled.times[index]).collect();
-        describe(&config.new_dataset_builder().with_data(&times).create(name)?, "s", meaning)?;
+        data(config, name, &times, "s", meaning)?;
     }
     Ok(())
+}
+
+/// The group `config`: how the run was asked for and planned.
+fn config(file: &File, about: &Description, added: &[(&str, String)]) -> Hdf5Result {
+    let config = file.create_group("config")?;
+    let given = about.attributes.iter().map(|(name, value)| (name.as_str(), value));
+    for (name, value) in given.chain(added.iter().map(|(name, value)| (*name, value))) {
+        text(&config, name, value)?;
+    }
+    let meaning = "bytes of each gradient bucket, in the order of readiness";
+    data(&config, "bucket_bytes", &about.buckets, "B", meaning)?;
+    data(&config, "owned_bytes", &about.owned, "B", "bytes of parameters that each rank updates")?;
+    let names = texts(about.choices.iter().map(|(name, _)| name))?;
+    data(&config, "bucket_allreduce", &names, "", "the collective that sums each bucket")?;
+    let seconds: Vec<f64> = about.choices.iter().map(|(_, seconds)| *seconds).collect();
+    data(&config, "bucket_predicted", &seconds, "s", "what each bucket's sum is expected to take")?;
+    script(&config, &about.script)?;
+    let kinds = texts(about.memory.iter().map(|(kind, _)| kind))?;
+    data(&config, "memory_kind", &kinds, "", "what a rank needs memory for")?;
+    let bytes: Vec<u64> = about.memory.iter().map(|(_, bytes)| *bytes).collect();
+    data(&config, "memory_bytes", &bytes, "B", "what each kind takes of a rank's planned_memory")
+}
+
+/// The group `summary`, whose values come at the run's end.
+fn summary(file: &File, about: &Description) -> hdf5::Result<Group> {
+    let summary = file.create_group("summary")?;
+    scalars(&summary, SUMMARY_COUNTS, 0u64)?;
+    scalars(&summary, SUMMARY_VALUES, f64::NAN)?;
+    let meaning =
+        "updates by gradients that were 0, 1, … updates late, the last: or more; none unless asynchronous";
+    data(&summary, "staleness", &vec![0u64; about.staleness], "1", meaning)?;
+    let status = summary.new_dataset::<StatusText>().create("status")?;
+    describe(&status, "", "running, finished, or failed: why")?;
+    status.write_scalar(&fixed("running"))?;
+    let ended = summary.new_dataset::<StatusText>().create("ended")?;
+    describe(&ended, "", "UTC date and time of the run's end; empty while it runs")?;
+    ended.write_scalar(&fixed(""))?;
+    Ok(summary)
 }
 
 impl ResultsFile {
@@ -229,33 +273,9 @@ impl ResultsFile {
     ) -> hdf5::Result<ResultsFile> {
         text(&file, "format", "dltrain results")?;
         file.new_attr::<u32>().create("schema")?.write_scalar(&SCHEMA)?;
-        let config = file.create_group("config")?;
-        let given = about.attributes.iter().map(|(name, value)| (name.as_str(), value));
-        for (name, value) in given.chain(added.iter().map(|(name, value)| (*name, value))) {
-            text(&config, name, value)?;
-        }
-        let bytes = config.new_dataset_builder().with_data(&about.buckets).create("bucket_bytes")?;
-        describe(&bytes, "B", "bytes of each gradient bucket, in the order of readiness")?;
-        let owned = config.new_dataset_builder().with_data(&about.owned).create("owned_bytes")?;
-        describe(&owned, "B", "bytes of parameters that each rank updates")?;
-        let (names, seconds): (Vec<_>, Vec<f64>) =
-            about.choices.iter().map(|(name, seconds)| (unicode(name), *seconds)).unzip();
-        let names = names.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
-        let names = config.new_dataset_builder().with_data(&names).create("bucket_allreduce")?;
-        describe(&names, "", "the collective that sums each bucket")?;
-        let seconds = config.new_dataset_builder().with_data(&seconds).create("bucket_predicted")?;
-        describe(&seconds, "s", "what each bucket's sum is expected to take")?;
-        script(&config, &about.script)?;
-        let (kinds, bytes): (Vec<_>, Vec<u64>) =
-            about.memory.iter().map(|(kind, bytes)| (unicode(kind), *bytes)).unzip();
-        let kinds = kinds.into_iter().collect::<hdf5::Result<Vec<VarLenUnicode>>>()?;
-        let kinds = config.new_dataset_builder().with_data(&kinds).create("memory_kind")?;
-        describe(&kinds, "", "what a rank needs memory for")?;
-        let bytes = config.new_dataset_builder().with_data(&bytes).create("memory_bytes")?;
-        describe(&bytes, "B", "what each kind takes of a rank's planned_memory")?;
-
+        config(&file, about, added)?;
         let group = file.create_group("steps")?;
-        let mut steps = Rows {
+        let mut steps = SeriesGroup {
             counts: series(&group, STEP_COUNTS, STEP_CHUNK, None)?,
             values: series(&group, STEP_VALUES, STEP_CHUNK, None)?,
             buckets: match about.buckets.len() {
@@ -265,24 +285,12 @@ impl ResultsFile {
             },
         };
         let group = file.create_group("epochs")?;
-        let mut epochs = Rows {
+        let mut epochs = SeriesGroup {
             counts: series(&group, EPOCH_COUNTS, EPOCH_CHUNK, None)?,
             values: series(&group, EPOCH_VALUES, EPOCH_CHUNK, None)?,
             buckets: Vec::new(),
         };
-        let summary = file.create_group("summary")?;
-        scalars(&summary, SUMMARY_COUNTS, 0u64)?;
-        scalars(&summary, SUMMARY_VALUES, f64::NAN)?;
-        let stale =
-            summary.new_dataset_builder().with_data(&vec![0u64; about.staleness]).create("staleness")?;
-        let meaning = "updates by gradients that were 0, 1, … updates late, the last: or more; none unless asynchronous";
-        describe(&stale, "1", meaning)?;
-        let status = summary.new_dataset::<Status>().create("status")?;
-        describe(&status, "", "running, finished, or failed: why")?;
-        status.write_scalar(&fixed("running"))?;
-        let ended = summary.new_dataset::<Status>().create("ended")?;
-        describe(&ended, "", "UTC date and time of the run's end; empty while it runs")?;
-        ended.write_scalar(&fixed(""))?;
+        let summary = summary(&file, about)?;
         if let Some(earlier) = earlier {
             steps.copy(&earlier.file, "steps", earlier.steps)?;
             epochs.copy(&earlier.file, "epochs", earlier.epochs)?;
@@ -365,9 +373,9 @@ impl ResultsFile {
             .map_err(|error| Error::output(&self.path, format!("cannot bring the results to disk: {error}")))
     }
 
-    fn close(&self, closing: &Closing, status: &str) -> Outcome {
+    fn close(&self, closing: &Closing, status: &str) -> Hdf5Result {
         let c = closing;
-        let memory = |of: fn(&super::Memory) -> usize| c.memory.as_ref().map_or(0, of) as u64;
+        let memory = |of: fn(&super::MemoryRecord) -> usize| c.memory.as_ref().map_or(0, of) as u64;
         let [sent, uncompressed] = c.sent;
         let [planned, measured] = [memory(|m| m.planned), memory(|m| m.measured)];
         let counts = [c.steps, c.images, sent, uncompressed, c.sent_a_step, planned, measured];
@@ -388,9 +396,9 @@ impl ResultsFile {
             c.images_per_second(),
             c.best_test_accuracy.0,
             c.final_test_accuracy,
-            c.share(c.compute),
-            c.share(c.communication),
-            c.share(c.input),
+            c.share(c.spent.compute),
+            c.share(c.spent.communication),
+            c.share(c.spent.input),
             busy,
             memory,
             power,
@@ -408,7 +416,7 @@ impl ResultsFile {
     }
 }
 
-fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Outcome {
+fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Hdf5Result {
     columns.iter().try_for_each(|&(name, unit, meaning)| {
         let dataset = group.new_dataset::<T>().create(name)?;
         describe(&dataset, unit, meaning)?;
@@ -416,12 +424,12 @@ fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Outcome {
     })
 }
 
-pub(super) fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Outcome {
+pub(super) fn describe(dataset: &Dataset, unit: &str, meaning: &str) -> Hdf5Result {
     text(dataset, "unit", unit)?;
     text(dataset, "description", meaning)
 }
 
-pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> Outcome {
+pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> Hdf5Result {
     location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&unicode(value)?)
 }
 
@@ -431,10 +439,10 @@ fn unicode(text: &str) -> hdf5::Result<VarLenUnicode> {
 }
 
 /// As much of a text as the data set `status` holds.
-fn fixed(text: &str) -> Status {
+fn fixed(text: &str) -> StatusText {
     let mut text = text.replace('\0', " ");
     while text.len() > STATUS_BYTES {
         text.pop();
     }
-    Status::from_str(&text).unwrap_or_default()
+    StatusText::from_str(&text).unwrap_or_default()
 }

@@ -15,6 +15,7 @@ mod path;
 mod predictions;
 mod progress;
 mod read;
+mod safetensors_file;
 mod series;
 mod summary;
 mod table;
@@ -35,7 +36,7 @@ pub use logging::{Volume, start_logging};
 pub use names::check_names;
 pub use path::{is_results_file, results_path, resumed_path};
 pub use predictions::Predictions;
-pub use progress::Progress;
+pub use progress::ProgressLine;
 pub use read::{RunRecord, run_file};
 pub use series::write_table;
 use summary::Closing;
@@ -43,7 +44,9 @@ use tensorboard::EventFile;
 pub use tensorboard::check_events;
 pub use terminal::{outcome_of, printed, say as print};
 pub use timeline::{RankEvents, TimelineFile};
-pub use weights::{About, OfRun, WeightsFile, check_new, check_weights, is_hdf5, left_out, write_weights};
+pub use weights::{
+    ModelMetadata, OfRun, WeightsFile, check_new, check_weights, is_hdf5, left_out, write_weights,
+};
 
 use crate::comm::World;
 use crate::device::Usage;
@@ -74,7 +77,7 @@ impl From<&World> for RankInfo {
 /// Everything a run says or keeps; every rank has one. Finish it before MPI: closing the file may take a while.
 pub struct Recorder {
     /// `None` on the ranks that are silent.
-    writer: Option<Writer>,
+    writer: Option<RecordWriter>,
 }
 
 impl Recorder {
@@ -87,7 +90,7 @@ impl Recorder {
         Recorder::open(place, path, about, None)
     }
 
-    /// The same for a run that goes on: in the file of its earlier part, where `path` is there, whose rows from that
+    /// A recorder for a run that goes on: in the file of its earlier part, where `path` is there, whose rows from that
     /// step on are replaced.
     ///
     /// # Errors
@@ -136,9 +139,9 @@ impl Recorder {
         });
         let events = events.transpose()?;
         terminal::tell(&table::introduction(place, about));
-        terminal::start_bar(about.steps);
+        terminal::start_bar(about.size.steps);
         Ok(Recorder {
-            writer: Some(Writer {
+            writer: Some(RecordWriter {
                 place,
                 about: about.clone(),
                 path: path.map(Path::to_path_buf),
@@ -202,12 +205,12 @@ impl Recorder {
     /// How many updates of this part of the run were by gradients so stale: 0, 1, … updates late.
     pub fn staleness(&mut self, counts: &[u64]) {
         if let Some(writer) = &mut self.writer {
-            writer.closing.stale = counts.to_vec();
+            writer.closing.stale[0] = counts.to_vec();
         }
     }
 
     /// What the run had in memory, as planned and as it came.
-    pub fn memory(&mut self, memory: Memory) {
+    pub fn memory(&mut self, memory: MemoryRecord) {
         if let Some(writer) = &mut self.writer {
             writer.closing.memory = Some(memory);
         }
@@ -227,7 +230,7 @@ impl Recorder {
 }
 
 /// Rank 0's half of a `Recorder`.
-struct Writer {
+struct RecordWriter {
     place: RankInfo,
     about: Description,
     path: Option<PathBuf>,
@@ -243,12 +246,12 @@ struct Writer {
     finished: bool,
 }
 
-impl Writer {
+impl RecordWriter {
     fn step(&mut self, r: &StepRecord) {
         if self.closing.setup_seconds.is_nan() {
             self.closing.setup_seconds = (self.about.started.elapsed().as_secs_f64() - r.seconds).max(0.0);
         }
-        let counts = r.step >= self.about.warmup;
+        let counts = r.step >= self.about.size.warmup;
         if counts {
             self.closing.step(r);
             if let Some(compression) = &self.about.compression {
@@ -268,7 +271,7 @@ impl Writer {
         if counts {
             self.speed.add(r);
         }
-        if self.about.epochs == 0 && counts {
+        if self.about.size.epochs == 0 && counts {
             if self.speed.steps() == STEPS_A_LINE {
                 terminal::tell(table::STEP_HEADER);
             }
@@ -338,7 +341,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for RecordWriter {
     /// A run that stopped without `finish` still leaves a closed file and a clean terminal.
     fn drop(&mut self) {
         if !self.finished
@@ -425,6 +428,36 @@ pub struct Description {
     pub parameters: u64,
     /// One line: the device, its library and version.
     pub device: String,
+    /// How large it is.
+    pub size: RunSize,
+    /// Bytes of parameters that each rank updates.
+    pub owned: Vec<u64>,
+    /// Bytes of each gradient bucket; empty where nothing is communicated.
+    pub buckets: Vec<u64>,
+    /// For each of these the collective that sums it, and the seconds that it is expected to take.
+    pub choices: Vec<(String, f64)>,
+    /// What rank 0 does in a step, as rehearsed; empty where nothing was.
+    pub script: Vec<Scheduled>,
+    /// Bytes of a rank as planned, by kind.
+    pub memory: Vec<(String, u64)>,
+    /// Where gradients are compressed.
+    pub compression: Option<CompressionRecord>,
+    /// Where updates are asynchronous: how many values of their staleness are told apart.
+    pub staleness: usize,
+    /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
+    /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
+    pub attributes: Vec<(String, String)>,
+    /// Directory for TensorBoard, and how many steps lie between its histograms.
+    pub events: Option<(PathBuf, Option<u64>)>,
+    /// What TensorBoard draws of the network.
+    pub layers: Vec<Layer>,
+    /// When the program started.
+    pub started: Instant,
+}
+
+/// How large a run is.
+#[derive(Debug, Clone, Copy)]
+pub struct RunSize {
     /// Threads a rank.
     pub threads: usize,
     /// Images a rank, step and accumulation.
@@ -441,29 +474,6 @@ pub struct Description {
     pub warmup: u64,
     /// Ranks that compute gradients.
     pub computing: usize,
-    /// Bytes of parameters that each rank updates.
-    pub owned: Vec<u64>,
-    /// Bytes of each gradient bucket; empty where nothing is communicated.
-    pub buckets: Vec<u64>,
-    /// For each of these the collective that sums it, and the seconds that it is expected to take.
-    pub choices: Vec<(String, f64)>,
-    /// What rank 0 does in a step, as rehearsed; empty where nothing was.
-    pub script: Vec<Scheduled>,
-    /// Bytes of a rank as planned, by kind.
-    pub memory: Vec<(String, u64)>,
-    /// Where gradients are compressed.
-    pub compression: Option<Compression>,
-    /// Where updates are asynchronous: how many values of their staleness are told apart.
-    pub staleness: usize,
-    /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
-    /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
-    pub attributes: Vec<(String, String)>,
-    /// Directory for TensorBoard, and how many steps lie between its histograms.
-    pub events: Option<(PathBuf, Option<u64>)>,
-    /// What TensorBoard draws of the network.
-    pub layers: Vec<Layer>,
-    /// When the program started.
-    pub started: Instant,
 }
 
 impl Description {
@@ -491,7 +501,7 @@ pub struct Layer {
 
 /// How gradients are compressed, and bytes that a rank sends in a step by rings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compression {
+pub struct CompressionRecord {
     /// The scheme, as `--compress` has it.
     pub scheme: String,
     /// Whether that is done on a GPU, behind what it computes; else on the host.
@@ -566,7 +576,7 @@ pub struct EpochRecord {
     pub ranks_apart: f64,
     /// Training images of all ranks a second.
     pub images_per_second: f64,
-    /// Of the whole epoch, evaluation included.
+    /// Seconds of the whole epoch, evaluation included.
     pub seconds: f64,
     /// Shares of the training time, 0 to 1, over the ranks.
     pub compute: Spread,
@@ -574,13 +584,13 @@ pub struct EpochRecord {
     pub communication: Spread,
     /// Share of the training time in which a batch was waited for.
     pub input: Spread,
-    /// Of a rank's GPU during the steps, means over ranks.
+    /// Use of a rank's GPU during the steps, means over ranks.
     pub usage: Option<Usage>,
 }
 
 /// Bytes of the rank that has most, at its peak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryRecord {
     /// Peak bytes of a rank as planned.
     pub planned: usize,
     /// Peak bytes of a rank as measured.

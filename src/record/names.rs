@@ -63,9 +63,10 @@ pub(super) fn name_of(link: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::checkpoint::{self, Array, Contents};
-    use super::super::weights::{About, Values, WeightsFile, write_weights};
+    use super::super::weights::{ModelMetadata, WeightsFile, write_weights};
     use super::*;
     use crate::graph::{Builder, Conv2d, Graph, Role, Tensor};
+    use crate::model::onnx::export::TensorValues;
     use crate::model::{self, Model, onnx};
     use onnx::schema::ModelProto;
     use proptest::prelude::*;
@@ -170,7 +171,7 @@ mod tests {
         assert!(checkpoint::read(path).unwrap() == contents);
     }
 
-    fn exported(model: &Model, values: Values, to: &Path) {
+    fn exported(model: &Model, values: TensorValues, to: &Path) {
         let build = |batch| model.build_to_test(batch, model.image, model.classes);
         std::fs::write(to, onnx::export::network(build, false, values).unwrap()).unwrap();
     }
@@ -204,7 +205,7 @@ mod tests {
             for next in ["b.h5", "c.safetensors", "d.hdf5"] {
                 let file = WeightsFile::open(&before).unwrap();
                 let values = |name: &str| file.values(name);
-                let write = || write_weights(&at(next), file.shapes(), &About::default(), &values, None);
+                let write = || write_weights(&at(next), file.shapes(), &ModelMetadata::default(), &values, None);
                 if next.ends_with("safetensors") && named.iter().any(|name| name == RESERVED) {
                     let refused = check_names(&at(next), named.iter().map(String::as_str)).unwrap_err();
                     prop_assert_eq!(write().unwrap_err().message, refused.message);

@@ -58,7 +58,7 @@ pub fn results_path(place: RankInfo, given: Option<&Path>, model: &str) -> Resul
     Err(Error::internal("no free name for a results file"))
 }
 
-/// The same for a run that goes on: `earlier`, the file of its earlier part, where that is still there and where
+/// The results file of a run that goes on: `earlier`, the file of its earlier part, where that is still there and where
 /// results are asked for; a file of that name is gone on with.
 ///
 /// # Errors

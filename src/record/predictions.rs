@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use hdf5::types::VarLenUnicode;
 use ndarray::Array2;
 
 use super::check_new;
+use super::file::texts;
 use crate::error::{Error, Result};
 use crate::files::write_new;
 use crate::model::CLASS_NAMES;
@@ -20,7 +20,7 @@ pub struct Predictions {
     pub labels: Option<Vec<String>>,
     /// The name of each class.
     pub classes: Vec<String>,
-    /// Of each image its most probable classes with their probabilities; none where it could not be read.
+    /// The most probable classes with their probabilities; none where it could not be read.
     pub rows: Vec<Vec<(u32, f32)>>,
 }
 
@@ -71,10 +71,6 @@ impl Predictions {
     /// `image`, `label`, `class` (numbers; −1 where there is none), `probability`, and `class_names`.
     fn write_hdf5(&self, path: &Path) -> hdf5::Result<()> {
         let file = hdf5::File::create(path)?;
-        let texts = |texts: &[String]| -> hdf5::Result<Vec<VarLenUnicode>> {
-            let of = |text: &String| text.replace('\0', "").parse().map_err(|_| hdf5::Error::from("a text"));
-            texts.iter().map(of).collect()
-        };
         file.new_dataset_builder().with_data(&texts(&self.images)?).create("image")?;
         file.new_dataset_builder().with_data(&texts(&self.classes)?).create(CLASS_NAMES)?;
         if let Some(labels) = &self.labels {
@@ -89,7 +85,7 @@ impl Predictions {
         Ok(())
     }
 
-    /// The same for people.
+    /// The predictions as a table for people.
     pub fn table(&self) -> String {
         let widest = |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| text.chars().count()).max();
         let image = widest(&mut self.images.iter()).unwrap_or(0);

@@ -5,19 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{RankInfo, terminal};
 
 /// Where a person is watching: the progress of rank 0, which stands for that of the others.
-pub struct Progress {
+pub struct ProgressLine {
     shown: bool,
     done: AtomicU64,
 }
 
-impl Progress {
+impl ProgressLine {
     /// A bar of `len` parts, at its beginning.
-    pub fn start(place: RankInfo, len: u64) -> Progress {
+    pub fn start(place: RankInfo, len: u64) -> ProgressLine {
         let shown = place.rank == 0;
         if shown {
             terminal::start_bar(len);
         }
-        Progress { shown, done: AtomicU64::new(0) }
+        ProgressLine { shown, done: AtomicU64::new(0) }
     }
 
     /// So many more are done.

@@ -86,7 +86,7 @@ impl RunRecord {
         self.file.dataset(name).and_then(|list| list.read_raw::<T>()).unwrap_or_default()
     }
 
-    /// The same for texts.
+    /// The texts of this data set.
     pub fn texts(&self, name: &str) -> Vec<String> {
         self.list::<VarLenUnicode>(name).iter().map(|text| text.to_string()).collect()
     }

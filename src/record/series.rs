@@ -6,7 +6,7 @@ use hdf5::file::LibraryVersion;
 use hdf5::{Dataset, File, Group, H5Type, Hyperslab};
 use ndarray::ArrayView;
 
-use super::file::{Columns, Outcome, STEP_CHUNK, describe, text};
+use super::file::{Columns, Hdf5Result, STEP_CHUNK, describe, text};
 use super::{date, git_revision, hdf5_version, path};
 use crate::error::{Error, Result};
 use crate::files;
@@ -15,13 +15,13 @@ use crate::files;
 const COPIED: usize = 16 * STEP_CHUNK;
 
 /// The series of one group; all have the same length whenever nothing is waiting.
-pub(super) struct Rows {
+pub(super) struct SeriesGroup {
     pub counts: Vec<Series<u64>>,
     pub values: Vec<Series<f64>>,
     pub buckets: Vec<Series<f32>>,
 }
 
-impl Rows {
+impl SeriesGroup {
     pub fn push(&mut self, counts: &[u64], values: &[f64]) {
         for (series, value) in self.counts.iter_mut().zip(counts) {
             series.waiting.push(*value);
@@ -33,14 +33,14 @@ impl Rows {
 
     /// The first count (`step`, `epoch`) is written last: a reader who takes its length finds every other
     /// series at least as long.
-    pub fn write(&mut self) -> Outcome {
+    pub fn write(&mut self) -> Hdf5Result {
         self.buckets.iter_mut().try_for_each(Series::write)?;
         self.values.iter_mut().try_for_each(Series::write)?;
         self.counts.iter_mut().rev().try_for_each(Series::write)
     }
 
     /// The first rows of the same group of another file.
-    pub fn copy(&mut self, from: &File, group: &str, rows: usize) -> Outcome {
+    pub fn copy(&mut self, from: &File, group: &str, rows: usize) -> Hdf5Result {
         let group = from.group(group)?;
         self.buckets.iter_mut().try_for_each(|series| series.copy(&group, rows, f32::NAN))?;
         self.values.iter_mut().try_for_each(|series| series.copy(&group, rows, f64::NAN))?;
@@ -62,7 +62,7 @@ impl<T: H5Type + Copy> Series<T> {
         self.columns.unwrap_or(1)
     }
 
-    fn write(&mut self) -> Outcome {
+    fn write(&mut self) -> Hdf5Result {
         if self.waiting.is_empty() {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl<T: H5Type + Copy> Series<T> {
     }
 
     /// The first rows of the data set of this name in another file; `unknown` where it has none of this width.
-    fn copy(&mut self, from: &Group, rows: usize, unknown: T) -> Outcome {
+    fn copy(&mut self, from: &Group, rows: usize, unknown: T) -> Hdf5Result {
         let name = self.dataset.name();
         let old = from.dataset(name.rsplit('/').next().unwrap_or("")).ok();
         let old = old.filter(|old| old.shape().get(1).copied() == self.columns);

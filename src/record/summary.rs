@@ -5,10 +5,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::table::{Speed, batch, decimals, duration, percent, plural, shown, thousands};
-use super::{Compression, Description, EpochRecord, Memory, RankInfo, StepRecord};
+use super::{CompressionRecord, Description, EpochRecord, MemoryRecord, RankInfo, StepRecord};
 use crate::device::Metered;
 
-type Row = (&'static str, String);
+type SummaryRow = (&'static str, String);
 
 /// What was run and what came of it, as it may stand in a paper's appendix. The last line is parsed by test suites.
 pub(super) fn closing(
@@ -33,7 +33,7 @@ pub(super) fn closing(
     text
 }
 
-fn settings(place: RankInfo, about: &Description) -> Vec<Row> {
+fn settings(place: RankInfo, about: &Description) -> Vec<SummaryRow> {
     let bytes = about.buckets.iter().sum::<u64>() as f64 / 1e6;
     let buckets = plural(about.buckets.len(), "bucket");
     let allreduce = match about.buckets.is_empty() || place.size == 1 {
@@ -44,7 +44,7 @@ fn settings(place: RankInfo, about: &Description) -> Vec<Row> {
         ("model", format!("{} ({} parameters)", about.model, thousands(about.parameters))),
         ("data", about.text("images").into()),
         ("device", about.device.clone()),
-        ("ranks x threads", format!("{} x {}{}", place.size, about.threads, on(about.text("hosts")))),
+        ("ranks x threads", format!("{} x {}{}", place.size, about.size.threads, on(about.text("hosts")))),
         ("batch", batch(about)),
         ("optimizer", optimizer(about)),
         ("strategy", about.text("owners").into()),
@@ -52,9 +52,9 @@ fn settings(place: RankInfo, about: &Description) -> Vec<Row> {
     ]
 }
 
-fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
-    let mut rows = match about.epochs {
-        0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.warmup))],
+fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
+    let mut rows = match about.size.epochs {
+        0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.size.warmup))],
         _ => vec![("epochs", format!("{} ({})", c.epochs, plural(c.steps as usize, "step")))],
     };
     let (best, best_epoch) = c.best_test_accuracy;
@@ -65,13 +65,13 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<Row> {
     let [total, setup, training] = [c.seconds, c.setup_seconds, c.training_seconds].map(duration);
     rows.push(("time", format!("{total}, set-up {setup}, training steps {training}")));
     let rate = c.images_per_second();
-    let each = rate / about.computing as f64;
+    let each = rate / about.size.computing as f64;
     let [digits, digits_each, digits_step] = [decimals(rate, 2), decimals(each, 2), decimals(speed.mean, 1)];
     let deviation = speed.deviation().map_or(String::new(), |sd| {
         format!("; single steps {:.digits_step$} ± {sd:.digits_step$} (sd)", speed.mean)
     });
     rows.push(("images/sec", format!("{rate:.digits$}, a rank {each:.digits_each$}{deviation}")));
-    let parts = [c.compute, c.communication, c.input].map(|seconds| c.share(seconds));
+    let parts = [c.spent.compute, c.spent.communication, c.spent.input].map(|seconds| c.share(seconds));
     let other = (1.0 - parts.iter().sum::<f64>()).max(0.0);
     let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));
     let shares = format!("compute {compute}, communication {communication}, input {input}, other {other}");
@@ -103,11 +103,11 @@ fn stale(counts: &[u64]) -> String {
 }
 
 /// What compression brought and cost: "topk:0.01: a rank sent 12.3 MB of 820 MB (98.5% saved), encoding …".
-fn compressed(compression: &Compression, c: &Closing) -> String {
+fn compressed(compression: &CompressionRecord, c: &Closing) -> String {
     let [sent, whole] = c.sent.map(|bytes| bytes as f64);
     let work = match compression.on_device {
         true => "encoding and decoding on the GPU".into(),
-        false => format!("encoding and decoding {}", percent(c.share(c.encoding), 1)),
+        false => format!("encoding and decoding {}", percent(c.share(c.spent.encoding), 1)),
     };
     format!(
         "{}: a rank sent {:.1} MB of {:.1} MB ({} saved), {work}",
@@ -157,17 +157,24 @@ fn software(mpi: &str) -> String {
     format!("dltrain {version} ({revision}), {mpi}, HDF5 {}", super::hdf5_version())
 }
 
+/// Seconds of steps, by what they went to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Spent {
+    pub compute: f64,
+    pub communication: f64,
+    pub input: f64,
+    /// Part of the others.
+    pub encoding: f64,
+}
+
 /// What a run comes to: sums over the steps that count (all but the warm-up).
 #[derive(Debug, Clone)]
 pub(super) struct Closing {
     pub steps: u64,
     pub images: u64,
     pub training_seconds: f64,
-    pub compute: f64,
-    pub communication: f64,
-    pub input: f64,
-    pub encoding: f64,
-    /// Of this part of a run.
+    pub spent: Spent,
+    /// Use of the GPU in this part of a run.
     pub usage: Metered,
     /// Bytes that a rank sent of compressed gradients, and would have sent without compression.
     pub sent: [u64; 2],
@@ -177,12 +184,11 @@ pub(super) struct Closing {
     /// (accuracy, epoch); NaN until an epoch had one.
     pub best_test_accuracy: (f64, u64),
     pub final_test_accuracy: f64,
-    pub memory: Option<Memory>,
+    pub memory: Option<MemoryRecord>,
     /// Bytes that the rank that sends most sent in a step.
     pub sent_a_step: u64,
     /// Updates by gradients of each staleness: of this part of the run, and of earlier ones.
-    pub stale: Vec<u64>,
-    pub stale_earlier: Vec<u64>,
+    pub stale: [Vec<u64>; 2],
     /// Seconds of this run's earlier parts.
     pub earlier: f64,
 }
@@ -193,10 +199,7 @@ impl Closing {
             steps: 0,
             images: 0,
             training_seconds: 0.0,
-            compute: 0.0,
-            communication: 0.0,
-            input: 0.0,
-            encoding: 0.0,
+            spent: Spent::default(),
             usage: Metered::default(),
             sent: [0; 2],
             setup_seconds: f64::NAN,
@@ -206,8 +209,7 @@ impl Closing {
             final_test_accuracy: f64::NAN,
             memory: None,
             sent_a_step: 0,
-            stale: Vec::new(),
-            stale_earlier: Vec::new(),
+            stale: Default::default(),
             earlier: 0.0,
         }
     }
@@ -218,9 +220,9 @@ impl Closing {
             ("summary.steps", self.steps as f64),
             ("summary.images", self.images as f64),
             ("summary.training_seconds", self.training_seconds),
-            ("summary.compute", self.compute),
-            ("summary.communication", self.communication),
-            ("summary.input", self.input),
+            ("summary.compute", self.spent.compute),
+            ("summary.communication", self.spent.communication),
+            ("summary.input", self.spent.input),
             ("summary.setup_seconds", self.setup_seconds),
             ("summary.epochs", self.epochs as f64),
             ("summary.best_test_accuracy", self.best_test_accuracy.0),
@@ -229,7 +231,7 @@ impl Closing {
         ]
     }
 
-    /// The same of staleness.
+    /// Updates by their staleness, by name.
     pub fn staleness(&self) -> impl Iterator<Item = (String, f64)> {
         let counts = self.stale_in_all().into_iter().enumerate();
         counts.map(|(late, count)| (format!("summary.staleness.{late}"), count as f64))
@@ -238,8 +240,8 @@ impl Closing {
     /// Updates of the whole run by gradients of each staleness.
     pub fn stale_in_all(&self) -> Vec<u64> {
         let count = |counts: &[u64], late: usize| counts.get(late).copied().unwrap_or(0);
-        let most = self.stale.len().max(self.stale_earlier.len());
-        (0..most).map(|late| count(&self.stale, late) + count(&self.stale_earlier, late)).collect()
+        let [here, earlier] = &self.stale;
+        (0..here.len().max(earlier.len())).map(|late| count(here, late) + count(earlier, late)).collect()
     }
 
     pub fn from_numbers(numbers: &BTreeMap<String, f64>) -> Closing {
@@ -251,23 +253,29 @@ impl Closing {
             steps: number("steps") as u64,
             images: number("images") as u64,
             training_seconds: number("training_seconds"),
-            compute: number("compute"),
-            communication: number("communication"),
-            input: number("input"),
+            spent: Spent {
+                compute: number("compute"),
+                communication: number("communication"),
+                input: number("input"),
+                encoding: 0.0,
+            },
             setup_seconds: number("setup_seconds"),
             epochs: number("epochs") as u64,
             best_test_accuracy: (number("best_test_accuracy"), number("best_epoch") as u64),
             final_test_accuracy: number("final_test_accuracy"),
             earlier: number("seconds"),
-            stale_earlier: (0..)
-                .map_while(|late| numbers.get(&format!("summary.staleness.{late}")))
-                .map(|&count| count as u64)
-                .collect(),
+            stale: [
+                Vec::new(),
+                (0..)
+                    .map_while(|late| numbers.get(&format!("summary.staleness.{late}")))
+                    .map(|&count| count as u64)
+                    .collect(),
+            ],
             ..Closing::new()
         }
     }
 
-    /// Of all ranks; 0 before the first step that counts.
+    /// Images a second of all ranks; 0 before the first step that counts.
     pub fn images_per_second(&self) -> f64 {
         if self.training_seconds > 0.0 { self.images as f64 / self.training_seconds } else { 0.0 }
     }
@@ -281,10 +289,10 @@ impl Closing {
         self.steps += 1;
         self.images += r.images;
         self.training_seconds += r.seconds;
-        self.compute += r.compute;
-        self.communication += r.communication;
-        self.input += r.input;
-        self.encoding += r.encoding;
+        self.spent.compute += r.compute;
+        self.spent.communication += r.communication;
+        self.spent.input += r.input;
+        self.spent.encoding += r.encoding;
         self.usage.add(r.seconds, r.usage);
     }
 

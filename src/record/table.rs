@@ -6,7 +6,7 @@ use crate::device::Usage;
 /// Above the lines of `epoch`.
 const EPOCH_HEADER: &str = "\
 epoch  train loss  train acc  test loss  test acc   images/s  compute    comm   input      time";
-/// The same of a GPU that has a meter.
+/// Further columns where a GPU has a meter.
 const USAGE_HEADER: &str = "  GPU busy  GPU memory  power";
 
 /// Above the lines of `epoch`, the first of which this is.
@@ -19,16 +19,20 @@ pub(super) const STEP_HEADER: &str = "  step             images/sec       loss";
 
 /// What is about to be run, in three lines: also how weights change, which nobody may have chosen.
 pub(super) fn introduction(place: RankInfo, about: &Description) -> String {
-    let work = match about.epochs {
-        0 => format!("{}, {} of them warm-up", plural(about.steps as usize, "synthetic step"), about.warmup),
-        n => format!("{}, {}", plural(n as usize, "epoch"), plural(about.steps as usize, "step")),
+    let work = match about.size.epochs {
+        0 => format!(
+            "{}, {} of them warm-up",
+            plural(about.size.steps as usize, "synthetic step"),
+            about.size.warmup
+        ),
+        n => format!("{}, {}", plural(n as usize, "epoch"), plural(about.size.steps as usize, "step")),
     };
     format!(
         "{}: {} parameters; {} x {}, batch {}; {work}\n{}\n{}",
         about.model,
         thousands(about.parameters),
         plural(place.size, "rank"),
-        plural(about.threads, "thread"),
+        plural(about.size.threads, "thread"),
         batch(about),
         about.device,
         optimizer(about),
@@ -65,8 +69,8 @@ pub(super) fn shown(usage: Usage) -> [String; 3] {
 
 /// What stands before and after the progress bar.
 pub(super) fn progress(about: &Description, closing: &Closing, r: &StepRecord) -> (String, String) {
-    let prefix = match about.epochs {
-        0 if r.step < about.warmup => "warm-up ".to_string(),
+    let prefix = match about.size.epochs {
+        0 if r.step < about.size.warmup => "warm-up ".to_string(),
         0 => String::new(),
         epochs => format!("epoch {}/{epochs} ", r.epoch),
     };
@@ -117,10 +121,10 @@ impl Speed {
 }
 
 pub(super) fn batch(about: &Description) -> String {
-    let global = about.global_batch;
-    match about.accumulation {
-        1 => format!("{} a rank, {global} in all", about.batch),
-        n => format!("{} a rank, accumulated over {n}, {global} in all", about.batch),
+    let global = about.size.global_batch;
+    match about.size.accumulation {
+        1 => format!("{} a rank, {global} in all", about.size.batch),
+        n => format!("{} a rank, accumulated over {n}, {global} in all", about.size.batch),
     }
 }
 

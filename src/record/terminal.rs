@@ -24,23 +24,23 @@ const MOVES_A_SECOND: u32 = 5;
 const DRAWS_A_SECOND: u8 = 20;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Stream {
+enum OutputStream {
     Stdout,
     Stderr,
 }
 
-impl Stream {
+impl OutputStream {
     /// Writes and flushes. What cannot be written is no reason to stop training; `printed` tells of it.
     fn write(self, bytes: &[u8]) {
         match self {
-            Stream::Stdout => {
+            OutputStream::Stdout => {
                 let written = io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush());
                 if let Err(error) = outcome_of(written) {
                     let _ = LOST.set(error);
                 }
             }
             // Nobody can be told.
-            Stream::Stderr => drop(io::stderr().lock().write_all(bytes)),
+            OutputStream::Stderr => drop(io::stderr().lock().write_all(bytes)),
         }
     }
 }
@@ -73,7 +73,7 @@ pub fn outcome_of(written: io::Result<()>) -> Result<()> {
 struct Screen {
     bar: Option<ProgressBar>,
     /// The stream that the bar is drawn on.
-    stream: Stream,
+    stream: OutputStream,
     /// Standard error ends on a terminal.
     stderr_seen: bool,
     /// Another rank may be drawing a bar on the terminal that standard error ends on.
@@ -85,7 +85,7 @@ struct Screen {
 
 static SCREEN: Mutex<Screen> = Mutex::new(Screen {
     bar: None,
-    stream: Stream::Stdout,
+    stream: OutputStream::Stdout,
     stderr_seen: false,
     foreign_bar: false,
     quiet: false,
@@ -114,8 +114,8 @@ pub fn say(text: &str) {
     let line = format!("{text}\n");
     let screen = screen();
     match &screen.bar {
-        Some(bar) => bar.suspend(|| Stream::Stdout.write(line.as_bytes())),
-        None => Stream::Stdout.write(line.as_bytes()),
+        Some(bar) => bar.suspend(|| OutputStream::Stdout.write(line.as_bytes())),
+        None => OutputStream::Stdout.write(line.as_bytes()),
     }
 }
 
@@ -125,14 +125,14 @@ pub(super) fn complain(message: &[u8]) {
     match &screen.bar {
         // A launcher forwards the two streams in any order: on one terminal the bar's own keeps lines whole.
         Some(bar) if screen.stderr_seen => bar.suspend(|| screen.stream.write(message)),
-        _ if screen.foreign_bar => Stream::Stderr.write(&[b"\r\x1b[K", message].concat()),
-        _ => Stream::Stderr.write(message),
+        _ if screen.foreign_bar => OutputStream::Stderr.write(&[b"\r\x1b[K", message].concat()),
+        _ => OutputStream::Stderr.write(message),
     }
 }
 
 /// Says that messages of this process may meet another rank's bar.
 pub(super) fn expect_foreign_bar(other_rank: bool) {
-    let seen = other_rank && launcher().is_some_and(|pid| terminal_of(pid, Stream::Stderr).is_some());
+    let seen = other_rank && launcher().is_some_and(|pid| terminal_of(pid, OutputStream::Stderr).is_some());
     screen().foreign_bar = seen;
 }
 
@@ -143,13 +143,13 @@ pub(super) fn start_bar(steps: u64) {
     }
     // /proc/self holds this process's streams as /proc/<launcher> holds the launcher's.
     let pid = launcher().unwrap_or_else(std::process::id);
-    let stdout = terminal_of(pid, Stream::Stdout);
-    let stderr = terminal_of(pid, Stream::Stderr);
+    let stdout = terminal_of(pid, OutputStream::Stdout);
+    let stderr = terminal_of(pid, OutputStream::Stderr);
     let mut screen = screen();
     screen.stderr_seen = stderr.is_some();
     let (stream, terminal) = match (stdout, stderr) {
-        (Some(terminal), _) => (Stream::Stdout, terminal),
-        (None, Some(terminal)) => (Stream::Stderr, terminal),
+        (Some(terminal), _) => (OutputStream::Stdout, terminal),
+        (None, Some(terminal)) => (OutputStream::Stderr, terminal),
         (None, None) => return,
     };
     screen.stream = stream;
@@ -199,13 +199,13 @@ fn launcher() -> Option<u32> {
 }
 
 /// A process's stream, if it is a terminal that can be shown a bar.
-fn terminal_of(pid: u32, stream: Stream) -> Option<File> {
+fn terminal_of(pid: u32, stream: OutputStream) -> Option<File> {
     if std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
         return None;
     }
     let number = match stream {
-        Stream::Stdout => 1,
-        Stream::Stderr => 2,
+        OutputStream::Stdout => 1,
+        OutputStream::Stderr => 2,
     };
     // O_NOCTTY: looking at a terminal must not make it this process's controlling one; O_NONBLOCK: nor may
     // opening what turns out to be a pipe wait for its other end.
@@ -219,7 +219,7 @@ fn terminal_of(pid: u32, stream: Stream) -> Option<File> {
 /// launcher mixes the pieces of several ranks.
 #[derive(Debug)]
 struct Canvas {
-    stream: Stream,
+    stream: OutputStream,
     terminal: File,
     drawing: Mutex<String>,
 }

@@ -19,7 +19,7 @@ use crate::trace::{Event, EventKind, FOR_RANK};
 
 /// The file of a run; on other ranks than 0 all calls do nothing.
 pub struct TimelineFile {
-    writer: Option<Writer>,
+    writer: Option<TimelineWriter>,
 }
 
 /// What one rank has to show.
@@ -47,7 +47,7 @@ fn part_of(path: &Path, part: usize) -> PathBuf {
     path.with_file_name(name)
 }
 
-struct Writer {
+struct TimelineWriter {
     path: PathBuf,
     /// Where it is until it is whole.
     temporary: PathBuf,
@@ -75,7 +75,7 @@ impl TimelineFile {
         let temporary = files::temporary(&path);
         let file = File::create_new(&temporary)
             .map_err(|error| Error::output(&path, format!("cannot write the timeline: {error}")))?;
-        let writer = Writer {
+        let writer = TimelineWriter {
             path,
             temporary,
             out: BufWriter::new(file),
@@ -120,7 +120,7 @@ impl TimelineFile {
     }
 }
 
-impl Drop for Writer {
+impl Drop for TimelineWriter {
     fn drop(&mut self) {
         if !self.whole {
             // Half a file opens nowhere. Nothing can be done where it cannot be removed.
@@ -129,7 +129,7 @@ impl Drop for Writer {
     }
 }
 
-impl Writer {
+impl TimelineWriter {
     fn write(&mut self, text: &str) {
         if self.failed.is_none()
             && let Err(error) = self.out.write_all(text.as_bytes())

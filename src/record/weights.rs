@@ -2,8 +2,6 @@
 //! Names and shapes are PyTorch's (`state_dict`), so that what torchvision saved can be trained here and what was
 //! trained here loads there.
 
-use std::borrow::Cow;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::io::Read;
@@ -12,20 +10,17 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use hdf5::filters::Filter;
 use hdf5::types::{TypeDescriptor, VarLenUnicode};
+use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
-use safetensors::{SafeTensors, View, serialize_to_file};
 
-use super::checkpoint::{Array, Stored, text};
+use super::checkpoint::{Array, StoredCheckpoint, text};
 use super::names;
 use super::read::RunRecord;
+use super::safetensors_file::{self, BATCHES, WAYS};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32_from, write_new, write_whole};
+use crate::model::onnx::export::TensorValues;
 use crate::model::{self, CLASS_NAMES, Model, PREPROCESSING, Preprocessing};
-
-/// What PyTorch counts in each normalisation and a strict `load_state_dict` wants to find; nothing here reads it.
-const BATCHES: &str = "num_batches_tracked";
-/// What torchvision keeps beside a table of numbers for ways within a window: which of them each pair of places has.
-const WAYS: [&str; 2] = ["relative_position_bias_table", "relative_position_index"];
 
 /// Where the directory of a run's checkpoints says which file of weights is the run's.
 const NOTE: &str = ".weights";
@@ -36,27 +31,27 @@ const ENCODED: [&str; 2] = ["names", "percent-encoded"];
 
 /// What a file says of a network besides its weights.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct About {
+pub struct ModelMetadata {
     /// What the classes are called, in the order of the scores; empty where it does not say.
     pub class_names: Vec<String>,
     /// What the network expects of its images, where that is known.
     pub preprocessing: Option<Preprocessing>,
 }
 
-impl About {
+impl ModelMetadata {
     /// From the texts of a file, by their names.
     ///
     /// # Errors
     /// `Data` where what it says cannot be.
-    pub fn read(path: &Path, text: impl Fn(&str) -> String) -> Result<About> {
+    pub fn read(path: &Path, text: impl Fn(&str) -> String) -> Result<ModelMetadata> {
         let preprocessing = Preprocessing::from_text(&text(PREPROCESSING));
-        Ok(About {
+        Ok(ModelMetadata {
             class_names: serde_json::from_str(&text(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: preprocessing.map_err(|what| Error::data(path, what))?,
         })
     }
 
-    /// The same as texts, each with its name.
+    /// What it says as texts, each with its name.
     pub fn texts(&self) -> Vec<(&'static str, String)> {
         let names = (!self.class_names.is_empty()).then(|| serde_json::json!(self.class_names).to_string());
         let preprocessing = self.preprocessing.as_ref().map(Preprocessing::to_text);
@@ -69,24 +64,24 @@ impl About {
 pub struct WeightsFile {
     path: PathBuf,
     content: Content,
-    /// Of every tensor of real numbers, in the order of their names.
+    /// Names and shapes of every tensor of real numbers, in the order of their names.
     shapes: Vec<(String, Vec<usize>)>,
     /// What else has a name, with its type.
     unread: Vec<(String, String)>,
-    about: About,
+    about: ModelMetadata,
 }
 
 enum Content {
     SafeTensors(Vec<u8>),
     /// By name.
-    Hdf5(Sets),
+    Hdf5(Hdf5Sets),
     /// By name, the number of the array.
-    Checkpoint(Stored, HashMap<String, usize>),
+    Checkpoint(StoredCheckpoint, HashMap<String, usize>),
     /// What a network came with.
     Network(Model),
 }
 
-type Sets = HashMap<String, hdf5::Dataset>;
+type Hdf5Sets = HashMap<String, hdf5::Dataset>;
 
 impl WeightsFile {
     /// # Errors
@@ -98,7 +93,7 @@ impl WeightsFile {
         let mut start = [0u8; 8];
         let read = files::open(path).and_then(|mut file| file.read(&mut start));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
-        let Opened { content, mut shapes, unread, about } = match &start {
+        let WeightsFields { content, mut shapes, unread, about } = match &start {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
@@ -114,14 +109,14 @@ impl WeightsFile {
     /// What the network of an ONNX file came with, under the names that it has in the network. Without a file there is
     /// nothing.
     pub fn of(model: &Model) -> WeightsFile {
-        let named = |file: &model::onnx::File| {
+        let named = |file: &model::onnx::OnnxFile| {
             file.weights().iter().map(|w| (w.name.clone(), w.shape.clone())).collect()
         };
         let mut shapes: Vec<(String, Vec<usize>)> = model.file().map_or_else(Vec::new, named);
         shapes.sort();
         let path = model.file().map_or_else(PathBuf::new, |file| file.path().into());
         let content = Content::Network(model.clone());
-        let about = model.file().map_or_else(About::default, |file| About {
+        let about = model.file().map_or_else(ModelMetadata::default, |file| ModelMetadata {
             class_names: file.class_names().to_vec(),
             preprocessing: file.preprocessing().cloned(),
         });
@@ -139,7 +134,7 @@ impl WeightsFile {
     /// `Data` when the file can no longer be read.
     pub fn checksum(&self) -> Result<u32> {
         if let Content::Network(model) = &self.content {
-            return Ok(model.file().map_or(0, model::onnx::File::checksum));
+            return Ok(model.file().map_or(0, model::onnx::OnnxFile::checksum));
         }
         let sum = files::open(&self.path).and_then(|file| crc32_from(&file, 0));
         sum.map_err(|error| Error::data(&self.path, format!("cannot read the weights: {error}")))
@@ -151,7 +146,7 @@ impl WeightsFile {
     }
 
     /// What it says of the network besides.
-    pub fn about(&self) -> &About {
+    pub fn about(&self) -> &ModelMetadata {
         &self.about
     }
 
@@ -217,14 +212,14 @@ const FROM_PICKLE: &str = "import torch; from safetensors.torch import save_file
      save_file({k: t.clone().contiguous() for k, t in w.items() if torch.is_tensor(t)}, \"weights.safetensors\")";
 
 /// The fields of a `WeightsFile`.
-struct Opened {
+struct WeightsFields {
     content: Content,
     shapes: Vec<(String, Vec<usize>)>,
     unread: Vec<(String, String)>,
-    about: About,
+    about: ModelMetadata,
 }
 
-fn open_safetensors(path: &Path) -> Result<Opened> {
+fn open_safetensors(path: &Path) -> Result<WeightsFields> {
     let wrong = |error: &dyn Display| {
         Error::data(path, format!("is neither HDF5 nor a whole safetensors file: {error}"))
     };
@@ -239,8 +234,8 @@ fn open_safetensors(path: &Path) -> Result<Opened> {
     }
     let said = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, said)| said.metadata().clone());
     let said = said.unwrap_or_default();
-    let about = About::read(path, |name| said.get(name).cloned().unwrap_or_default())?;
-    Ok(Opened { content: Content::SafeTensors(bytes), shapes, unread, about })
+    let about = ModelMetadata::read(path, |name| said.get(name).cloned().unwrap_or_default())?;
+    Ok(WeightsFields { content: Content::SafeTensors(bytes), shapes, unread, about })
 }
 
 /// Bytes of one number; `None` for what is no real number.
@@ -265,10 +260,10 @@ fn numbers(view: &TensorView) -> Option<Vec<f32>> {
     })
 }
 
-fn open_hdf5(path: &Path) -> Result<Opened> {
+fn open_hdf5(path: &Path) -> Result<WeightsFields> {
     let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
     let file = hdf5::File::open(path).map_err(wrong)?;
-    let (mut sets, mut unread) = (Sets::new(), Vec::new());
+    let (mut sets, mut unread) = (Hdf5Sets::new(), Vec::new());
     if let Ok(record) = RunRecord::open(path) {
         return Err(Error::data(path, record.has_no_weights()));
     }
@@ -291,8 +286,9 @@ fn open_hdf5(path: &Path) -> Result<Opened> {
         return Err(Error::data(path, what));
     }
     let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
-    let about = About::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
-    Ok(Opened { content: Content::Hdf5(sets), shapes, unread, about })
+    let about =
+        ModelMetadata::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
+    Ok(WeightsFields { content: Content::Hdf5(sets), shapes, unread, about })
 }
 
 /// What is compressed in a way that the HDF5 library cannot read here: what that way is called.
@@ -330,9 +326,9 @@ fn fits(set: &hdf5::Dataset, size: u64) -> bool {
     elements.is_some_and(|bytes| bytes <= most)
 }
 
-/// Of a checkpoint, what would be tested.
-fn open_checkpoint(path: &Path) -> Result<Opened> {
-    let stored = Stored::open(path)?;
+/// The weights of a checkpoint that would be tested.
+fn open_checkpoint(path: &Path) -> Result<WeightsFields> {
+    let stored = StoredCheckpoint::open(path)?;
     let mut arrays = HashMap::new();
     // The moving average is there where it is what evaluation uses.
     for part in ["parameters/", "average/", "statistics/"] {
@@ -345,8 +341,8 @@ fn open_checkpoint(path: &Path) -> Result<Opened> {
     let shape = |array: &Array| array.shape[usize::from(is_of_each_rank(array))..].to_vec();
     let shapes =
         arrays.iter().map(|(name, &which)| (name.clone(), shape(&stored.head.arrays[which]))).collect();
-    let about = About::read(path, |name| stored.head.text(name).to_string())?;
-    Ok(Opened { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), about })
+    let about = ModelMetadata::read(path, |name| stored.head.text(name).to_string())?;
+    Ok(WeightsFields { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), about })
 }
 
 /// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.
@@ -360,7 +356,7 @@ fn collect(
     group: &hdf5::Group,
     prefix: &str,
     deeper: usize,
-    into: &mut Sets,
+    into: &mut Hdf5Sets,
     unread: &mut Vec<(String, String)>,
 ) -> hdf5::Result<()> {
     // By their links: of several that lead to one data set, as shared weights have them, each is a name.
@@ -417,8 +413,8 @@ pub fn left_out(unread: &[(String, String)]) -> Option<String> {
 pub fn write_weights(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    about: &About,
-    values: Values,
+    about: &ModelMetadata,
+    values: TensorValues,
     of: Option<OfRun>,
 ) -> Result<()> {
     let earlier = of.and_then(|of| sum_of_run(of, path));
@@ -426,7 +422,7 @@ pub fn write_weights(
         check_new(path)?;
     }
     names::check_names(path, shapes.iter().map(|(name, _)| name.as_str()))?;
-    let write = if is_hdf5(path) { write_hdf5 } else { write_safetensors };
+    let write = if is_hdf5(path) { write_hdf5 } else { safetensors_file::write };
     let wrong = |error: &dyn Display| Error::output(path, format!("cannot write the weights: {error}"));
     let write = |new: &Path| {
         write(new, shapes, about, values, &wrong)?;
@@ -442,13 +438,13 @@ pub fn write_weights(
 /// and writes it again.
 pub type OfRun<'a> = (&'a Path, &'a str);
 /// The name of a run, and a file of weights that it wrote: where, and its CRC-32, now and before.
-type Note = (String, PathBuf, Vec<u32>);
+type RunNote = (String, PathBuf, Vec<u32>);
 
 /// Notes, before a file of weights has its name, that it is a run's.
 fn note((directory, run): OfRun, path: &Path, new: &Path, earlier: Option<u32>) -> Result<()> {
     let wrong = |error: std::io::Error| Error::output(path, format!("cannot note whose it is: {error}"));
     let sum = files::open(new).and_then(|file| crc32_from(&file, 0)).map_err(wrong)?;
-    let note: Note = (run.into(), whole(path), [sum].into_iter().chain(earlier).collect());
+    let note: RunNote = (run.into(), whole(path), [sum].into_iter().chain(earlier).collect());
     let text = serde_json::to_string(&note).map_err(|error| wrong(error.into()))?;
     write_whole(&directory.join(NOTE), "whose the weights are", |to| std::fs::write(to, &text).map_err(wrong))
 }
@@ -456,7 +452,7 @@ fn note((directory, run): OfRun, path: &Path, new: &Path, earlier: Option<u32>) 
 /// The CRC-32 of a file of weights that this run wrote, as the directory of its checkpoints has it.
 fn sum_of_run((directory, run): OfRun, path: &Path) -> Option<u32> {
     let text = files::read_text(&directory.join(NOTE), LONGEST_NOTE).ok()?;
-    let (of, at, sums): Note = serde_json::from_str(&text).ok()?;
+    let (of, at, sums): RunNote = serde_json::from_str(&text).ok()?;
     let sum = crc32_from(&files::open(path).ok()?, 0).ok()?;
     (of == run && at == whole(path) && sums.contains(&sum)).then_some(sum)
 }
@@ -478,10 +474,8 @@ pub fn check_weights(path: &Path, of: Option<OfRun>) -> Result<()> {
     }
 }
 
-/// Gives the numbers of the tensor of a name, last dimension fastest.
-pub type Values<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
 /// Makes an error of another library's.
-type Wrong<'a> = &'a dyn Fn(&dyn Display) -> Error;
+pub type ErrorOf<'a> = &'a dyn Fn(&dyn Display) -> Error;
 
 /// Whether a new file can be made at `path`, which this process owns from now on.
 ///
@@ -496,113 +490,12 @@ pub fn is_hdf5(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "h5" || extension == "hdf5")
 }
 
-/// A tensor that is asked for when it is written.
-struct Lazy<'a> {
-    name: &'a str,
-    shape: &'a [usize],
-    dtype: Dtype,
-    values: Values<'a>,
-    failed: &'a RefCell<Option<Error>>,
-}
-
-impl View for Lazy<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        if self.dtype == Dtype::I64 {
-            let numbers = if self.shape.is_empty() { vec![0] } else { ways(self.shape[0]) };
-            return Cow::Owned(numbers.into_iter().flat_map(i64::to_le_bytes).collect());
-        }
-        let values = (self.values)(self.name).unwrap_or_else(|error| {
-            self.failed.replace(Some(error));
-            vec![0.0; self.shape.iter().product()]
-        });
-        Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect())
-    }
-
-    fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * if self.dtype == Dtype::I64 { 8 } else { 4 }
-    }
-}
-
-/// The side of a window of which so many pairs of places are, or so many ways from place to place.
-fn side_of(count: usize, of: impl Fn(usize) -> usize) -> Option<usize> {
-    (1..=count).take_while(|&side| of(side) <= count).find(|&side| of(side) == count)
-}
-
-/// For each of so many pairs of places of a window the row of its way in a table of all ways.
-fn ways(pairs: usize) -> Vec<i64> {
-    let side = side_of(pairs, |side| side.pow(4)).unwrap_or(0);
-    let (places, longest) = (side * side, 2 * side.max(1) - 1);
-    let along = |from: usize, to: usize| from + side - 1 - to;
-    let way =
-        |from: usize, to: usize| along(from / side, to / side) * longest + along(from % side, to % side);
-    (0..places * places).map(|pair| way(pair / places, pair % places) as i64).collect()
-}
-
-/// What a file says of itself. The library writes a map in the map's own order, which is another one for each map that
-/// is made, and the same weights are to be the same file: so maps are made until one has this order.
-fn in_order(about: &About) -> HashMap<String, String> {
-    // What Python's library asks for before it takes tensors for PyTorch's.
-    let said: Vec<(&str, String)> = [("format", "pt".to_string())].into_iter().chain(about.texts()).collect();
-    loop {
-        let map: HashMap<String, String> =
-            said.iter().map(|(name, text)| (name.to_string(), text.clone())).collect();
-        if map.keys().zip(&said).all(|(key, (name, _))| key == name) {
-            return map;
-        }
-    }
-}
-
-fn write_safetensors(
-    path: &Path,
-    shapes: &[(String, Vec<usize>)],
-    about: &About,
-    values: Values,
-    wrong: Wrong,
-) -> Result<()> {
-    let failed = RefCell::new(None);
-    let lazy = |name, shape, dtype| Lazy { name, shape, dtype, values, failed: &failed };
-    let mut views = Vec::with_capacity(shapes.len());
-    let is_there = |name: &str| shapes.iter().any(|(other, _)| other == name);
-    let pairs = |shape: &[usize]| {
-        let side = side_of(*shape.first()?, |side| (2 * side - 1).pow(2))?;
-        Some([side.pow(4)])
-    };
-    let tables: Vec<(String, [usize; 1])> = shapes
-        .iter()
-        .filter_map(|(name, shape)| {
-            Some((format!("{}{}", name.strip_suffix(WAYS[0])?, WAYS[1]), pairs(shape)?))
-        })
-        .collect();
-    let tables = tables.iter().filter(|(name, _)| !is_there(name));
-    views.extend(tables.map(|(name, shape)| (name.clone(), lazy("", shape, Dtype::I64))));
-    for (name, shape) in shapes {
-        views.push((name.clone(), lazy(name, shape, Dtype::F32)));
-        let counter = name.strip_suffix("running_mean").map(|norm| format!("{norm}{BATCHES}"));
-        if let Some(counter) = counter.filter(|counter| !is_there(counter)) {
-            views.push((counter, lazy("", &[], Dtype::I64)));
-        }
-    }
-    // The library's file would be for its owner alone, others are as the user wants new files to be.
-    let made = std::fs::File::create(path).and_then(|file| file.metadata()).map_err(|e| wrong(&e))?;
-    serialize_to_file(views, Some(in_order(about)), path).map_err(|e| wrong(&e))?;
-    std::fs::set_permissions(path, made.permissions()).map_err(|e| wrong(&e))?;
-    failed.into_inner().map_or(Ok(()), Err)
-}
-
 fn write_hdf5(
     path: &Path,
     shapes: &[(String, Vec<usize>)],
-    about: &About,
-    values: Values,
-    wrong: Wrong,
+    about: &ModelMetadata,
+    values: TensorValues,
+    wrong: ErrorOf,
 ) -> Result<()> {
     let file = hdf5::File::create(path).map_err(|e| wrong(&e))?;
     for (name, said) in about.texts() {
@@ -622,6 +515,7 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
     use proptest::prelude::*;
+    use safetensors::serialize_to_file;
 
     fn shapes() -> Vec<(String, Vec<usize>)> {
         let shape = |name: &str, shape: &[usize]| (name.to_string(), shape.to_vec());
@@ -633,10 +527,10 @@ mod tests {
         Ok((0..count).map(|i| i as f32 * 0.37 - name.len() as f32).collect())
     }
 
-    fn said() -> About {
+    fn said() -> ModelMetadata {
         let class_names = vec!["a cat".to_string(), "\"dog\", é".into()];
         let text = r#"{"image":[1,9,8],"mean":[0.1],"std":[0.3],"frame":"whole"}"#;
-        About { class_names, preprocessing: Preprocessing::from_text(text).unwrap() }
+        ModelMetadata { class_names, preprocessing: Preprocessing::from_text(text).unwrap() }
     }
 
     #[test]
@@ -651,7 +545,8 @@ mod tests {
             for (name, _) in shapes() {
                 assert_eq!(file.values(&name), values(&name));
             }
-            let again = write_weights(&path, &shapes(), &About::default(), &values, None).unwrap_err();
+            let again =
+                write_weights(&path, &shapes(), &ModelMetadata::default(), &values, None).unwrap_err();
             assert!(again.message.contains("is there already"), "{again}");
         }
         // The same weights are the same file, every time.
@@ -762,7 +657,7 @@ mod tests {
             let shapes = shapes.map(|(name, shape)| (name.to_string(), shape)).to_vec();
             let count = |name: &str| if name == "three" { 3 } else { usize::from(name != "empty") };
             let values = |name: &str| Ok(vec![name.len() as f32; count(name)]);
-            write_weights(&path, &shapes, &About::default(), &values, None).unwrap();
+            write_weights(&path, &shapes, &ModelMetadata::default(), &values, None).unwrap();
             let file = WeightsFile::open(&path).unwrap();
             assert_eq!(file.shapes(), shapes);
             assert!(file.values("empty").unwrap().is_empty());
@@ -814,7 +709,7 @@ mod tests {
         fn damage_is_survived(at in prop::collection::vec((0usize..2000, any::<u8>()), 1..6), keep in 0usize..4000, hdf5: bool) {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join(if hdf5 { "w.h5" } else { "w.safetensors" });
-            write_weights(&path, &shapes(), &About::default(), &values, None).unwrap();
+            write_weights(&path, &shapes(), &ModelMetadata::default(), &values, None).unwrap();
             let mut bytes = std::fs::read(&path).unwrap();
             bytes.truncate(keep.max(64));
             for (at, value) in at {

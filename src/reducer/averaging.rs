@@ -155,7 +155,7 @@ impl Averaging {
     /// # Errors
     /// `Usage` or `Environment`, the same on every rank, where what is asked for cannot run.
     pub fn new(world: &World, config: &Config, device: &dyn Device, threads: usize) -> Result<Averaging> {
-        let tuning = Tuning::load(world, config.tuning.as_deref())?;
+        let tuning = Tuning::load(world, config.buckets.tuning.as_deref())?;
         let nodes = Nodes::of(world);
         let given_to_mpi = gpu_direct::mpi_serves(world, config, device)?;
         let of = |kind| world.agree(Selection::new(kind, config.wire, &nodes, &tuning));
@@ -306,7 +306,7 @@ impl Averaging {
     /// # Errors
     /// `Internal` where a script cannot be rehearsed.
     pub fn cut(&self, plan: &mut Plan, config: &Config) -> Result<()> {
-        if config.fusion_threshold.is_none() {
+        if config.buckets.fusion_threshold().is_none() {
             self.choose_threshold(plan, config)?;
         }
         if self.is_sliced(config) {
@@ -336,7 +336,7 @@ impl Averaging {
             let of_groups = self.in_groups(transfer, &[]).map(|course| course.seconds(&self.ranks));
             of_groups.unwrap_or_else(|| self.selection.choose(transfer.cuts.range().len(), true).seconds)
         };
-        let (micro_steps, overlap) = (config.accumulation, config.overlap);
+        let (micro_steps, overlap) = (config.accumulation, !config.buckets.no_overlap);
         let plain = match self.split {
             None => Manner::plain(vec![0]),
             Some(mesh) => Manner { mesh, ..Manner::plain(vec![0; mesh.ranks()]) },

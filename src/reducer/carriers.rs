@@ -110,7 +110,7 @@ impl Carrying<'_> {
             exchanges,
             edges,
         };
-        let fusion = world.agree(Fusion::new(carriers, script, self.config.overlap))?;
+        let fusion = world.agree(Fusion::new(carriers, script, !self.config.buckets.no_overlap))?;
         Ok((fusion.with_tail(tail).with_rate(self.averaging.rate(world)), compression))
     }
 
@@ -136,7 +136,7 @@ impl Carrying<'_> {
         let made = made.and_then(|(sums, parameters)| {
             let parameters = Some(parameters);
             let carriers = Carriers { parameters, ..Carriers::of(sums) };
-            Fusion::new(carriers, script, self.config.overlap)
+            Fusion::new(carriers, script, !self.config.buckets.no_overlap)
         });
         Ok((world.agree(made)?, Pushes { notes, service: None }))
     }

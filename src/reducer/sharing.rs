@@ -102,7 +102,7 @@ pub fn turns(world: &Topology, device: &dyn Device, config: &Config) -> Option<T
     let sharded = config.strategy.sharded(world.size());
     sharded.gradients.then_some(Turns {
         gathers: sharded.parameters && !(device.is_host() && world.nodes() == 1),
-        overlap: config.overlap,
+        overlap: !config.buckets.no_overlap,
         accumulates: config.accumulation > 1,
     })
 }

@@ -14,15 +14,15 @@ pub enum Scale {
 }
 
 #[derive(Debug, Clone)]
-pub struct Axis {
+pub struct ChartAxis {
     /// With its unit.
     pub label: String,
     pub scale: Scale,
 }
 
-impl Axis {
-    pub fn new(label: impl Into<String>, scale: Scale) -> Axis {
-        Axis { label: label.into(), scale }
+impl ChartAxis {
+    pub fn new(label: impl Into<String>, scale: Scale) -> ChartAxis {
+        ChartAxis { label: label.into(), scale }
     }
 
     /// The axis along which all these values are seen; those that have no place on it do not count.

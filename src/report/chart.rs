@@ -5,7 +5,7 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::axis::{Axis, Coordinates, Scale};
+use super::axis::{ChartAxis, Coordinates, Scale};
 use crate::error::{Error, Result};
 
 /// Colours that also those who see fewer of them can tell apart: Okabe and Ito, 2008.
@@ -21,7 +21,7 @@ const COLOURS: [(u8, u8, u8); 7] = [
 const INK: RGBColor = RGBColor(70, 70, 70);
 const WIDTH: u32 = 600;
 const HEIGHT: u32 = 330;
-/// Of a row of bars, and of the axis below them.
+/// Heights of a row of bars, and of the axis below them.
 const ROW: u32 = 30;
 const BELOW: u32 = 52;
 /// Where a legend begins, and the height of a line of it.
@@ -38,7 +38,7 @@ pub enum Mark {
 }
 
 #[derive(Debug, Clone)]
-pub struct Line {
+pub struct ChartLine {
     /// For the legend; empty: not in it.
     pub label: String,
     pub points: Vec<(f64, f64)>,
@@ -52,14 +52,14 @@ pub struct Line {
 ///
 /// # Errors
 /// `Internal`: it cannot be drawn.
-pub fn lines(x: &Axis, y: &Axis, lines: &[Line]) -> Result<String> {
+pub fn lines(x: &ChartAxis, y: &ChartAxis, lines: &[ChartLine]) -> Result<String> {
     let keys: Vec<Key> = lines
         .iter()
         .filter(|line| !line.label.is_empty())
         .map(|line| Key {
             label: line.label.clone(),
             colour: colour(line.colour),
-            shape: Shape::Line(line.mark),
+            shape: MarkShape::Line(line.mark),
         })
         .collect();
     drawn(HEIGHT, &keys, |area| {
@@ -95,7 +95,7 @@ pub fn lines(x: &Axis, y: &Axis, lines: &[Line]) -> Result<String> {
 
 /// Rows of parts that lie end to end; `mark`: a place in a row, and what it is.
 #[derive(Debug, Clone)]
-pub struct Row {
+pub struct ChartRow {
     pub label: String,
     /// One for each name.
     pub parts: Vec<f64>,
@@ -104,16 +104,16 @@ pub struct Row {
 
 /// # Errors
 /// `Internal`: it cannot be drawn.
-pub fn bars(x: &Axis, names: &[String], rows: &[Row], mark: &str) -> Result<String> {
+pub fn bars(x: &ChartAxis, names: &[String], rows: &[ChartRow], mark: &str) -> Result<String> {
     let ends = rows.iter().flat_map(|row| [row.parts.iter().sum::<f64>(), row.mark.unwrap_or(0.0)]);
     let across = x.over(ends);
     let mut keys: Vec<Key> = names
         .iter()
         .enumerate()
-        .map(|(part, name)| Key { label: name.clone(), colour: colour(part), shape: Shape::Box })
+        .map(|(part, name)| Key { label: name.clone(), colour: colour(part), shape: MarkShape::Box })
         .collect();
     if rows.iter().any(|row| row.mark.is_some()) {
-        keys.push(Key { label: mark.into(), colour: BLACK, shape: Shape::Stroke });
+        keys.push(Key { label: mark.into(), colour: BLACK, shape: MarkShape::Stroke });
     }
     drawn(ROW * rows.len() as u32 + BELOW, &keys, |area| {
         let labels: Vec<&str> = rows.iter().map(|row| row.label.as_str()).collect();
@@ -136,7 +136,7 @@ pub fn bars(x: &Axis, names: &[String], rows: &[Row], mark: &str) -> Result<Stri
 
 /// A row of `spans`: from start to end, of which the last part stands out. Above it what was rehearsed.
 #[derive(Debug, Clone)]
-pub struct Span {
+pub struct ChartSpan {
     pub label: String,
     pub start: f64,
     pub end: f64,
@@ -150,17 +150,20 @@ pub struct Span {
 ///
 /// # Errors
 /// `Internal`: it cannot be drawn.
-pub fn spans(x: &Axis, spans: &[Span], names: [&str; 3], ends: &[(f64, &str)]) -> Result<String> {
+pub fn spans(x: &ChartAxis, spans: &[ChartSpan], names: [&str; 3], ends: &[(f64, &str)]) -> Result<String> {
     let rehearsed = || spans.iter().flat_map(|span| span.rehearsed.iter().map(|(_, to)| *to));
     let across =
         x.over(spans.iter().map(|span| span.end).chain(rehearsed()).chain(ends.iter().map(|end| end.0)));
     // What nothing is drawn of is not in the legend.
     let parts = if rehearsed().next().is_some() { 3 } else { 2 };
     let boxes = names.iter().enumerate().take(parts);
-    let boxes =
-        boxes.map(|(part, name)| Key { label: name.to_string(), colour: colour(part), shape: Shape::Box });
+    let boxes = boxes.map(|(part, name)| Key {
+        label: name.to_string(),
+        colour: colour(part),
+        shape: MarkShape::Box,
+    });
     let ends = || ends.iter().zip([BLACK, colour(2)]);
-    let strokes = ends().map(|(end, colour)| Key { label: end.1.into(), colour, shape: Shape::Stroke });
+    let strokes = ends().map(|(end, colour)| Key { label: end.1.into(), colour, shape: MarkShape::Stroke });
     let keys: Vec<Key> = boxes.chain(strokes).collect();
     let height = if spans.len() > 24 { 16 } else { 22 };
     // Of a row, from its bottom.
@@ -189,24 +192,24 @@ fn bar(from: f64, to: f64, [low, high]: [f64; 2], colour: RGBColor) -> Rectangle
 }
 
 type Drawing<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type SvgArea<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Chart<'a, 'b, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Coordinates, Y>>;
 
 /// One entry of a legend.
 struct Key {
     label: String,
     colour: RGBColor,
-    shape: Shape,
+    shape: MarkShape,
 }
 
-enum Shape {
+enum MarkShape {
     Line(Mark),
     Box,
     Stroke,
 }
 
 /// A chart of this height below its legend.
-fn drawn(height: u32, keys: &[Key], draw: impl FnOnce(&Area) -> Drawing<()>) -> Result<String> {
+fn drawn(height: u32, keys: &[Key], draw: impl FnOnce(&SvgArea) -> Drawing<()>) -> Result<String> {
     let places = legend_places(keys);
     let above = places.last().map_or(0, |last| last.1 as u32 + KEY_HEIGHT + 4);
     let mut svg = String::new();
@@ -238,24 +241,24 @@ fn legend_places(keys: &[Key]) -> Vec<(i32, i32)> {
     keys.iter().map(place).collect()
 }
 
-fn draw_legend(area: &Area, keys: &[Key], places: &[(i32, i32)]) -> Drawing<()> {
+fn draw_legend(area: &SvgArea, keys: &[Key], places: &[(i32, i32)]) -> Drawing<()> {
     for (key, &(x, y)) in keys.iter().zip(places) {
         let middle = y + KEY_HEIGHT as i32 / 2;
         let line = |from: i32, to: i32| {
             PathElement::new(vec![(x + from, middle), (x + to, middle)], key.colour.stroke_width(2))
         };
         match key.shape {
-            Shape::Box => {
+            MarkShape::Box => {
                 area.draw(&Rectangle::new([(x, middle - 6), (x + 16, middle + 6)], key.colour.filled()))?
             }
-            Shape::Stroke => {
+            MarkShape::Stroke => {
                 let ends = vec![(x + 8, middle - 7), (x + 8, middle + 7)];
                 area.draw(&PathElement::new(ends, key.colour.stroke_width(3)))?;
             }
-            Shape::Line(Mark::Dashes) => {
+            MarkShape::Line(Mark::Dashes) => {
                 [(0, 4), (7, 11), (14, 17)].into_iter().try_for_each(|(a, b)| area.draw(&line(a, b)))?
             }
-            Shape::Line(mark) => {
+            MarkShape::Line(mark) => {
                 area.draw(&line(0, 17))?;
                 if mark == Mark::Points {
                     area.draw(&Circle::new((x + 8, middle), 4, key.colour.filled()))?;
@@ -280,7 +283,7 @@ fn font<'a>() -> TextStyle<'a> {
     ("sans-serif", TEXT).into_font().color(&INK)
 }
 
-fn draw_line(chart: &mut Chart<Coordinates>, x: Scale, y: Scale, line: &Line) -> Drawing<()> {
+fn draw_line(chart: &mut Chart<Coordinates>, x: Scale, y: Scale, line: &ChartLine) -> Drawing<()> {
     let colour = colour(line.colour);
     let is_seen = |a: f64, b: f64| x.place(a).is_finite() && y.place(b).is_finite();
     let points: Vec<(f64, f64)> = line.points.iter().copied().filter(|&(a, b)| is_seen(a, b)).collect();
@@ -304,8 +307,8 @@ fn draw_line(chart: &mut Chart<Coordinates>, x: Scale, y: Scale, line: &Line) ->
 
 /// A chart whose rows have names, the first on top.
 fn rows_chart<'a, 'b>(
-    area: &'a Area<'b>,
-    x: &Axis,
+    area: &'a SvgArea<'b>,
+    x: &ChartAxis,
     across: &Coordinates,
     labels: &[&str],
 ) -> Drawing<Chart<'a, 'b, RangedCoordf64>> {

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::axis::{Axis, Scale};
-use super::chart::{self, Line, Mark, Row};
+use super::axis::{ChartAxis, Scale};
+use super::chart::{self, ChartLine, ChartRow, Mark};
 use super::figures::{Figure, MOST};
-use super::predicted::Prediction;
+use super::predicted::PredictedRuns;
 use super::run::Run;
 use crate::error::Result;
 
@@ -28,8 +28,8 @@ const NAMES: [&str; 15] = [
     "max_batch",
     "input.loader_threads",
 ];
-/// Of these may differ what is still one curve of a study: what follows from ranks, batch and machine, and how long
-/// it was measured.
+/// Settings that may differ where it is still one curve of a study: what follows from ranks, batch and machine, and how
+/// long it was measured.
 const PASSING: [&str; 15] = [
     "ranks",
     "hosts",
@@ -178,12 +178,12 @@ fn of_lot(text: &str, lot: &str, between: &str) -> String {
 
 /// Images a second and efficiency over ranks at the same batch a rank, and beside them what was predicted: then one
 /// number of ranks is enough.
-pub fn scaling(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Figure>> {
+pub fn scaling(runs: &[Run], predicted: &[PredictedRuns]) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let least = if predicted.is_empty() { 2 } else { 1 };
     for (lot, studies) in lots(&studies(runs, "ranks", least, |run| run.ranks)) {
         let (mut speeds, mut shares) = (Vec::new(), Vec::new());
-        let line = |label: &str, points, mark, colour| Line {
+        let line = |label: &str, points, mark, colour| ChartLine {
             label: label.into(),
             points,
             band: Vec::new(),
@@ -208,13 +208,13 @@ pub fn scaling(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Figure>> {
         if speeds.is_empty() {
             continue;
         }
-        let ranks = Axis::new("ranks", Scale::Log2);
-        let svg = chart::lines(&ranks, &Axis::new("images/s, all ranks", Scale::Log10), &speeds)?;
+        let ranks = ChartAxis::new("ranks", Scale::Log2);
+        let svg = chart::lines(&ranks, &ChartAxis::new("images/s, all ranks", Scale::Log10), &speeds)?;
         let title = of_lot("Images a second over ranks", &lot, ": ");
         let caption =
             "At the same batch a rank (weak scaling). The ideal line leads from the fewest ranks on.";
         figures.push(Figure::new(of_lot("scaling", &lot, "-"), title, caption, svg));
-        let svg = chart::lines(&ranks, &Axis::new("efficiency [%]", Scale::Whole), &shares)?;
+        let svg = chart::lines(&ranks, &ChartAxis::new("efficiency [%]", Scale::Whole), &shares)?;
         let title = of_lot("Efficiency over ranks", &lot, ": ");
         let caption = "Images a second a rank, as a share of that with the fewest ranks.";
         figures.push(Figure::new(of_lot("efficiency", &lot, "-"), title, caption, svg));
@@ -256,10 +256,13 @@ pub fn strategies(runs: &[Run]) -> Result<Vec<Figure>> {
         ),
     ];
     let chart = |(name, title, axis, caption, of): Bars| {
-        let row =
-            |run: &Run| Row { label: run.label.clone(), parts: vec![of(run).unwrap_or(0.0)], mark: None };
-        let rows: Vec<Row> = runs.iter().map(row).collect();
-        let svg = chart::bars(&Axis::new(axis, Scale::Whole), &[title.into()], &rows, "")?;
+        let row = |run: &Run| ChartRow {
+            label: run.label.clone(),
+            parts: vec![of(run).unwrap_or(0.0)],
+            mark: None,
+        };
+        let rows: Vec<ChartRow> = runs.iter().map(row).collect();
+        let svg = chart::bars(&ChartAxis::new(axis, Scale::Whole), &[title.into()], &rows, "")?;
         Ok(Figure::new(format!("strategy-{name}"), format!("{title} by strategy"), caption, svg))
     };
     charts.into_iter().map(chart).collect()
@@ -269,8 +272,8 @@ pub fn strategies(runs: &[Run]) -> Result<Vec<Figure>> {
 pub fn sweeps(runs: &[Run]) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (lot, studies) in lots(&studies(runs, "batch", 2, |run| run.batch)) {
-        let curves = |of: &dyn Fn(&Run) -> Option<f64>| -> Vec<Line> {
-            let lines = studies.iter().enumerate().map(|(colour, study)| Line {
+        let curves = |of: &dyn Fn(&Run) -> Option<f64>| -> Vec<ChartLine> {
+            let lines = studies.iter().enumerate().map(|(colour, study)| ChartLine {
                 label: study.label.clone(),
                 points: study.curve(of),
                 band: Vec::new(),
@@ -280,10 +283,15 @@ pub fn sweeps(runs: &[Run]) -> Result<Vec<Figure>> {
             lines.filter(|line| !line.points.is_empty()).collect()
         };
         let memory = |run: &Run| run.record.number("peak_memory").filter(|&bytes| bytes > 0.0);
-        let batch = Axis::new("batch: images a rank and step", Scale::Log2);
-        let mut add = |name: &str, title: &str, caption: &str, y: &str, lines: Vec<Line>| -> Result<()> {
+        let batch = ChartAxis::new("batch: images a rank and step", Scale::Log2);
+        let mut add = |name: &str,
+                       title: &str,
+                       caption: &str,
+                       y: &str,
+                       lines: Vec<ChartLine>|
+         -> Result<()> {
             if !lines.is_empty() {
-                let svg = chart::lines(&batch, &Axis::new(y, Scale::Whole), &lines)?;
+                let svg = chart::lines(&batch, &ChartAxis::new(y, Scale::Whole), &lines)?;
                 figures.push(Figure::new(of_lot(name, &lot, "-"), of_lot(title, &lot, ": "), caption, svg));
             }
             Ok(())

@@ -1,8 +1,8 @@
 //! The figures of single runs, or of some of them in one: loss, accuracy, speed, time, memory, buckets.
 
-use super::axis::{Axis, Scale};
-use super::chart::{self, Line, Mark, Row, Span};
-use super::run::{Bucket, PARTS, Run};
+use super::axis::{ChartAxis, Scale};
+use super::chart::{self, ChartLine, ChartRow, ChartSpan, Mark};
+use super::run::{BucketTimes, PARTS, Run};
 use crate::error::Result;
 
 /// Points of a curve; of more steps each stands for several.
@@ -13,7 +13,7 @@ pub const MOST: usize = 7;
 const MOST_BUCKETS: usize = 60;
 
 pub struct Figure {
-    /// Of its files.
+    /// The name of its files.
     pub name: String,
     pub title: String,
     /// What is to be seen.
@@ -35,8 +35,10 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
     }
     let (unit, seconds) =
         unit_of_time(trained.iter().filter_map(|run| run.time.last().copied()).fold(0.0, f64::max));
-    let over =
-        [Axis::new("step", Scale::Linear), Axis::new(format!("time of training [{unit}]"), Scale::Linear)];
+    let over = [
+        ChartAxis::new("step", Scale::Linear),
+        ChartAxis::new(format!("time of training [{unit}]"), Scale::Linear),
+    ];
     let mut figures = Vec::new();
     for (x, name) in over.iter().zip(["steps", "time"]) {
         let place = |run: &Run| -> Vec<f64> {
@@ -65,10 +67,10 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
             ));
         }
         let scale = if spans_decades(&losses) { Scale::Log10 } else { Scale::Linear };
-        let loss = chart::lines(x, &Axis::new("cross-entropy loss", scale), &losses)?;
+        let loss = chart::lines(x, &ChartAxis::new("cross-entropy loss", scale), &losses)?;
         let caption = "Lines: training, a mean over some steps where there are many, with least and most behind it. Dots: the test set, after each epoch.";
         figures.push(Figure::new(format!("loss-over-{name}"), format!("Loss over {name}"), caption, loss));
-        let accuracy = chart::lines(x, &Axis::new("classified right [%]", Scale::Linear), &accuracies)?;
+        let accuracy = chart::lines(x, &ChartAxis::new("classified right [%]", Scale::Linear), &accuracies)?;
         figures.push(Figure::new(
             format!("accuracy-over-{name}"),
             format!("Accuracy over {name}"),
@@ -80,14 +82,21 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
 }
 
 /// A run's training curve and its test points.
-fn curves(run: &Run, colour: usize, of: usize, x: &[f64], y: &[f64], test: Vec<(f64, f64)>) -> Vec<Line> {
+fn curves(
+    run: &Run,
+    colour: usize,
+    of: usize,
+    x: &[f64],
+    y: &[f64],
+    test: Vec<(f64, f64)>,
+) -> Vec<ChartLine> {
     let name = |what: &str| if of == 1 { what.to_string() } else { run.label.clone() };
     let (points, band) = thinned(x, y);
-    let mut lines = vec![Line { label: name("training"), points, band, mark: Mark::Line, colour }];
+    let mut lines = vec![ChartLine { label: name("training"), points, band, mark: Mark::Line, colour }];
     if !test.is_empty() {
         // Of one run test and training have colours of their own; of several each run has one.
         let (label, colour) = if of == 1 { ("test".to_string(), 1) } else { (String::new(), colour) };
-        lines.push(Line { label, points: test, band: Vec::new(), mark: Mark::Points, colour });
+        lines.push(ChartLine { label, points: test, band: Vec::new(), mark: Mark::Points, colour });
     }
     lines
 }
@@ -101,14 +110,14 @@ pub fn throughput(runs: &[&Run]) -> Result<Option<Figure>> {
             run.images.iter().zip(&run.seconds).map(|(images, seconds)| images / seconds).collect();
         let (points, band) = thinned(&run.step, &rate);
         let label = if shown.len() == 1 { String::new() } else { run.label.clone() };
-        lines.push(Line { label, points, band, mark: Mark::Line, colour });
+        lines.push(ChartLine { label, points, band, mark: Mark::Line, colour });
     }
     if lines.is_empty() {
         return Ok(None);
     }
     let svg = chart::lines(
-        &Axis::new("step", Scale::Linear),
-        &Axis::new("images/s, all ranks", Scale::Whole),
+        &ChartAxis::new("step", Scale::Linear),
+        &ChartAxis::new("images/s, all ranks", Scale::Whole),
         &lines,
     )?;
     let caption = "Images of all ranks a second, step by step; warm-up included.";
@@ -131,31 +140,31 @@ pub fn staleness(runs: &[&Run]) -> Result<Option<Figure>> {
         let share = |late: usize| (late as f64, 100.0 * counts[late] as f64 / all as f64);
         let label = if counted.len() == 1 { String::new() } else { label.clone() };
         let points = (0..=most).map(share).collect();
-        lines.push(Line { label, points, band: Vec::new(), mark: Mark::Points, colour });
+        lines.push(ChartLine { label, points, band: Vec::new(), mark: Mark::Points, colour });
     }
     if lines.is_empty() {
         return Ok(None);
     }
     let across =
-        Axis::new("updates between a rank's parameters and the update by its gradients", Scale::Whole);
-    let svg = chart::lines(&across, &Axis::new("share of the updates [%]", Scale::Linear), &lines)?;
+        ChartAxis::new("updates between a rank's parameters and the update by its gradients", Scale::Whole);
+    let svg = chart::lines(&across, &ChartAxis::new("share of the updates [%]", Scale::Linear), &lines)?;
     let caption = "Staleness of asynchronous updates, over the whole run. With W ranks that take turns it is W − 1, but for the first turn behind an epoch's end or a checkpoint.";
     Ok(Some(Figure::new("staleness", "Staleness", caption, svg)))
 }
 
 /// Where a step's time goes, a row a run.
 pub fn time(runs: &[&Run]) -> Result<Option<Figure>> {
-    let row = |run: &&Run| Row {
+    let row = |run: &&Run| ChartRow {
         label: run.label.clone(),
         parts: run.parts().iter().map(|seconds| 1e3 * seconds).collect(),
         mark: None,
     };
-    let rows: Vec<Row> = runs.iter().filter(|run| !run.seconds.is_empty()).map(row).collect();
+    let rows: Vec<ChartRow> = runs.iter().filter(|run| !run.seconds.is_empty()).map(row).collect();
     if rows.is_empty() {
         return Ok(None);
     }
     let svg = chart::bars(
-        &Axis::new("mean time of a step on rank 0 [ms]", Scale::Whole),
+        &ChartAxis::new("mean time of a step on rank 0 [ms]", Scale::Whole),
         &PARTS.map(String::from),
         &rows,
         "",
@@ -180,9 +189,9 @@ pub fn memory(runs: &[&Run]) -> Result<Option<Figure>> {
         };
         kinds.iter().map(of).collect()
     };
-    let mut rows: Vec<Row> = runs
+    let mut rows: Vec<ChartRow> = runs
         .iter()
-        .map(|run| Row {
+        .map(|run| ChartRow {
             label: run.label.clone(),
             parts: sizes(run),
             mark: run.record.number("peak_memory").filter(|&bytes| bytes > 0.0),
@@ -206,7 +215,7 @@ pub fn memory(runs: &[&Run]) -> Result<Option<Figure>> {
             large.iter().map(|&kind| row.parts[kind]).chain([rest]).map(|part| part / bytes).collect();
         row.mark = row.mark.map(|mark| mark / bytes);
     }
-    let axis = Axis::new(format!("memory of the largest rank [{unit}]"), Scale::Whole);
+    let axis = ChartAxis::new(format!("memory of the largest rank [{unit}]"), Scale::Whole);
     let svg = chart::bars(&axis, &names, &rows, "measured peak")?;
     let caption = "As planned before the first step; the black stroke is the peak resident set of the process as measured at the end.";
     Ok(Some(Figure::new("memory", "Memory by kind", caption, svg)))
@@ -222,7 +231,7 @@ pub fn step(run: &Run) -> Result<Option<Figure>> {
     let rehearsed = run.rehearsed();
     let ms = |times: &[(f64, f64)]| times.iter().map(|(from, to)| (1e3 * from, 1e3 * to)).collect::<Vec<_>>();
     let [took, computed] = run.step_seconds();
-    let compute = Span {
+    let compute = ChartSpan {
         label: "computing".into(),
         start: 0.0,
         end: 1e3 * computed,
@@ -234,8 +243,8 @@ pub fn step(run: &Run) -> Result<Option<Figure>> {
     let sums = shown.map(|(at, some)| {
         let (first, last) = (at * together, at * together + some.len() - 1);
         let name = if first == last { format!("{first}") } else { format!("{first}–{last}") };
-        let most = |of: fn(&Bucket) -> f64| some.iter().map(of).fold(0.0, f64::max);
-        Span {
+        let most = |of: fn(&BucketTimes) -> f64| some.iter().map(of).fold(0.0, f64::max);
+        ChartSpan {
             label: format!("{name}: {}", size(some.iter().map(|bucket| bucket.bytes).sum())),
             start: 1e3 * some[0].start,
             end: 1e3 * most(|bucket| bucket.finish),
@@ -243,8 +252,8 @@ pub fn step(run: &Run) -> Result<Option<Figure>> {
             rehearsed: ms(rehearsed.sums.get(first..=last).unwrap_or_default()),
         }
     });
-    let spans: Vec<Span> = [compute].into_iter().chain(sums).collect();
-    let axis = Axis::new("time from the start of the step on rank 0 [ms]", Scale::Whole);
+    let spans: Vec<ChartSpan> = [compute].into_iter().chain(sums).collect();
+    let axis = ChartAxis::new("time from the start of the step on rank 0 [ms]", Scale::Whole);
     let names = ["under way, not waited for", "waited for (not hidden)", "rehearsed"];
     let ends = [(1e3 * took, "end of the step"), (1e3 * rehearsed.seconds, "end as rehearsed")];
     let known = if rehearsed.seconds > 0.0 { 2 } else { 1 };
@@ -293,7 +302,7 @@ fn thinned(x: &[f64], y: &[f64]) -> (Vec<(f64, f64)>, Vec<(f64, f64, f64)>) {
 }
 
 /// Whether a linear axis would press most of the values onto its bottom.
-fn spans_decades(lines: &[Line]) -> bool {
+fn spans_decades(lines: &[ChartLine]) -> bool {
     let values = lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
     let (low, high) =
         values.filter(|v| v.is_finite()).fold((f64::MAX, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));

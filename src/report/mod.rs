@@ -17,7 +17,7 @@ use std::time::SystemTime;
 
 use self::figures::{Figure, MOST};
 use self::page::Section;
-use self::predicted::Prediction;
+use self::predicted::PredictedRuns;
 use self::run::Run;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files;
@@ -49,7 +49,8 @@ pub fn run(args: &Args) -> Result<()> {
     check_places(args)?;
     let (mut runs, left_out) = opened(&args.runs)?;
     compare::label(&mut runs);
-    let predicted = args.predicted.iter().map(|path| Prediction::read(path)).collect::<Result<Vec<_>>>()?;
+    let predicted =
+        args.predicted.iter().map(|path| PredictedRuns::read(path)).collect::<Result<Vec<_>>>()?;
     let sections = sections(&runs, &predicted)?;
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
     put(&args.output, &html)?;
@@ -118,7 +119,7 @@ fn results_in(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn sections(runs: &[Run], predicted: &[Prediction]) -> Result<Vec<Section>> {
+fn sections(runs: &[Run], predicted: &[PredictedRuns]) -> Result<Vec<Section>> {
     let all: Vec<&Run> = runs.iter().collect();
     let mut steps = Vec::new();
     for run in runs {

@@ -9,7 +9,7 @@ use crate::files;
 
 /// A prediction for some numbers of ranks.
 #[derive(Debug, Deserialize)]
-pub struct Prediction {
+pub struct PredictedRuns {
     /// How the work is shared, for the legend.
     strategy: String,
     points: Vec<Point>,
@@ -22,12 +22,12 @@ struct Point {
     efficiency: f64,
 }
 
-impl Prediction {
+impl PredictedRuns {
     /// # Errors
     /// `Data` where the file is no prediction.
-    pub fn read(path: &Path) -> Result<Prediction> {
+    pub fn read(path: &Path) -> Result<PredictedRuns> {
         let bytes = files::read(path).map_err(|error| Error::data(path, error))?;
-        let prediction: Prediction = serde_json::from_slice(&bytes).map_err(|error| {
+        let prediction: PredictedRuns = serde_json::from_slice(&bytes).map_err(|error| {
             Error::data(path, format!("is no prediction as --save-prediction writes it: {error}"))
         })?;
         let is_good = |point: &Point| {

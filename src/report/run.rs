@@ -33,7 +33,7 @@ pub struct Run {
 }
 
 /// When a bucket's sum started and ended in a step, and how much of that nothing hid: medians, in seconds.
-pub struct Bucket {
+pub struct BucketTimes {
     pub bytes: u64,
     pub start: f64,
     pub finish: f64,
@@ -44,7 +44,7 @@ pub struct Bucket {
 #[derive(Default)]
 pub struct Rehearsed {
     pub computing: Vec<(f64, f64)>,
-    /// Of each bucket.
+    /// Two numbers of each bucket's sum.
     pub sums: Vec<(f64, f64)>,
     pub seconds: f64,
 }
@@ -96,7 +96,7 @@ impl Run {
         self.record.status == "running"
     }
 
-    /// Of all ranks, over the steps that count; also of a run that has not ended.
+    /// Images a second of all ranks, over the steps that count; also of a run that has not ended.
     pub fn images_per_second(&self) -> f64 {
         let (images, seconds) = (&self.images[self.warmup..], &self.seconds[self.warmup..]);
         images.iter().sum::<f64>() / seconds.iter().sum::<f64>()
@@ -145,7 +145,7 @@ impl Run {
         rows.collect()
     }
 
-    pub fn buckets(&self) -> Vec<Bucket> {
+    pub fn buckets(&self) -> Vec<BucketTimes> {
         let bytes = self.record.list::<u64>("config/bucket_bytes");
         let [start, finish, exposed] = ["bucket_start", "bucket_finish", "bucket_exposed"]
             .map(|name| self.record.last_rows(&format!("steps/{name}"), BUCKET_STEPS));
@@ -154,7 +154,7 @@ impl Run {
         };
         let buckets = bytes.into_iter().enumerate().filter_map(|(bucket, bytes)| {
             let [start, finish, exposed] = [at(&start, bucket)?, at(&finish, bucket)?, at(&exposed, bucket)?];
-            Some(Bucket { bytes, start, finish, exposed })
+            Some(BucketTimes { bytes, start, finish, exposed })
         });
         buckets.collect()
     }

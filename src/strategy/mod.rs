@@ -12,8 +12,8 @@ use serde::Serialize;
 mod owners;
 mod relaxed;
 
-pub use owners::{Owners, Seat, Share};
-pub use relaxed::{Meeting, Outer, OuterFlags, Relaxed};
+pub use owners::{OwnerShare, Owners, Seat};
+pub use relaxed::{ModelAveraging, Outer, OuterFlags, Relaxed};
 
 /// Which ranks compute, and which of them update which parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -101,7 +101,7 @@ impl Strategy {
     }
 
     /// As `--sync` has it, the numbers behind its colon, and who updates, for `--help`.
-    fn described(self) -> (&'static str, &'static [Number], &'static str) {
+    fn described(self) -> (&'static str, &'static [StrategyNumber], &'static str) {
         match self {
             Allreduce => ("allreduce", &[], "every rank, from an allreduce of the gradients"),
             Zero(1) => ("zero1", &[], "every rank its share, as --zero 1"),
@@ -124,7 +124,7 @@ impl Strategy {
                 "every rank its own parameters, which are averaged every H steps, as --local-steps H",
             ),
             Bmuf(_) => {
-                let steps = const { &[Number { usual: Some(8.0), ..STEPS }] };
+                let steps = const { &[StrategyNumber { usual: Some(8.0), ..STEPS }] };
                 ("bmuf", steps, "the same with block momentum, as CNTK has it")
             }
             Easgd(..) => (
@@ -136,7 +136,7 @@ impl Strategy {
         }
     }
 
-    /// The same with these numbers, as many as it takes.
+    /// The strategy with these numbers, as many as it takes.
     fn with(self, numbers: &[f32]) -> Strategy {
         let count = numbers.first().map_or(1, |&count| count as usize);
         match self {
@@ -155,7 +155,7 @@ impl Strategy {
         let names = numbers.iter().map(|number| number.name).collect::<Vec<_>>().join(",");
         match numbers.first() {
             None => name.to_string(),
-            Some(Number { usual: Some(_), .. }) => format!("{name}[:{names}]"),
+            Some(StrategyNumber { usual: Some(_), .. }) => format!("{name}[:{names}]"),
             Some(_) => format!("{name}:{names}"),
         }
     }
@@ -177,13 +177,13 @@ impl Strategy {
     pub fn relaxed(self, outer: &OuterFlags, ranks: usize) -> Option<Relaxed> {
         let anchor = |momentum, resets| {
             let outer = outer.or(Outer { rate: 1.0, momentum, nesterov: resets });
-            Meeting::Anchor { outer, resets }
+            ModelAveraging::Anchor { outer, resets }
         };
         let (every, meeting) = match self {
             Local(steps) => (steps, anchor(0.0, false)),
             Bmuf(steps) => (steps, anchor(1.0 - 1.0 / ranks as f32, true)),
-            Easgd(steps, alpha) => (steps, Meeting::Elastic { alpha }),
-            Gossip => ((ranks.next_power_of_two().trailing_zeros() as usize).max(1), Meeting::Gossip),
+            Easgd(steps, alpha) => (steps, ModelAveraging::Elastic { alpha }),
+            Gossip => ((ranks.next_power_of_two().trailing_zeros() as usize).max(1), ModelAveraging::Gossip),
             Allreduce | Zero(_) | Root | Server(_) | ServerAsync(_) => return None,
         };
         Some(Relaxed { every, meeting })
@@ -306,7 +306,7 @@ impl FromStr for Strategy {
         if given.len() > wanted.len() {
             return Err(format!("it is {}", strategy.words()));
         }
-        let number = |(index, number): (usize, &Number)| match (given.get(index), number.usual) {
+        let number = |(index, number): (usize, &StrategyNumber)| match (given.get(index), number.usual) {
             (Some(text), _) => number.read(text),
             (None, Some(usual)) => Ok(usual),
             (None, None) => Err(format!("{} is missing: it is {}", number.name, strategy.words())),
@@ -318,7 +318,7 @@ impl FromStr for Strategy {
 
 /// A number that stands behind the colon of a strategy.
 #[derive(Debug, Clone, Copy)]
-struct Number {
+struct StrategyNumber {
     /// As `--help` calls it: `K`.
     name: &'static str,
     /// What it is of, in messages: "servers".
@@ -329,11 +329,12 @@ struct Number {
     counts: bool,
 }
 
-const SERVERS: Number = Number { name: "K", what: "servers", usual: Some(1.0), counts: true };
-const STEPS: Number = Number { name: "H", what: "local steps", usual: None, counts: true };
-const ATTRACTION: Number = Number { name: "ALPHA", what: "attraction", usual: None, counts: false };
+const SERVERS: StrategyNumber = StrategyNumber { name: "K", what: "servers", usual: Some(1.0), counts: true };
+const STEPS: StrategyNumber = StrategyNumber { name: "H", what: "local steps", usual: None, counts: true };
+const ATTRACTION: StrategyNumber =
+    StrategyNumber { name: "ALPHA", what: "attraction", usual: None, counts: false };
 
-impl Number {
+impl StrategyNumber {
     fn read(&self, text: &str) -> Result<f32, String> {
         let fits = |number: &f32| match self.counts {
             true => *number >= 1.0 && number.fract() == 0.0 && *number <= 1e6,
@@ -368,8 +369,8 @@ mod tests {
         assert_eq!(elastic.to_string(), "--sync easgd:4,0.25");
         let none = OuterFlags::default();
         let meets = elastic.relaxed(&none, 2).unwrap();
-        assert_eq!(meets, Relaxed { every: 4, meeting: Meeting::Elastic { alpha: 0.25 } });
-        let Some(Relaxed { every: 8, meeting: Meeting::Anchor { outer, resets: true } }) =
+        assert_eq!(meets, Relaxed { every: 4, meeting: ModelAveraging::Elastic { alpha: 0.25 } });
+        let Some(Relaxed { every: 8, meeting: ModelAveraging::Anchor { outer, resets: true } }) =
             "bmuf".parse::<Strategy>().unwrap().relaxed(&none, 4)
         else {
             panic!("CNTK's defaults");
@@ -378,7 +379,7 @@ mod tests {
         let given = OuterFlags { rate: Some(0.5), momentum: Some(0.125), nesterov: true };
         let local = Local(3).relaxed(&given, 4).unwrap();
         let outer = Outer { rate: 0.5, momentum: 0.125, nesterov: true };
-        assert_eq!(local, Relaxed { every: 3, meeting: Meeting::Anchor { outer, resets: false } });
+        assert_eq!(local, Relaxed { every: 3, meeting: ModelAveraging::Anchor { outer, resets: false } });
         for text in [
             "server:0",
             "server:-1",

@@ -28,12 +28,12 @@ pub enum Owners {
 pub struct Seat {
     /// From 0.
     pub index: usize,
-    /// Of so many.
+    /// How many there are.
     pub of: usize,
 }
 
 impl Seat {
-    /// Of every rank, if they are on these nodes.
+    /// The seats of every rank, if they are on these nodes.
     pub fn all(nodes: &[usize]) -> Vec<Seat> {
         let mut counts = vec![0; nodes.iter().max().map_or(0, |last| last + 1)];
         let next = |&node: &usize| {
@@ -46,7 +46,7 @@ impl Seat {
 }
 
 /// Part `index` of so many into which the bytes of a bucket are divided among its owners (`Plan::share`).
-pub type Share<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
+pub type OwnerShare<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
 
 impl Owners {
     /// Whether sums go to their owners alone, and parameters come from them.
@@ -87,7 +87,7 @@ impl Owners {
     /// Which rank owns which of a bucket's bytes in a sum. Where everyone updates, a sum is cut as if the ranks shared
     /// the update, so that it is made in one order whoever owns what; the last owner has what is behind the parameters
     /// too.
-    pub fn cuts(self, bucket: usize, bytes: &Range<usize>, ranks: usize, share: Share) -> Cuts {
+    pub fn cuts(self, bucket: usize, bytes: &Range<usize>, ranks: usize, share: OwnerShare) -> Cuts {
         let (first, count) = match self {
             Owners::Everyone | Owners::Node => (0, ranks),
             Owners::Apart { first, count, .. } => (first, count),
@@ -101,7 +101,7 @@ impl Owners {
     }
 
     /// The bytes of a bucket that a rank updates.
-    pub fn owned(self, bucket: usize, rank: usize, seat: Seat, share: Share) -> Range<usize> {
+    pub fn owned(self, bucket: usize, rank: usize, seat: Seat, share: OwnerShare) -> Range<usize> {
         match self {
             Owners::Everyone => share(bucket, 0, 1),
             Owners::Node => share(bucket, seat.index, seat.of),

@@ -8,13 +8,13 @@ pub struct Relaxed {
     /// Every so many steps; of a gossip, in so many with another rank each.
     pub every: usize,
     /// What they do.
-    pub meeting: Meeting,
+    pub meeting: ModelAveraging,
 }
 
 /// What becomes of the ranks' parameters when they meet. But in a gossip all have the same anchor, and what travels is
 /// how far each rank's parameters are from it: a pseudo-gradient, in the buckets of gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Meeting {
+pub enum ModelAveraging {
     /// The anchor does a step of SGD along the mean of all ranks' ways from it, and all go on from there.
     Anchor {
         /// That step.
@@ -35,12 +35,12 @@ pub enum Meeting {
 impl Relaxed {
     /// Whether parameters themselves go between ranks, and not how far they are from an anchor.
     pub fn sends_parameters(&self) -> bool {
-        self.meeting == Meeting::Gossip
+        self.meeting == ModelAveraging::Gossip
     }
 
     /// Whether the ranks' own optimizers start anew when they have met.
     pub fn resets(&self) -> bool {
-        matches!(self.meeting, Meeting::Anchor { resets: true, .. })
+        matches!(self.meeting, ModelAveraging::Anchor { resets: true, .. })
     }
 }
 

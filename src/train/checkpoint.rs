@@ -16,7 +16,7 @@ use crate::config::{Config, Interval, Resume};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::record::{self, About, Checkpoints, Contents, Description, Reached};
+use crate::record::{self, Checkpoints, Contents, Description, ModelMetadata, Reached};
 
 /// Where a run stands between two steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl Resumed {
     /// # Errors
     /// `Data` where that cannot be.
     pub fn said(&self) -> Result<Weights> {
-        let about = About::read(&self.path, |name| self.contents.text(name).to_string())?;
+        let about = ModelMetadata::read(&self.path, |name| self.contents.text(name).to_string())?;
         Ok(Weights { whose: "the checkpoint", about })
     }
 
@@ -185,7 +185,7 @@ pub fn identity(
         ("--model", model.identity()),
         ("--classes", classes.to_string()),
         ("image shape", image.to_string()),
-        ("--label-smoothing", config.label_smoothing.to_string()),
+        ("--label-smoothing", config.network.label_smoothing.to_string()),
         ("training images", images.to_string()),
         ("--seed", config.seed.to_string()),
         ("--optimizer", config.optimizer.rule.name().replace('-', "")),

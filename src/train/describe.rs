@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::{Action, Plan, Script};
-use crate::record::{self, Description, Scheduled};
+use crate::record::{self, Description, RunSize, Scheduled};
 use crate::reducer::{Averaging, seats};
 use crate::simulate::Rehearsal;
 
@@ -143,14 +143,16 @@ pub fn describe(
             JpegDecoder::Auto => opening(config, device),
             decoder => format!("{}; JPEG by {decoder}", opening(config, device)),
         },
-        threads,
-        batch: config.batch,
-        accumulation: config.accumulation,
-        global_batch: config.images_a_step(computing_ranks) / config.spatial,
-        epochs: if config.data.is_some() { epochs as u64 } else { 0 },
-        steps: steps as u64,
-        warmup: config.warmup as u64,
-        computing: computing_ranks * config.stages(),
+        size: RunSize {
+            threads,
+            batch: config.batch,
+            accumulation: config.accumulation,
+            global_batch: config.images_a_step(computing_ranks) / config.spatial,
+            epochs: if config.data.is_some() { epochs as u64 } else { 0 },
+            steps: steps as u64,
+            warmup: config.length.warmup() as u64,
+            computing: computing_ranks * config.stages(),
+        },
         owned: Vec::new(),
         buckets: plans.training.bucket_bytes().iter().map(|&bytes| bytes as u64).collect(),
         choices: Vec::new(),
@@ -201,7 +203,7 @@ pub fn built(
     description.choices = choices.iter().map(|choice| (choice.name.into(), choice.seconds)).collect();
     // Where ranks have parameters of their own nothing is compressed but when they meet.
     let steps = config.relaxed(workers).map_or(1, |relaxed| relaxed.every as u64);
-    description.compression = job.trainer.compression.as_ref().map(|account| record::Compression {
+    description.compression = job.trainer.compression.as_ref().map(|account| record::CompressionRecord {
         scheme: config.compress.map(|scheme| scheme.to_string()).unwrap_or_default(),
         on_device: account.state.iter().any(|kept| !kept.on_host),
         sent: account.sent / steps,

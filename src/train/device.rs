@@ -124,7 +124,7 @@ fn open_gpu(world: &World, config: &mut Config, number: Option<usize>) -> Result
 
 /// How many ranks have this rank's GPU; sharing is said once for each GPU, or an error with `nccl`, which cannot.
 /// Collective.
-fn sharers(world: &World, gpu: &cuda::Gpu, nccl: bool) -> Result<usize> {
+fn sharers(world: &World, gpu: &cuda::GpuInfo, nccl: bool) -> Result<usize> {
     let mine = format!("{} {}", world.node(), gpu.identity);
     let all = world.gather_text(&mine)?;
     let with = |gpu: &String| (0..all.len()).filter(|&rank| all[rank] == *gpu).collect::<Vec<_>>();

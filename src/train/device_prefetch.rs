@@ -7,7 +7,7 @@
 use super::source::Source;
 use crate::data::Batch;
 use crate::device::memory::bytes_of;
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
 use crate::plan::Program;
 
@@ -58,10 +58,10 @@ pub struct DevicePrefetch {
     parts: Inputs,
     batch: Batch,
     /// Step of the run and micro-step of the batch that is under way, and when it is there.
-    sent: Option<([usize; 2], Event)>,
+    sent: Option<([usize; 2], DeviceEvent)>,
     /// When the last one had left the host, and when it had been taken to where the program reads.
-    left: Event,
-    taken: Event,
+    left: DeviceEvent,
+    taken: DeviceEvent,
 }
 
 impl DevicePrefetch {

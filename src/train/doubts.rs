@@ -8,13 +8,13 @@ use crate::config::Config;
 use crate::data::{Sets, are_numbers, listed_classes};
 use crate::error::{Error, Result};
 use crate::model::Preprocessing;
-use crate::record::About;
+use crate::record::ModelMetadata;
 
 /// What is said by the weights that a run begins with.
 pub struct Weights {
     /// "the weights of --init-from".
     pub whose: &'static str,
-    pub about: About,
+    pub about: ModelMetadata,
 }
 
 /// The sets as the weights expect images, with what is to be told of that.
@@ -68,17 +68,24 @@ fn classes(sets: &Sets, path: &Path, config: &Config, network: &Network) -> Resu
     }
     let (found, has) = (listed_classes(names), network.classes);
     let model = network.model.name();
-    if names.len() == 1 && config.classes != Some(1) && config.input.format.is_none() && !config.evaluate {
+    if names.len() == 1
+        && config.network.classes != Some(1)
+        && config.input.format.is_none()
+        && !config.evaluate
+    {
         let what = format!("{found}: there is nothing to tell apart; if it is meant so, say --data-format");
         return Err(Error::data(path, what));
     }
-    if config.classes.is_some() {
+    if config.network.classes.is_some() {
         return Ok(());
     }
     if !are_numbers(names) && names.len() < has {
         let count = names.len();
-        let reset =
-            if config.init_from.is_some() || network.model.file().is_some() { " --reset-head" } else { "" };
+        let reset = if config.network.init_from.is_some() || network.model.file().is_some() {
+            " --reset-head"
+        } else {
+            ""
+        };
         let what = match config.evaluate {
             true => format!("if they are the first of these, in this order, say --classes {has}"),
             false => format!("say --classes {count}{reset}, or --classes {has} if the others are meant"),
@@ -98,7 +105,8 @@ fn classes(sets: &Sets, path: &Path, config: &Config, network: &Network) -> Resu
 
 /// The size of images that the weights were learned from, and the network's here.
 fn size(config: &Config, network: &Network, weights: &Weights) -> Result<()> {
-    let Some(expected) = weights.about.preprocessing.as_ref().filter(|_| config.image_size.is_none()) else {
+    let Some(expected) = weights.about.preprocessing.as_ref().filter(|_| config.network.image_size.is_none())
+    else {
         return Ok(());
     };
     let [[_, height, width], [_, own_height, own_width]] = [expected.image, network.image];
@@ -117,7 +125,7 @@ fn size(config: &Config, network: &Network, weights: &Weights) -> Result<()> {
 fn names(sets: &Sets, path: &Path, config: &Config, weights: &Weights) -> Result<()> {
     let (theirs, own) = (&weights.about.class_names, sets.training.set().class_names());
     let alike = theirs.len() != own.len() || are_numbers(theirs) || are_numbers(own) || theirs == own;
-    if alike || !config.evaluate || config.predict.is_some() || config.classes.is_some() {
+    if alike || !config.evaluate || config.predict.is_some() || config.network.classes.is_some() {
         return Ok(());
     }
     let what = format!(

@@ -1,9 +1,9 @@
 //! The ranks of a job, and those with which a rank does what.
 
 use crate::comm::{Mesh, Topology, World};
-use crate::config::{Config, MeshShape, Pipeline, Tensor};
+use crate::config::{Config, MeshShape, Pipeline, TensorParallel};
 use crate::error::{Error, Result};
-use crate::graph::Group;
+use crate::graph::TensorGroup;
 
 /// The groups that this rank is in.
 #[derive(Clone)]
@@ -94,7 +94,10 @@ impl Groups {
 ///
 /// # Errors
 /// `Usage` where they do not divide into them.
-pub fn in_groups(Tensor { ranks: tensor, groups }: Tensor, ranks: usize) -> Result<MeshShape> {
+pub fn in_groups(
+    TensorParallel { ranks: tensor, groups }: TensorParallel,
+    ranks: usize,
+) -> Result<MeshShape> {
     let data = groups.unwrap_or(ranks / tensor);
     if data > 0 && data * tensor == ranks {
         return Ok(MeshShape { data, pipeline: 1, tensor });
@@ -110,10 +113,10 @@ pub fn in_groups(Tensor { ranks: tensor, groups }: Tensor, ranks: usize) -> Resu
 }
 
 /// Among which ranks one's layers are split, of those of a job.
-pub fn group(config: &Config, [rank, ranks]: [usize; 2]) -> Option<Group> {
+pub fn group(config: &Config, [rank, ranks]: [usize; 2]) -> Option<TensorGroup> {
     let tensor = config.tensor?.ranks;
     let (place, groups) = (rank % tensor, ranks / tensor);
-    Some(Group { ranks: tensor, place, groups, micro_steps: config.accumulation })
+    Some(TensorGroup { ranks: tensor, place, groups, micro_steps: config.accumulation })
 }
 
 /// How so many ranks are pipelines.

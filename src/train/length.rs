@@ -17,8 +17,8 @@ impl Length {
     /// Warm-up and timed steps, or whole epochs. An epoch has `an_epoch` steps, the present one `left` more.
     pub fn new(config: &Config, an_epoch: usize, left: usize, global_batch: usize, at: Position) -> Length {
         Length::between(
-            config.epochs,
-            config.steps.map(|n| n.saturating_add(config.warmup)),
+            config.length.epochs.unwrap_or(1),
+            config.length.steps.map(|n| n.saturating_add(config.length.warmup())),
             an_epoch,
             left,
             global_batch,

@@ -13,7 +13,7 @@ use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Rule, Scalars, Step};
 use crate::error::Result;
 use crate::plan::{Plan, TAIL};
-use crate::strategy::{Meeting, Relaxed};
+use crate::strategy::{ModelAveraging, Relaxed};
 
 /// Numbers that go between ranks at a time when their mean is made.
 const PIECE: usize = 1 << 20;
@@ -22,12 +22,12 @@ const PIECE: usize = 1 << 20;
 const PLAIN: Rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
 
 /// What the anchor's step is, of ranks that meet there.
-fn outer_rule(meeting: Meeting) -> Rule {
+fn outer_rule(meeting: ModelAveraging) -> Rule {
     match meeting {
-        Meeting::Anchor { outer, .. } => {
+        ModelAveraging::Anchor { outer, .. } => {
             Rule::Sgd { momentum: outer.momentum, nesterov: outer.nesterov, weight_decay: 0.0 }
         }
-        Meeting::Elastic { .. } | Meeting::Gossip => PLAIN,
+        ModelAveraging::Elastic { .. } | ModelAveraging::Gossip => PLAIN,
     }
 }
 
@@ -49,7 +49,7 @@ pub fn memory(relaxed: Option<Relaxed>, plan: &Plan, own_memory: bool) -> usize 
     let sizes = &plan.sizes;
     let learned =
         if own_memory { sizes.parameters } else { learned_bytes(sizes.parameters, sizes.gradients) };
-    let anchor = if meeting == Meeting::Gossip { learned } else { sizes.parameters };
+    let anchor = if meeting == ModelAveraging::Gossip { learned } else { sizes.parameters };
     anchor + outer_rule(meeting).states() * learned
 }
 
@@ -98,7 +98,7 @@ impl Anchor {
 
 /// What is done when ranks meet, for each bucket's part.
 pub struct Meetings {
-    meeting: Meeting,
+    meeting: ModelAveraging,
     ranks: usize,
     parts: Vec<Part>,
     /// In a gossip: what adds another rank's parameters to the own ones, and halves the sum.
@@ -144,7 +144,7 @@ impl Meetings {
             spans.iter_mut().for_each(|span| span.start -= part.start / 4);
             let momentum: Vec<Memory> = anchor.momentum.iter().map(of).collect();
             // The parameters' own update is the last to write them: a device may keep them in halves beside.
-            let moved = if let Meeting::Anchor { .. } = meeting { &own } else { &at };
+            let moved = if let ModelAveraging::Anchor { .. } = meeting { &own } else { &at };
             Ok(Part {
                 subtract: device.update(&PLAIN, &spans, &drift, &own, &[])?,
                 pull: device.update(&PLAIN, &spans, &own, &drift, &[])?,
@@ -157,7 +157,7 @@ impl Meetings {
         };
         let (mut parts, mut mixes) = (Vec::new(), Vec::new());
         match meeting {
-            Meeting::Gossip => mixes = memories.parts.iter().map(mix).collect::<Result<_>>()?,
+            ModelAveraging::Gossip => mixes = memories.parts.iter().map(mix).collect::<Result<_>>()?,
             _ => parts = memories.parts.iter().map(part).collect::<Result<_>>()?,
         }
         let buckets = || 0..memories.parts.len();
@@ -175,7 +175,7 @@ impl Meetings {
 
     /// The parameters go some of the way to the anchor.
     pub fn pull(&mut self, part: usize, scalars: &Scalars) -> Result<()> {
-        let Meeting::Elastic { alpha } = self.meeting else { return Ok(()) };
+        let ModelAveraging::Elastic { alpha } = self.meeting else { return Ok(()) };
         self.parts[part].pull.run(&Scalars { learning_rate: -alpha, ..*scalars })
     }
 
@@ -183,14 +183,14 @@ impl Meetings {
     pub fn meet(&mut self, device: &dyn Device, part: usize, scalars: &Scalars) -> Result<()> {
         let part = &mut self.parts[part];
         match self.meeting {
-            Meeting::Elastic { alpha } => part.step.run(&Scalars { learning_rate: alpha, ..*scalars }),
-            Meeting::Anchor { outer, .. } => {
+            ModelAveraging::Elastic { alpha } => part.step.run(&Scalars { learning_rate: alpha, ..*scalars }),
+            ModelAveraging::Anchor { outer, .. } => {
                 part.mean.run(&Scalars { rescale: 1.0 / self.ranks as f32, ..*scalars })?;
                 device.copy(&part.anchor, &part.own)?;
                 part.step.run(&Scalars { learning_rate: outer.rate, ..*scalars })?;
                 device.copy(&part.own, &part.anchor)
             }
-            Meeting::Gossip => Ok(()),
+            ModelAveraging::Gossip => Ok(()),
         }
     }
 

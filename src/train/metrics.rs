@@ -2,7 +2,7 @@
 //! forward pass, while it computes the backward pass: nobody waits for its queue to run dry.
 
 use crate::device::memory::bytes_of_mut;
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
 use crate::plan::Program;
 
@@ -14,7 +14,7 @@ pub struct Metrics {
     /// As much page-locked memory of the host, for a device with memory of its own.
     host: Option<Memory>,
     /// When they are there.
-    arrives: Option<Event>,
+    arrives: Option<DeviceEvent>,
     values: Vec<f32>,
 }
 
@@ -42,7 +42,7 @@ impl Metrics {
     pub fn sums(
         &mut self,
         device: &dyn Device,
-        reach: impl FnOnce(&Event) -> Result<()>,
+        reach: impl FnOnce(&DeviceEvent) -> Result<()>,
     ) -> Result<[f32; 2]> {
         self.arrives.take().map_or(Ok(()), |event| reach(&event))?;
         let mut sums = [0.0; 2];

@@ -55,13 +55,13 @@ mod weights;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use crate::comm::{self, Phase, World};
+use crate::comm::{self, RunPhase, World};
 use crate::config::Config;
 use crate::device::{Metered, Usage};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host;
 use crate::model::Model;
-use crate::record::{self, EpochRecord, Memory, Recorder, Spread, StepRecord};
+use crate::record::{self, EpochRecord, MemoryRecord, Recorder, Spread, StepRecord};
 use crate::trace;
 
 use checkpoint::{Position, Standing};
@@ -97,7 +97,7 @@ pub fn run_own(world: &World, config: Config, model: Model, started: Instant) ->
 fn run_model(world: &World, config: Result<Config>, model: Option<Model>, started: Instant) -> Result<()> {
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
-    world.limit_stalls(config.stall_warn, config.stall_abort);
+    world.limit_stalls(config.stalls.stall_warn, config.stalls.stall_abort);
     let (config, known) = planner::decided(world, config, model.as_ref())?;
     let groups = Groups::new(world, &config)?;
     let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
@@ -165,11 +165,11 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
             format!("loss scale {scale} at the end; {skipped} of {steps} steps were skipped for overflow");
         record::say(world, &text);
     }
-    comm::enter(Phase::End, 0);
+    comm::enter(RunPhase::End, 0);
     let measured = greatest(world, host::peak_rss().unwrap_or(0))?;
     let sent = job.trainer.sent() as usize / job.trainer.runs.max(1);
     recorder.sent_a_step(greatest(world, sent)? as u64);
-    recorder.memory(Memory { planned: job.planned_memory, measured });
+    recorder.memory(MemoryRecord { planned: job.planned_memory, measured });
     Ok(())
 }
 
@@ -235,7 +235,7 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
         return Ok(Some(Test { loss: f64::NAN, accuracy: f64::NAN, apart: f64::NAN }));
     }
     let (epoch, begun) = (job.standing.at.epoch + 1, trace::now());
-    comm::enter(Phase::Evaluation, epoch as u64);
+    comm::enter(RunPhase::Evaluation, epoch as u64);
     job.trainer.settle(&*job.device)?;
     let apart = take_evaluated(world, job)?;
     if let Some(whole) = job.memories.whole() {
@@ -258,7 +258,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
     let last = steps.min(job.total_steps.saturating_sub(done));
     for step in 0..last {
         let done = job.standing.at.done;
-        comm::enter(Phase::Step, done as u64);
+        comm::enter(RunPhase::Step, done as u64);
         trace::step(done as u64);
         let due = |commits: &Commits| commits.is_due(done + 1);
         let together = job.saver.is_due(done + 1, false) || job.commits.as_ref().is_some_and(due);
@@ -578,9 +578,9 @@ fn spread(world: &World, number: f64) -> Result<Spread> {
 /// Has rank 0 own what is to be written. It may wait for a sign of life of a previous owner, which is no stall.
 /// Collective.
 fn owning<T>(world: &World, config: &Config, own: impl FnOnce() -> Result<T>) -> Result<T> {
-    world.limit_stalls(config.stall_warn, 0.0);
+    world.limit_stalls(config.stalls.stall_warn, 0.0);
     let owned = world.agree(own());
-    world.limit_stalls(config.stall_warn, config.stall_abort);
+    world.limit_stalls(config.stalls.stall_warn, config.stalls.stall_abort);
     owned
 }
 

@@ -5,7 +5,7 @@ use crate::comm::World;
 use crate::config::{Augment, Config, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
-use crate::graph::{Cost, DType, Frozen, Graph, Group, SplitLayers, countable, dims};
+use crate::graph::{DType, Frozen, Graph, NodeCost, SplitLayers, TensorGroup, countable, dims};
 use crate::model::{self, Model, onnx};
 use crate::record;
 
@@ -33,7 +33,7 @@ pub struct Network {
     /// Among how many ranks images are cut by rows, and which of these this one is.
     rows: [usize; 2],
     /// Where large linear layers are split: among whom.
-    split: Option<Group>,
+    split: Option<TensorGroup>,
 }
 
 impl Network {
@@ -70,15 +70,15 @@ impl Network {
         let rows = rows(config, [rank, ranks])?;
         let [channels, height, width] = model.image;
         Ok(Network {
-            image: config.image_size.map_or([channels, height, width], |size| [channels, size, size]),
-            classes: config.classes.unwrap_or(model.classes),
+            image: config.network.image_size.map_or([channels, height, width], |size| [channels, size, size]),
+            classes: config.network.classes.unwrap_or(model.classes),
             model,
-            label_smoothing: config.label_smoothing,
+            label_smoothing: config.network.label_smoothing,
             mixed: config.input.augment.as_ref().is_some_and(Augment::mixes),
             precision: config.precision,
-            dropout: config.dropout,
+            dropout: !config.network.no_dropout,
             pixels: None,
-            frozen: frozen(&config.freeze),
+            frozen: frozen(&config.network.freeze),
             predicts: config.predict.is_some(),
             statistics_of: group(config.sync_bn, ranks)?,
             rows,
@@ -92,7 +92,7 @@ impl Network {
     fn checked(self, config: &Config) -> Result<Network> {
         if config.max_batch.is_some() || config.parallel.is_some() {
             // Before anything is planned too: the last layer of a file may be none that can be another.
-            if config.classes.is_some() && self.model.file().is_some() {
+            if config.network.classes.is_some() && self.model.file().is_some() {
                 self.model.build_to_test(1, self.image, self.classes)?;
             }
             return Ok(self);
@@ -131,13 +131,13 @@ impl Network {
     ///
     /// # Errors
     /// As for `training`.
-    pub fn outline(&self, batch: usize) -> Result<(Cost, [usize; 2])> {
+    pub fn outline(&self, batch: usize) -> Result<(NodeCost, [usize; 2])> {
         let graph = self.learning(batch)?;
         Ok((graph.total_cost(true), graph.told_of_rows()))
     }
 
     /// Among whom layers are split.
-    pub fn group(&self) -> Option<Group> {
+    pub fn group(&self) -> Option<TensorGroup> {
         self.split
     }
 

@@ -20,7 +20,8 @@ use super::prediction::Predictor;
 use super::sketch::{Sketch, sketch};
 use crate::comm::World;
 use crate::config::{
-    AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, SyncBatchNorm, Tensor, Wire,
+    AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, SyncBatchNorm, TensorParallel,
+    Wire,
 };
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -121,7 +122,7 @@ impl Candidate {
             return Config { spatial: parts, batch, accumulation: micro_steps, ..config };
         }
         if self.tensor > 1 {
-            return Config { tensor: Some(Tensor { ranks: self.tensor, groups: None }), ..config };
+            return Config { tensor: Some(TensorParallel { ranks: self.tensor, groups: None }), ..config };
         }
         let Some((stages, micro_batches, schedule)) = self.pipeline else { return config };
         let batch = config.batch * config.accumulation * stages / micro_batches;
@@ -139,7 +140,7 @@ fn last_stage(config: &Config, ranks: usize) -> u8 {
         1 => 0,
         _ if needs_all || elsewhere => 0,
         // Nobody owns what is frozen.
-        _ if !config.freeze.is_empty() => 2,
+        _ if !config.network.freeze.is_empty() => 2,
         _ => 3,
     }
 }

@@ -57,7 +57,7 @@ impl Plans {
         evaluate: bool,
     ) -> Result<Plans> {
         let world = layout.data;
-        let options = Options::whole(config.fusion_threshold.unwrap_or(usize::MAX));
+        let options = Options::whole(config.buckets.fusion_threshold().unwrap_or(usize::MAX));
         let own = layout.stage;
         if config.evaluate {
             let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
@@ -510,7 +510,7 @@ impl Plans {
 
     /// The file of `--plan-steps`, by rank 0.
     pub fn write_steps(&self, world: &World, config: &Config) -> Result<()> {
-        let Some(path) = config.plan_steps.as_ref().filter(|_| world.is_first()) else { return Ok(()) };
+        let Some(path) = config.plan.plan_steps.as_ref().filter(|_| world.is_first()) else { return Ok(()) };
         let wrong = |e: std::io::Error| Error::output(path, format!("cannot write the plan's steps: {e}"));
         files::write_whole(path, "the plan's steps", |to| {
             std::fs::write(to, self.training.steps_as_json() + &self.update_as_json(config)).map_err(wrong)
@@ -529,7 +529,7 @@ impl Plans {
 
     /// What the machine's rates allow, where they are given.
     fn roofline(&self, config: &Config) -> String {
-        let Some(rates) = config.roofline else { return String::new() };
+        let Some(rates) = config.plan.roofline else { return String::new() };
         let moved = config.optimizer.rule.bytes_moved(self.training.sizes.parameters);
         let (step, products) = self.training.roofline(moved, rates);
         format!(
@@ -591,7 +591,7 @@ impl Represented {
 /// What a rehearsal says, in a line, or with rank 0's whole script.
 fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Rehearsal) -> String {
     let mut text = format!("\nscript of a rank: {}\n", scripts[0].summary());
-    if config.script {
+    if config.plan.script {
         text += &scripts[0].lines();
     }
     text += &match scripts.len() {
@@ -614,7 +614,7 @@ fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Re
 
 /// Seconds a byte that an update reads or writes.
 pub fn per_byte(config: &Config, averaging: &Averaging) -> f64 {
-    let given = config.roofline.filter(|_| averaging.machine().is_some());
+    let given = config.plan.roofline.filter(|_| averaging.machine().is_some());
     given.map_or_else(|| averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
 }
 
@@ -643,7 +643,7 @@ pub const ADDING: f64 = 3.0;
 /// What each step of a plan is expected to take. Of other nodes it is known by what they can at most, if that was
 /// given.
 pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<f64> {
-    match config.roofline.filter(|_| averaging.machine().is_some()) {
+    match config.plan.roofline.filter(|_| averaging.machine().is_some()) {
         Some(rates) => plan.step_rooflines(rates),
         None => averaging.step_seconds(plan),
     }
@@ -704,7 +704,7 @@ pub fn manner(layout: Layout, config: &Config, owners: Owners, in_common: bool) 
         unscale: config.precision == Precision::F16,
         average: config.optimizer.ema.is_some(),
         // A rank by itself has nothing to send meanwhile: its backward pass is one stretch.
-        overlap: config.overlap && layout.mesh.ranks() > 1,
+        overlap: !config.buckets.no_overlap && layout.mesh.ranks() > 1,
         asynchronous: config.strategy.is_asynchronous(),
         ..Manner::plain(nodes(layout.data))
     }

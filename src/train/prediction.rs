@@ -16,7 +16,7 @@ use crate::config::{Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::graph::Group;
+use crate::graph::TensorGroup;
 use crate::plan::{Manner, Plan, Script, describe_bytes as bytes, describe_seconds as time};
 use crate::random::{Purpose, key, normals, philox};
 use crate::reducer::Averaging;
@@ -58,7 +58,7 @@ pub struct Shape {
     /// Whether gradients, and parameters, take turns in windows, which are those of the plan's buckets.
     sharded: Sharded,
     pipeline: Option<Pipeline>,
-    split: Option<Group>,
+    split: Option<TensorGroup>,
     spatial: usize,
 }
 
@@ -544,7 +544,7 @@ fn table(rows: &[Row]) -> String {
 /// What the numbers rest on, and what they cannot know.
 fn described(config: &Config, averaging: &Averaging) -> String {
     let network = averaging.machine().map_or(String::new(), |machine| machine.network.describe());
-    let computes = match config.roofline {
+    let computes = match config.plan.roofline {
         Some((flops, bytes)) => format!("{:.1} TFLOP/s and {:.0} GB/s as given", flops / 1e12, bytes / 1e9),
         None => format!("rates {}", averaging.source()),
     };

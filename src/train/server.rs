@@ -17,7 +17,7 @@ use crate::config::AsyncOrder;
 use crate::device::{Device, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::fusion::{Notes, Service};
-use crate::optim::Schedule;
+use crate::optim::RateSchedule;
 use crate::plan::Part;
 use crate::trace;
 
@@ -29,7 +29,7 @@ pub struct Updates<'a> {
     pub updates: &'a mut [Box<dyn Step>],
     pub averages: &'a mut [Box<dyn Step>],
     /// Rate and number of an update follow the server's count of updates: in a step there is one for every rank.
-    pub schedule: &'a Schedule,
+    pub schedule: &'a RateSchedule,
     pub scalars: Scalars,
 }
 

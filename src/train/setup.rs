@@ -26,13 +26,13 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use super::{describe, device, owning};
-use crate::comm::{self, Phase, World};
+use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Prediction, Strategy, Wire, environment};
 use crate::data::{Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::optim::{self, Schedule};
+use crate::optim::{self, RateSchedule};
 use crate::plan::{MemoryKind, Plan};
 use crate::record::{self, Checkpoints, Description, Recorder};
 use crate::reducer::Averaging;
@@ -48,7 +48,7 @@ pub struct Job {
     /// `None` for synthetic images.
     pub evaluator: Option<Evaluator>,
     pub trainer: Trainer,
-    pub schedule: Schedule,
+    pub schedule: RateSchedule,
     pub epochs: usize,
     /// Steps of the whole run, warm-up included.
     pub total_steps: usize,
@@ -65,7 +65,7 @@ pub struct Job {
     pub plan: Plan,
     pub memories: Memories,
     /// Names of the classes, where the data have as many as the network tells apart, and how images are prepared.
-    pub about: record::About,
+    pub about: record::ModelMetadata,
     pub pace: Pace,
 }
 
@@ -100,7 +100,7 @@ pub fn prepare(
     let kept = RunFiles::own(world, config, &network)?;
     let opened = OpenedRun::open(groups, config, network, (threads, workers), &kept, started)?;
     let planned = opened.plan(&kept, known)?;
-    if planned.opened.config.dry_run {
+    if planned.opened.config.plan.dry_run {
         return planned.print(asked, interconnect).map(|()| None);
     }
     let ready = planned.ready(&kept)?;
@@ -143,14 +143,14 @@ struct RunFiles {
 
 impl RunFiles {
     fn own(world: &World, config: &Config, network: &Network) -> Result<RunFiles> {
-        if let Some(directory) = config.session.checkpoint.as_deref().filter(|_| !config.dry_run) {
+        if let Some(directory) = config.session.checkpoint.as_deref().filter(|_| !config.plan.dry_run) {
             // Before any of them is looked at: another run may be writing them.
             owning(world, config, || record::own_checkpoints(world.into(), directory))?;
         }
-        let resumed = if config.dry_run { None } else { Resumed::find(world, config)? };
+        let resumed = if config.plan.dry_run { None } else { Resumed::find(world, config)? };
         let (path, checkpoints) =
             owning(world, config, || outputs(world, config, network.model.name(), resumed.as_ref()))?;
-        comm::enter(Phase::Data, 0);
+        comm::enter(RunPhase::Data, 0);
         owning(world, config, || weights_path(world, config, network, resumed.as_ref()))?;
         let start = if resumed.is_some() { None } else { Start::agree(world, config, network)? };
         Ok(RunFiles { resumed, start, path, checkpoints })
@@ -172,7 +172,7 @@ struct OpenedRun<'a> {
     test: Option<TestLoader>,
     /// Which images there are, in words.
     images: String,
-    about: record::About,
+    about: record::ModelMetadata,
 }
 
 impl<'a> OpenedRun<'a> {
@@ -195,11 +195,11 @@ impl<'a> OpenedRun<'a> {
         let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
         let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
         let preprocessing = sets.as_ref().map(|sets| sets.training.expected().clone());
-        let about = record::About { class_names, preprocessing };
+        let about = record::ModelMetadata { class_names, preprocessing };
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
         let (source, test) = open_data(groups, config, &network, sets)?;
         tell(started, "data sets open");
-        comm::enter(Phase::Plan, 0);
+        comm::enter(RunPhase::Plan, 0);
         let (device, config) = device::open(world, config, threads)?;
         let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
         Ok(OpenedRun {
@@ -336,7 +336,7 @@ impl<'a> PlannedRun<'a> {
         let texts = checkpoint::texts(&description, world.size(), &identity, path.as_ref());
         let commits = Commits::open(world, &config, resumed.is_some(), texts.clone())?;
         let saver = Saver::new(&config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
-        comm::enter(Phase::Memory, 0);
+        comm::enter(RunPhase::Memory, 0);
         let peers = match workers < data.size() {
             true => data.split(usize::from(data.rank() >= workers), data.rank())?,
             false => data.clone(),
@@ -512,7 +512,7 @@ fn outputs(
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
     let (place, given) = (world.into(), config.outputs.results.as_deref());
     let path = match resumed {
-        _ if config.dry_run => None,
+        _ if config.plan.dry_run => None,
         None => record::results_path(place, given, model)?,
         Some(resumed) => {
             let earlier = resumed.contents.text("results").as_ref();
@@ -522,7 +522,7 @@ fn outputs(
     if let (Some(events), true) = (&config.outputs.tensorboard, path.is_some()) {
         record::check_events(events, resumed.is_some())?;
     }
-    let directory = config.session.checkpoint.as_deref().filter(|_| !config.dry_run);
+    let directory = config.session.checkpoint.as_deref().filter(|_| !config.plan.dry_run);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
     Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
 }
@@ -530,7 +530,9 @@ fn outputs(
 /// Whether the weights can be written where they are to go, under the names that an ONNX file gives them. Those that
 /// this run has left there before are replaced.
 fn weights_path(world: &World, config: &Config, network: &Network, resumed: Option<&Resumed>) -> Result<()> {
-    let Some(path) = config.outputs.save_weights.as_ref().filter(|_| !config.dry_run) else { return Ok(()) };
+    let Some(path) = config.outputs.save_weights.as_ref().filter(|_| !config.plan.dry_run) else {
+        return Ok(());
+    };
     let run = resumed.map(|resumed| resumed.contents.text("run"));
     let of = config.session.checkpoint.as_deref().zip(run);
     let names = network.model.file().into_iter().flat_map(|file| file.weights());
@@ -555,11 +557,11 @@ fn averaging(groups: &Groups, config: &Config, device: &dyn Device, threads: usi
 }
 
 /// The learning rate at every step, from where the run goes on.
-fn schedule(world: &World, config: &Config, source: &Source, length: Length, done: usize) -> Schedule {
+fn schedule(world: &World, config: &Config, source: &Source, length: Length, done: usize) -> RateSchedule {
     let with_epochs = config.data.is_some();
     let steps_per_epoch = if with_epochs { source.steps() } else { length.steps };
     let ranks = config.data_ranks(world.size()) / config.spatial;
-    let schedule = Schedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
+    let schedule = RateSchedule::new(&config.rate, ranks, steps_per_epoch, length.steps)
         .resumed(done, if with_epochs { length.place } else { done });
     if let Some(rates) = schedule.cut_short().filter(|_| world.is_first()) {
         // Without digits that are rounding's.

@@ -8,7 +8,7 @@ use super::network::Network;
 use super::planner::{Candidate, parts};
 use super::plans::{ADDING, per_byte, step_seconds};
 use super::prediction::{Planned, Predictor};
-use crate::config::{Config, Tensor, Wire};
+use crate::config::{Config, TensorParallel, Wire};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Role, SplitLayers};
 use crate::plan::MemoryKind;
@@ -194,7 +194,7 @@ impl Shared<'_> {
     /// Of layers that are split over so many ranks; `None` where that saves nothing.
     fn split_layers(&self, tensor: usize) -> Option<OfSplitLayers> {
         let planned = &self.planned.config;
-        let split = Some(Tensor { ranks: tensor, groups: None });
+        let split = Some(TensorParallel { ranks: tensor, groups: None });
         let network = self.network(&Config { tensor: split, ..planned.clone() }).ok()?;
         let layers = network.split_layers(planned.batch).ok()?;
         let bytes = |of: fn(&SplitLayers) -> usize| layers.iter().map(of).sum::<usize>() as f64;

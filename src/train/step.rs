@@ -18,12 +18,12 @@ use super::stop::Flags;
 use crate::comm::{Barrier, World};
 use crate::data::Batch;
 use crate::device::memory::bytes_of_mut;
-use crate::device::{Device, Event, Memory, Scalars, Squares, Step, Usage, clip_factor};
+use crate::device::{Device, DeviceEvent, Memory, Scalars, Squares, Step, Usage, clip_factor};
 use crate::error::Result;
 use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
-use crate::optim::{LossScaler, Schedule};
+use crate::optim::{LossScaler, RateSchedule};
 use crate::plan::{Action, Area, Axis, Kind, Program, Region, Script, Transfer, TransferId, has_not_finite};
 use crate::trace::{self, BucketTime};
 
@@ -252,7 +252,7 @@ pub struct Scaling {
 /// `Scaling::broken` on its way to page-locked memory of the host, beside the updates.
 pub struct Verdict {
     pub host: Memory,
-    pub arrives: Option<Event>,
+    pub arrives: Option<DeviceEvent>,
 }
 
 impl Scaling {
@@ -319,7 +319,7 @@ impl Accumulation {
 struct Moment<'a> {
     device: &'a dyn Device,
     source: &'a mut Source,
-    schedule: &'a Schedule,
+    schedule: &'a RateSchedule,
     /// The step's number in the epoch, how many of these are to be done, and its number in the run.
     step: usize,
     steps: usize,
@@ -343,7 +343,7 @@ impl Trainer {
         source: &mut Source,
         [step, steps]: [usize; 2],
         done: usize,
-        schedule: &Schedule,
+        schedule: &RateSchedule,
     ) -> Result<StepResult> {
         let (begun, traced) = (Instant::now(), trace::now());
         let learning_rate = schedule.rate(done);

@@ -11,7 +11,7 @@ use super::source::{decided, open_sets, sharding};
 use super::stop::{self, Watch};
 use super::weights::Start;
 use super::{Test, device, greatest, max_batch, owning};
-use crate::comm::{self, Phase, World};
+use crate::comm::{self, RunPhase, World};
 use crate::config::Config;
 use crate::data::{Reading, Sets, TestLoader};
 use crate::error::{Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ use crate::reducer::Averaging;
 /// The same on every rank; `Diverged` where the loss is not a finite number.
 pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> Result<()> {
     let threads = world.threads(config.threads)?;
-    comm::enter(Phase::Data, 0);
+    comm::enter(RunPhase::Data, 0);
     if let Some(path) = config.predict.as_ref().and_then(|wanted| wanted.output.as_ref()) {
         let check = || record::check_new(path).map_err(|e| e.context("--output"));
         owning(world, config, || record::once(world, check))?;
@@ -39,7 +39,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no images to test with")))?;
     let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
     let loader = TestLoader::new(samples.clone(), sharding(world, config), world.agree(reading)?);
-    comm::enter(Phase::Plan, 0);
+    comm::enter(RunPhase::Plan, 0);
     let (device, config) = device::open(world, config, threads)?;
     let config = &config;
     let classes = network.classes;
@@ -50,12 +50,12 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         world.agree(Plans::new(groups.layout(), config, &network, &*device, &averaging, false))?;
     plans.compare(groups, config, &*device)?;
     plans.ledger.set_program(greatest(world, plans.ledger.bytes(MemoryKind::Program))?);
-    if config.dry_run {
+    if config.plan.dry_run {
         record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
         return world.agree(record::printed());
     }
     world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;
-    comm::enter(Phase::Memory, 0);
+    comm::enter(RunPhase::Memory, 0);
     let rule = &config.optimizer.rule;
     let assembly = Assembly {
         groups,
@@ -69,7 +69,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
-    comm::enter(Phase::Evaluation, 1);
+    comm::enter(RunPhase::Evaluation, 1);
     if let Some(wanted) = &config.predict {
         let classes = predicting::class_names(start.as_ref(), &samples, classes);
         let question = Question { wanted, sharding: sharding(world, config), samples: &samples, classes };

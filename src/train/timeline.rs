@@ -33,7 +33,7 @@ impl Timeline {
     /// `Output`, the same on every rank.
     pub fn start(world: &World, config: &Config) -> Result<Timeline> {
         let Some(path) =
-            config.outputs.timeline.as_deref().filter(|_| !config.dry_run && config.max_batch.is_none())
+            config.outputs.timeline.as_deref().filter(|_| !config.plan.dry_run && config.max_batch.is_none())
         else {
             return Ok(Timeline(None));
         };

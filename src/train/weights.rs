@@ -18,7 +18,7 @@ use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::Plan;
-use crate::record::{self, About, Array, Contents, WeightsFile};
+use crate::record::{self, Array, Contents, ModelMetadata, WeightsFile};
 
 /// How many lines a message about names and shapes has at most.
 const LINES: usize = 40;
@@ -53,14 +53,14 @@ impl Start {
     }
 
     fn open(config: &Config, network: &Network) -> Result<Option<Start>> {
-        let of_network = network.model.file().filter(|_| !config.fresh_weights);
-        let (file, flag) = match (&config.init_from, of_network) {
+        let of_network = network.model.file().filter(|_| !config.network.fresh_weights);
+        let (file, flag) = match (&config.network.init_from, of_network) {
             (Some(path), _) => (WeightsFile::open(path)?, "--init-from"),
             (None, Some(_)) => (WeightsFile::of(&network.model), "its weights"),
             (None, None) => return Ok(None),
         };
         let graph = network.model.build_to_test(1, network.image, network.classes)?;
-        let head = if config.reset_head { graph.head() } else { Vec::new() };
+        let head = if config.network.reset_head { graph.head() } else { Vec::new() };
         Start::fitting(file, &graph, &head, [&config.model, flag]).map(Some)
     }
 
@@ -264,7 +264,7 @@ pub fn save(
     peers: &World,
     config: &Config,
     device: &dyn Device,
-    (plan, about, run): (&Plan, &About, &str),
+    (plan, about, run): (&Plan, &ModelMetadata, &str),
     memories: &Memories,
 ) -> Result<()> {
     let Some(path) = &config.outputs.save_weights else { return Ok(()) };

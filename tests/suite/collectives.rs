@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use dltrain::collective::tuning::Tuning;
 use dltrain::collective::{AllToAll, Collective, Gather, InGroups, Operation, Route, segment, select, wait};
-use dltrain::comm::{Barrier, Family, Library, Mesh, NodeShared, Region, World};
+use dltrain::comm::{Barrier, Family, Mesh, MpiLibrary, NodeShared, Region, World};
 use dltrain::config::{AllreduceKind, MeshShape, Wire};
 use dltrain::cuts::Cuts;
 use dltrain::error::{Error, ErrorKind};
@@ -54,7 +54,7 @@ fn launcher_of(family: Family) -> Option<Vec<String>> {
 fn launcher() -> Vec<String> {
     match std::env::var("DLTRAIN_MPIRUN") {
         Ok(words) => words.split_whitespace().map(String::from).collect(),
-        Err(_) => launcher_of(Library::linked().family).expect("no launcher found; set DLTRAIN_MPIRUN"),
+        Err(_) => launcher_of(MpiLibrary::linked().family).expect("no launcher found; set DLTRAIN_MPIRUN"),
     }
 }
 
@@ -130,7 +130,7 @@ const LENGTHS: [&str; 7] = ["0", "1", "2", "7", "1009", "100003", "1000001"];
 /// How many cases `make test` has. A rank that waits in MPICH takes its core from the others, which costs the time of
 /// three: half as many there.
 fn quick(cases: usize) -> usize {
-    if Library::linked().family == Family::Mpich { cases / 2 } else { cases }
+    if MpiLibrary::linked().family == Family::Mpich { cases / 2 } else { cases }
 }
 
 #[test]
@@ -171,7 +171,7 @@ mod full {
 
 #[test]
 fn a_launcher_of_another_mpi_is_refused_with_one_message() {
-    let (other, program) = match Library::linked().family {
+    let (other, program) = match MpiLibrary::linked().family {
         Family::OpenMpi => (Family::Mpich, "mpiexec.mpich"),
         _ => (Family::OpenMpi, "mpirun.openmpi"),
     };
@@ -185,7 +185,7 @@ fn a_launcher_of_another_mpi_is_refused_with_one_message() {
     assert!(begin.elapsed() < crate::support::job::SECONDS);
     let text = text(&output);
     assert_eq!(text.matches("started 3 processes").count(), 1, "{text}");
-    let linked = Library::linked();
+    let linked = MpiLibrary::linked();
     assert!(text.contains(&linked.to_string()), "{text}");
     let remedy = if linked.family == Family::OpenMpi { "mpirun.openmpi" } else { "mpiexec.mpich" };
     assert!(text.contains(remedy), "{text}");
@@ -256,7 +256,7 @@ fn a_rank_of_a_group_that_fails_stops_or_dies_is_named_by_its_number_in_the_job(
     assert!(said.contains(" s for rank 3 on ") && !said.contains("for rank 1 on"), "{said}");
     let died = play("group_dies", 4);
     assert_fails(&died);
-    if Library::linked().family == Family::OpenMpi {
+    if MpiLibrary::linked().family == Family::OpenMpi {
         assert!(text(&died).contains("rank 3 with PID"), "{}", text(&died));
     }
 }

@@ -17,7 +17,7 @@ use crate::support::fake_cuda;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use dltrain::device::cuda::described::{Described, Question};
+use dltrain::device::cuda::described::{ConvQuery, CudnnSetting};
 use dltrain::graph::{Conv2d, DType, Joint, JointPart, Op, OpFusions, Spec};
 use dltrain::model::MODELS;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn with_each_release(name: &str, test: impl Fn()) {
 }
 
 /// A GPU with the engines that need not be compiled when they are wanted, or with all of them.
-fn described(gpu: &Value, compiles: bool) -> Described {
+fn described(gpu: &Value, compiles: bool) -> CudnnSetting {
     let places = std::env::split_paths(&std::env::var_os(PLACES).unwrap()).collect::<Vec<_>>();
     let [cudnn, nvrtc] = libraries(&places).unwrap();
     let stub = |name: &str| fake_cuda::libraries().join("absent").join(name);
@@ -86,7 +86,7 @@ fn described(gpu: &Value, compiles: bool) -> Described {
         before.extend([stub("libcuda.so.1"), nvrtc]);
     }
     let before: Vec<&Path> = before.iter().map(PathBuf::as_path).collect();
-    Described::new(&cudnn, &before, &gpu.to_string()).unwrap()
+    CudnnSetting::new(&cudnn, &before, &gpu.to_string()).unwrap()
 }
 
 /// A GPU as `cudaGetDeviceProperties` has it, in the names of CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION.
@@ -150,7 +150,7 @@ fn every_convolution() {
         for (dtype, tf32) in PRECISIONS {
             for (conv, [x, w, y]) in &all {
                 let what = || format!("{}: {dtype:?}, tf32 {tf32}: {conv:?} of {x:?}", gpu["deviceName"]);
-                let question = Question { conv, tensors: [x, w, y], dtype, tf32 };
+                let question = ConvQuery { conv, tensors: [x, w, y], dtype, tf32 };
                 let engines = described.engines(&question);
                 let engines = engines.unwrap_or_else(|e| panic!("{}: {e}", what()));
                 assert!(engines.iter().all(Option::is_some), "{}: {engines:?}", what());
@@ -175,7 +175,7 @@ fn along_with_a_convolution() {
             // mobilenet_v2's.
             let depthwise = Conv2d { bias: false, groups: 96, ..Conv2d::square(3).padding(1) };
             let [x, w] = [[32, 96, 56, 56], [96, 1, 3, 3]].map(spec);
-            let question = Question { conv: &depthwise, tensors: [&x, &w, &x], dtype, tf32 };
+            let question = ConvQuery { conv: &depthwise, tensors: [&x, &w, &x], dtype, tf32 };
             let engines = described.engines(&question).unwrap();
             println!("{}: {dtype:?}, tf32 {tf32}: depthwise: {engines:?}", gpu["deviceName"]);
             assert!(engines.iter().all(Option::is_some), "{dtype:?}: {engines:?}");
@@ -188,7 +188,7 @@ fn along_with_a_convolution() {
                     [32, filters, size, size],
                 ]
                 .map(spec);
-                let question = Question { conv: &conv, tensors: [&x, &w, &y], dtype, tf32 };
+                let question = ConvQuery { conv: &conv, tensors: [&x, &w, &y], dtype, tf32 };
                 let engines = described.joined(&question).unwrap();
                 let what = format!("{}: {dtype:?}, tf32 {tf32}: {conv:?}: {engines:?}", gpu["deviceName"]);
                 println!("{what}");
@@ -239,7 +239,7 @@ fn normalised() {
             ]
             .map(spec);
             for dtype in [DType::F16, DType::BF16] {
-                let question = Question { conv: &conv, tensors: [&x, &w, &y], dtype, tf32: false };
+                let question = ConvQuery { conv: &conv, tensors: [&x, &w, &y], dtype, tf32: false };
                 let engines = described.normalised(&question).unwrap();
                 let name = (described.version(), &gpu["deviceName"]);
                 let what =
@@ -285,7 +285,7 @@ fn networks_normalise() {
             let lacks = |joint: &&Joint| {
                 let [x, w, y] = &joint.tensors;
                 let question =
-                    Question { conv: &joint.conv, tensors: [x, w, y], dtype: DType::F16, tf32: false };
+                    ConvQuery { conv: &joint.conv, tensors: [x, w, y], dtype: DType::F16, tf32: false };
                 let [forward, weights, data] = described.normalised(&question).unwrap();
                 match joint.part {
                     JointPart::Gradient => data.is_none(),
@@ -311,6 +311,6 @@ fn without_bf16() {
     let described = described(&gpu("Tesla P100-SXM2-16GB", 600, 56, 49_152, 4 << 20, 16 << 30), false);
     let all = convolutions(2);
     let (conv, [x, w, y]) = all.iter().next().unwrap();
-    let question = Question { conv, tensors: [x, w, y], dtype: DType::BF16, tf32: false };
+    let question = ConvQuery { conv, tensors: [x, w, y], dtype: DType::BF16, tf32: false };
     assert_eq!(described.engines(&question).unwrap(), [None; 3]);
 }

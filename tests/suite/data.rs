@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use dltrain::config::Input;
 use dltrain::data::{
-    self, Batch, Colours, Dataset, Frame, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
-    TrainingLoader, Wanted, epoch_order,
+    self, Batch, Colours, Dataset, DecodeBuffers, EvaluationCrop, Picture, Reading, Samples, Sets, Sharding,
+    TestLoader, TrainingLoader, Wanted, epoch_order,
 };
 use dltrain::error::{Error, ErrorKind};
 use flate2::{Compression, write::GzEncoder};
@@ -66,7 +66,7 @@ fn digits() -> Sets {
 fn contents(set: &Samples) -> (String, Vec<i32>, Vec<f32>) {
     let sample: usize = set.sample().iter().product();
     let mut pixels = vec![0.0; set.len() * sample];
-    let scratch = &mut Scratch::default();
+    let scratch = &mut DecodeBuffers::default();
     for (index, image) in pixels.chunks_exact_mut(sample).enumerate() {
         assert_eq!(set.read(0, index, image, scratch).unwrap(), set.label(index));
     }
@@ -364,8 +364,8 @@ impl Dataset for Numbered {
     fn colours(&self) -> Colours {
         Colours::imagenet()
     }
-    fn frame(&self) -> Frame {
-        Frame::Whole
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Whole
     }
     fn in_memory(&self) -> bool {
         true
@@ -529,6 +529,6 @@ fn synthetic_images_are_the_same_for_the_same_seed_only() {
     assert!(pixels[..60] != pixels[60..120], "images differ");
     // A long run costs no more to set up than a short one.
     let long = data::synthetic([3, 224, 224], 1000, 100_000_000, 1);
-    long.read(0, 99_999_999, &mut vec![0.0; 3 * 224 * 224], &mut Scratch::default()).unwrap();
+    long.read(0, 99_999_999, &mut vec![0.0; 3 * 224 * 224], &mut DecodeBuffers::default()).unwrap();
     assert!(long.label(99_999_999) < 1000);
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::process::Command;
 
-use dltrain::device::cuda::{Driver, Gpu, probe};
+use dltrain::device::cuda::{Driver, GpuInfo, probe};
 
 #[test]
 #[ignore = "a child of other tests"]
@@ -89,7 +89,7 @@ fn a_library_without_the_calls_is_a_reason() {
 
 #[test]
 fn every_gpu_is_named() {
-    let gpu = |index| Gpu {
+    let gpu = |index| GpuInfo {
         index,
         name: format!("GPU {}", 70 + index),
         compute_capability: (9, 0),

@@ -11,8 +11,8 @@ use std::slice::from_ref;
 use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, MatMul, Op, Permutation,
-    Pool2d, Shape, Spec, TensorId, dims, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, MatMul, Op,
+    Permutation, Pool2d, Shape, Spec, TensorId, dims, windows,
 };
 use dltrain::plan::{Options, Parameter, Plan, plan};
 use dltrain::random::{Purpose, Stream, key};
@@ -102,7 +102,7 @@ proptest! {
         let r = random(y[0].shape.clone(), 4);
         let dx = &run(Op::Conv2dBackwardData(conv), &[r.clone(), weight], from_ref(&x.0))[0];
         let specs: Vec<Spec> = inputs[1..].iter().map(|(spec, _)| spec.clone()).collect();
-        let dw = run(Op::Conv2dBackwardWeights(conv), &[x, r.clone()], &specs);
+        let dw = run(Op::Backward(BackwardOp::Conv2dWeights(conv)), &[x, r.clone()], &specs);
         let case = Case { op: Op::Conv2d(conv), inputs: &inputs, outputs: &y, r: &r.1 };
         case.check(0, dx, 1.0, 0.0);
         for (operand, gradient) in dw.iter().enumerate() {
@@ -125,7 +125,7 @@ proptest! {
         let r = random(y[0].shape.clone(), 4);
         let case = Case { op: Op::Conv2dBackwardData(conv), inputs: &inputs, outputs: &y, r: &r.1 };
         case.check(0, &run(Op::Conv2d(conv), &[r.clone(), weight.clone()], from_ref(&x.0))[0], 1.0, 0.0);
-        let dw = &run(Op::Conv2dBackwardWeights(conv), &[r.clone(), x], from_ref(&weight.0))[0];
+        let dw = &run(Op::Backward(BackwardOp::Conv2dWeights(conv)), &[r.clone(), x], from_ref(&weight.0))[0];
         case.check(1, dw, 1.0, 0.0);
     }
 
@@ -136,10 +136,10 @@ proptest! {
         let inputs = [x.clone(), weight.clone(), random(dims([o]), 3)];
         let y = [f32s(dims([n, o]))];
         let r = random(y[0].shape.clone(), 4);
-        let backward = Op::LinearBackwardData { bias: true };
+        let backward = Op::Backward(BackwardOp::LinearData { bias: true });
         let dx = &run(backward, &[r.clone(), weight.clone()], from_ref(&x.0))[0];
         let specs = [weight.0, inputs[2].0.clone()];
-        let dw = run(Op::LinearBackwardWeights { bias: true }, &[x, r.clone()], &specs);
+        let dw = run(Op::Backward(BackwardOp::LinearWeights { bias: true }), &[x, r.clone()], &specs);
         let op = Op::Linear { bias: true, relu: false };
         let case = Case { op, inputs: &inputs, outputs: &y, r: &r.1 };
         case.check(0, dx, 1.0, 0.0);
@@ -157,7 +157,7 @@ proptest! {
         let x = random(dims([2, 2, h, w]), 1);
         let y = [f32s(dims([2, 2, oh, ow]))];
         let r = random(y[0].shape.clone(), 2);
-        let dx = &run(Op::AvgPoolBackward(pool), from_ref(&r), from_ref(&x.0))[0];
+        let dx = &run(Op::Backward(BackwardOp::AvgPool(pool)), from_ref(&r), from_ref(&x.0))[0];
         Case { op: Op::AvgPool(pool), inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
@@ -167,7 +167,7 @@ proptest! {
         let x = random(dims([2, 2, h, w]), 1);
         let y = [f32s(dims([2, 2, oh, ow]))];
         let r = random(y[0].shape.clone(), 2);
-        let dx = &run(Op::AdaptiveAvgPoolBackward, from_ref(&r), from_ref(&x.0))[0];
+        let dx = &run(Op::Backward(BackwardOp::AdaptiveAvgPool), from_ref(&r), from_ref(&x.0))[0];
         Case { op: Op::AdaptiveAvgPool, inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
     }
 
@@ -184,7 +184,7 @@ proptest! {
         let r = random(outputs[0].shape.clone(), 2);
         let winners = run(Op::MaxPool(pool), from_ref(&x), &outputs)[1].clone();
         let backward = [r.clone(), (outputs[1].clone(), winners)];
-        let dx = &run(Op::MaxPoolBackward(pool), &backward, from_ref(&x.0))[0];
+        let dx = &run(Op::Backward(BackwardOp::MaxPool(pool)), &backward, from_ref(&x.0))[0];
         Case { op: Op::MaxPool(pool), inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 256.0, 0.0);
     }
 
@@ -204,7 +204,7 @@ proptest! {
         let statistics = [(vector.clone(), made[1].clone()), (vector.clone(), made[2].clone())];
         let backward = [vec![r.clone(), x.clone(), weight.clone()], statistics.to_vec()].concat();
         let Op::BatchNorm(norm) = op else { unreachable!() };
-        let gradients = run(Op::BatchNormBackward(norm), &backward, &[x.0, vector.clone(), vector]);
+        let gradients = run(Op::Backward(BackwardOp::BatchNorm(norm)), &backward, &[x.0, vector.clone(), vector]);
         let case = Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 };
         let least = made[2].iter().fold(f32::INFINITY, |least, v| least.min(*v)) + norm.epsilon;
         let third = 96.0 / ((n * h * w) as f64).sqrt() / f64::from(least).powf(1.5);
@@ -224,7 +224,7 @@ proptest! {
         let op = Op::LocalResponseNorm(norm);
         let saved = (outputs[1].clone(), run(op, from_ref(&x), &outputs)[1].clone());
         let backward = [r.clone(), x.clone(), saved];
-        let dx = &run(Op::LocalResponseNormBackward(norm), &backward, from_ref(&x.0))[0];
+        let dx = &run(Op::Backward(BackwardOp::LocalResponseNorm(norm)), &backward, from_ref(&x.0))[0];
         let third = 64.0 * norm.size as f64;
         Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 64.0, third / 6.0 / 64f64.powi(2));
     }
@@ -269,7 +269,7 @@ proptest! {
         read.extend(inputs.get(1).cloned());
         read.extend([1, 2].map(|which| (outputs[which].clone(), made[which].clone())));
         let specs: Vec<Spec> = inputs.iter().map(|(spec, _)| spec.clone()).collect();
-        let gradients = run(Op::LayerNormBackward { epsilon: 1e-3, affine }, &read, &specs);
+        let gradients = run(Op::Backward(BackwardOp::LayerNorm { epsilon: 1e-3, affine }), &read, &specs);
         for (which, gradient) in gradients.iter().enumerate() {
             let case = Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 };
             case.check(which, gradient, 1.0 / 64.0, if which == 0 { 500.0 / 6.0 / 64f64.powi(2) } else { 1e-5 });
@@ -304,7 +304,7 @@ proptest! {
     fn softmax(rows in 1usize..4, width in 1usize..6) {
         let (x, r) = (random(dims([rows, width]), 1), random(dims([rows, width]), 2));
         let y = run(Op::Softmax, from_ref(&x), from_ref(&x.0))[0].clone();
-        let dx = &run(Op::SoftmaxBackward, &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
+        let dx = &run(Op::Backward(BackwardOp::Softmax), &[r.clone(), (x.0.clone(), y)], from_ref(&x.0))[0];
         let outputs = [x.0.clone()];
         let case = Case { op: Op::Softmax, inputs: &[x], outputs: &outputs, r: &r.1 };
         case.check(0, dx, 1.0 / 64.0, 6.0 / 8.0 / 6.0 / 64f64.powi(2));
@@ -335,7 +335,7 @@ proptest! {
     fn dropout(n in 1usize..4, features in 1usize..30, p in 0.1f32..0.9) {
         let x = random(dims([n, features]), 1);
         let r = random(dims([n, features]), 2);
-        let backward = Op::DropoutBackward { p, layer: 2, whole: false };
+        let backward = Op::Backward(BackwardOp::Dropout { p, layer: 2, whole: false });
         let dx = &run(backward, from_ref(&r), from_ref(&x.0))[0];
         let outputs = [x.0.clone()];
         let op = Op::Dropout { p, layer: 2, whole: false };
@@ -353,7 +353,7 @@ proptest! {
         let labels = (Spec { shape: dims([3]), dtype: DType::I32 }, labels);
         let outputs = [f32s(dims([3])), f32s(dims([3]))];
         let inputs = [logits.clone(), labels];
-        let scaled = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight }, &inputs, &[logits.0])[0];
+        let scaled = &run(Op::Backward(BackwardOp::SoftmaxCrossEntropy { smoothing, weight }), &inputs, &[logits.0])[0];
         prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
         let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
         let op = Op::SoftmaxCrossEntropy { smoothing, weight };
@@ -378,7 +378,7 @@ proptest! {
             (f32s(dims([3])), vec![share, 0.5, 1.0 - share]),
         ];
         let outputs = [f32s(dims([3])), f32s(dims([3]))];
-        let backward = Op::SoftmaxCrossEntropyBackward { smoothing, weight: 0.5 };
+        let backward = Op::Backward(BackwardOp::SoftmaxCrossEntropy { smoothing, weight: 0.5 });
         let scaled = &run(backward, &inputs, &[logits.0])[0];
         prop_assert!(scaled[classes..2 * classes].iter().all(|&g| g == 0.0));
         let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
@@ -399,7 +399,7 @@ fn activations() {
         let y = run(op, from_ref(&x), from_ref(&x.0))[0].clone();
         let third = y.iter().fold(4.0f32, |most, &y| if of == Activation::Exp { most.max(y) } else { most });
         let read = if of.from_output() { (x.0.clone(), y) } else { x.clone() };
-        let dx = &run(Op::ActivationBackward(of), &[r.clone(), read], from_ref(&x.0))[0];
+        let dx = &run(Op::Backward(BackwardOp::Activation(of)), &[r.clone(), read], from_ref(&x.0))[0];
         let truncation = 1.1 * f64::from(third) / 6.0 / 64f64.powi(2);
         let outputs = [x.0.clone()];
         Case { op, inputs: &[x], outputs: &outputs, r: &r.1 }.check(0, dx, 1.0 / 64.0, truncation);

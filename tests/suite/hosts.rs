@@ -12,7 +12,7 @@ use crate::support::scratch::Scratch;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
-use dltrain::comm::{Family, Library};
+use dltrain::comm::{Family, MpiLibrary};
 use job::{DLTRAIN, series};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/hosts.sh");
@@ -24,7 +24,7 @@ struct Hosts;
 impl Hosts {
     /// `None`, and said so, where there can be none.
     fn up(count: usize) -> Option<Hosts> {
-        if Library::linked().family != Family::OpenMpi {
+        if MpiLibrary::linked().family != Family::OpenMpi {
             println!("SKIPPED: this is a test with Open MPI");
             return None;
         }

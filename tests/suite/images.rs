@@ -15,7 +15,7 @@ use std::path::Path;
 
 use dltrain::config::{Augment, DataFormat, Input, JpegDecoder};
 use dltrain::data::{
-    self, Batch, Jpeg, PADDING, Picture, Reading, Samples, Scratch, Sets, Sharding, TestLoader,
+    self, Batch, DecodeBuffers, Jpeg, PADDING, Picture, Reading, Samples, Sets, Sharding, TestLoader,
     TrainingLoader, Wanted,
 };
 use dltrain::error::{Error, ErrorKind};
@@ -58,7 +58,7 @@ fn refused(path: &Path, words: &[&str]) {
 
 fn read(samples: &Samples, epoch: usize, index: usize) -> Vec<f32> {
     let mut image = vec![f32::NAN; samples.sample().iter().product()];
-    samples.read(epoch, index, &mut image, &mut Scratch::default()).unwrap();
+    samples.read(epoch, index, &mut image, &mut DecodeBuffers::default()).unwrap();
     image
 }
 
@@ -310,7 +310,8 @@ fn pixels_with_their_normalisation_are_the_images() {
         let mut number = [0f32; 3072];
         for index in 0..sets.training.len() {
             let mut pixels = [0u8; 3072];
-            let class = sets.training.read_pixels(1, index, &mut pixels, &mut Scratch::default()).unwrap();
+            let class =
+                sets.training.read_pixels(1, index, &mut pixels, &mut DecodeBuffers::default()).unwrap();
             for (at, &byte) in pixels.iter().enumerate() {
                 number[at % 3 * 1024 + at / 3] = f32::from(byte) * scale[at % 3] + shift[at % 3];
             }

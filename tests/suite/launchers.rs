@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use dltrain::comm::{Family, Library};
+use dltrain::comm::{Family, MpiLibrary};
 use dltrain::error::ErrorKind;
 
 use crate::support::job;
@@ -81,7 +81,7 @@ fn text(output: &Output) -> String {
 
 /// What srun adds for the MPI that this dltrain is not linked with, and the variable of the rank.
 fn the_other_mpis() -> (&'static [(&'static str, &'static str)], &'static str) {
-    match Library::linked().family {
+    match MpiLibrary::linked().family {
         Family::OpenMpi => (&PMI2, "PMI_RANK"),
         _ => (&PMIX, "PMIX_RANK"),
     }
@@ -104,7 +104,7 @@ fn assert_refused(added: &[(&str, &str)], rank_variable: Option<&str>) {
         assert_eq!(output.status.code(), Some(ErrorKind::Environment as i32), "{whole}");
     }
     assert_eq!(whole.lines().count(), 1, "{whole}");
-    let linked = Library::linked();
+    let linked = MpiLibrary::linked();
     let plugin = if linked.family == Family::OpenMpi { "pmix" } else { "pmi2" };
     assert!(whole.contains("srun started 2 processes") && whole.contains(&linked.to_string()), "{whole}");
     assert!(whole.contains(&format!("srun --mpi={plugin} -n 2 dltrain")), "{whole}");
@@ -150,7 +150,7 @@ fn a_step_of_one_task_is_one_rank_also_without_the_right_plugin() {
 /// for it.
 #[test]
 fn a_rank_of_the_other_mpis_build_ends_the_job() {
-    let (own, other) = match Library::linked().family {
+    let (own, other) = match MpiLibrary::linked().family {
         Family::OpenMpi => ("openmpi", "mpich"),
         _ => ("mpich", "openmpi"),
     };

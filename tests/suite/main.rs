@@ -5,6 +5,8 @@
 //! limits, the environment) does not reach the next module so; a test that must not meet the others of its module
 //! starts this program again.
 
+#![allow(clippy::too_many_lines, reason = "a test may be a long table")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

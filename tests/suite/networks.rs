@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Scalars};
-use dltrain::graph::{DType, Graph, Op, Role, Tensor};
+use dltrain::graph::{BackwardOp, DType, Graph, Op, Role, Tensor};
 use dltrain::plan::{Compiled, Options, Phase, Stage, Stages};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -206,14 +206,19 @@ fn has_its_types(graph: &Graph) {
         let dtype = |id: &dltrain::graph::TensorId| graph.tensor(*id).spec.dtype;
         let wanted = dtype(&node.outputs[0]);
         let alike = match node.op {
-            Op::Add { .. } | Op::Concat { .. } | Op::ActivationBackward(_) | Op::SoftmaxBackward => {
-                node.inputs.len()
-            }
+            Op::Add { .. }
+            | Op::Concat { .. }
+            | Op::Backward(BackwardOp::Activation(_))
+            | Op::Backward(BackwardOp::Softmax) => node.inputs.len(),
             Op::BatchNorm(_) | Op::LayerNorm { .. } | Op::LocalResponseNorm(_) | Op::Activation(_) => 1,
-            Op::BatchNormBackward(_) | Op::LayerNormBackward { .. } | Op::LocalResponseNormBackward(_) => 2,
-            Op::MaxPool(_) | Op::AvgPool(_) | Op::AdaptiveAvgPool | Op::AvgPoolBackward(_) => 1,
-            Op::MaxPoolBackward(_) | Op::AdaptiveAvgPoolBackward | Op::Softmax => 1,
-            Op::Dropout { .. } | Op::DropoutBackward { .. } | Op::Pad { .. } | Op::Reshape => 1,
+            Op::Backward(BackwardOp::BatchNorm(_))
+            | Op::Backward(BackwardOp::LayerNorm { .. })
+            | Op::Backward(BackwardOp::LocalResponseNorm(_)) => 2,
+            Op::MaxPool(_) | Op::AvgPool(_) | Op::AdaptiveAvgPool | Op::Backward(BackwardOp::AvgPool(_)) => 1,
+            Op::Backward(BackwardOp::MaxPool(_))
+            | Op::Backward(BackwardOp::AdaptiveAvgPool)
+            | Op::Softmax => 1,
+            Op::Dropout { .. } | Op::Backward(BackwardOp::Dropout { .. }) | Op::Pad { .. } | Op::Reshape => 1,
             _ => 0,
         };
         let all: Vec<DType> = node.inputs[..alike].iter().map(dtype).collect();

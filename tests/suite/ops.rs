@@ -19,8 +19,8 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Conv2d, DType, LocalResponseNorm, MatMul, Op, Permutation, Pool2d, Shape,
-    Spec, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Conv2d, DType, FusedOp, LocalResponseNorm, MatMul, Op,
+    Permutation, Pool2d, Shape, Spec, windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -177,18 +177,18 @@ fn apply(
             && matches!(
                 op,
                 Op::Conv2d(_)
-                    | Op::Conv2dMoments(_)
+                    | Op::Fused(FusedOp::Conv2dMoments(_))
                     | Op::Linear { .. }
                     | Op::Conv2dBackwardData(_)
-                    | Op::LinearBackwardData { .. }
+                    | Op::Backward(BackwardOp::LinearData { .. })
             )
             || index == 1
                 && matches!(
                     op,
-                    Op::Conv2dBackwardDataRelu(_)
-                        | Op::Conv2dBackwardDataAdd(_)
-                        | Op::Conv2dBackwardDataNorm(..)
-                        | Op::Conv2dNormalised(_)
+                    Op::Fused(FusedOp::Conv2dBackwardDataRelu(_))
+                        | Op::Fused(FusedOp::Conv2dBackwardDataAdd(_))
+                        | Op::Fused(FusedOp::Conv2dBackwardDataNorm(..))
+                        | Op::Fused(FusedOp::Conv2dNormalised(_))
                 )
     };
     let described: Vec<_> = inputs
@@ -257,9 +257,9 @@ fn agrees(
             op,
             Op::Conv2d(_)
                 | Op::Conv2dBackwardData(_)
-                | Op::Conv2dBackwardDataRelu(_)
-                | Op::Conv2dBackwardDataAdd(_)
-                | Op::Conv2dBackwardWeights(_)
+                | Op::Fused(FusedOp::Conv2dBackwardDataRelu(_))
+                | Op::Fused(FusedOp::Conv2dBackwardDataAdd(_))
+                | Op::Backward(BackwardOp::Conv2dWeights(_))
                 | Op::Linear { .. }
                 | Op::MatMul(_)
         );
@@ -423,7 +423,7 @@ fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result
     agrees(device, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[sum])?;
     joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
 
-    let op = Op::Conv2dBackwardWeights(conv);
+    let op = Op::Backward(BackwardOp::Conv2dWeights(conv));
     let outputs = [spec(&w), spec(&[case.filters])];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let rows = y[0] * y[2] * y[3];
@@ -444,7 +444,7 @@ fn transposed_agrees(
     let forward = agrees(device, &op, &[dy, w], from_ref(&x.spec), None, numbers, &sums[..1])?;
     let op = Op::Conv2d(conv);
     agrees(device, &op, &[x, w], from_ref(&dy.spec), Some(&*forward), numbers, &sums[1..2])?;
-    let (op, dw) = (Op::Conv2dBackwardWeights(conv), spec(&w.spec.shape.0));
+    let (op, dw) = (Op::Backward(BackwardOp::Conv2dWeights(conv)), spec(&w.spec.shape.0));
     agrees(device, &op, &[x, dy], from_ref(&dw), Some(&*forward), numbers, &sums[2..])?;
     Ok(())
 }
@@ -462,13 +462,13 @@ fn joined_agrees(
     }
     let relu = through(&Reference, &Op::Activation(Activation::RELU), &[x], from_ref(&x.spec), None);
     let given = Host { values: relu.1[0].clone(), spec: x.spec.clone() };
-    let op = Op::Conv2dBackwardDataRelu(conv);
+    let op = Op::Fused(FusedOp::Conv2dBackwardDataRelu(conv));
     // The sizes of the numbers come from absolute operands, in which no ReLU cuts.
     agrees(device, &op, &[dy, w, &given], from_ref(&x.spec), None, numbers, &[sum])?;
     // One more is added up, x in its place.
     agrees(
         device,
-        &Op::Conv2dBackwardDataAdd(conv),
+        &Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv)),
         &[dy, w, x],
         from_ref(&x.spec),
         None,
@@ -477,7 +477,7 @@ fn joined_agrees(
     )?;
     let conv = Conv2d { bias: false, relu: false, ..conv };
     let (c, rows) = (dy.spec.shape.0[1], (dy.values.len() / dy.spec.shape.0[1]) as f64);
-    let op = Op::Conv2dMoments(conv);
+    let op = Op::Fused(FusedOp::Conv2dMoments(conv));
     let (kernel, found) = through(device, &op, &[x, w], &[dy.spec.clone(), spec(&[2, c])], None);
     let (_, alone) = through(device, &Op::Conv2d(conv), &[x, w], from_ref(&dy.spec), None);
     let name = kernel.implementation();
@@ -519,16 +519,16 @@ fn joined_ops_are_these_in_a_row_by_definition() {
         let kept = |extents: &[usize], values: &Vec<f32>| Host { spec: spec(extents), values: values.clone() };
         let r = kept(&x, &of(Op::Activation(Activation::RELU), &[&hx], &[spec(&x)])[0]);
         let dx = kept(&x, &of(Op::Conv2dBackwardData(conv), &[&hdy, &hw], &[spec(&x)])[0]);
-        let masked = of(Op::ActivationBackward(Activation::RELU), &[&dx, &r], &[spec(&x)]);
-        prop_assert_eq!(&of(Op::Conv2dBackwardDataRelu(conv), &[&hdy, &hw, &r], &[spec(&x)])[0], &masked[0]);
+        let masked = of(Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dx, &r], &[spec(&x)]);
+        prop_assert_eq!(&of(Op::Fused(FusedOp::Conv2dBackwardDataRelu(conv)), &[&hdy, &hw, &r], &[spec(&x)])[0], &masked[0]);
 
         let added = of(Op::Add { relu: false }, &[&dx, &hx], &[spec(&x)]);
-        prop_assert_eq!(&of(Op::Conv2dBackwardDataAdd(conv), &[&hdy, &hw, &hx], &[spec(&x)])[0], &added[0]);
+        prop_assert_eq!(&of(Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv)), &[&hdy, &hw, &hx], &[spec(&x)])[0], &added[0]);
 
         let (c, pair) = (y[1], spec(&[2, y[1]]));
         let made = kept(&y, &of(Op::Conv2d(conv), &[&hx, &hw], &[spec(&y)])[0]);
         let moments = kept(&[2, c], &of(Op::BatchNormMoments, &[&made], from_ref(&pair))[0]);
-        let found = of(Op::Conv2dMoments(conv), &[&hx, &hw], &[spec(&y), pair]);
+        let found = of(Op::Fused(FusedOp::Conv2dMoments(conv)), &[&hx, &hw], &[spec(&y), pair]);
         prop_assert_eq!(&found, &vec![made.values.clone(), moments.values.clone()]);
 
         let norm = BatchNorm { relu: true, ..BatchNorm::default() };
@@ -582,7 +582,7 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
 
         // Scale and shift are off by their own rounding, and the shift by that of the scale.
         let outputs = [vec![half(&[2, c])], vec![spec(&[c]); 4]].concat();
-        let op = Op::BatchNormScale(norm);
+        let op = Op::Fused(FusedOp::BatchNormScale(norm));
         let (_, found) = through(device, &op, &inputs, &outputs, None);
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
         let bounds =
@@ -604,14 +604,22 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
                 .unwrap();
             found
         };
-        let made = agree(Op::Conv2dNormalised(conv), &[&x, &w, &scale], &[dy.spec.clone(), spec(&[2, o])]);
+        let made = agree(
+            Op::Fused(FusedOp::Conv2dNormalised(conv)),
+            &[&x, &w, &scale],
+            &[dy.spec.clone(), spec(&[2, o])],
+        );
         let y = Host { spec: dy.spec.clone(), values: made[0].clone() };
         let (_, moments) = through(&Reference, &Op::BatchNormMoments, &[&y], &[spec(&[2, o])], None);
         close(&made[1], &moments[0], moments[0].iter().map(|v| 1e-5 + 1e-4 * f64::from(v.abs())), "moments")
             .unwrap();
-        let alone = agree(Op::Conv2dNormalised(conv), &[&x, &w, &scale], from_ref(&dy.spec));
+        let alone = agree(Op::Fused(FusedOp::Conv2dNormalised(conv)), &[&x, &w, &scale], from_ref(&dy.spec));
         assert_eq!(alone[0], made[0]);
-        agree(Op::Conv2dNormalisedBackwardWeights(conv), &[&x, &dy, &scale], from_ref(&w.spec));
+        agree(
+            Op::Fused(FusedOp::Conv2dNormalisedBackwardWeights(conv)),
+            &[&x, &dy, &scale],
+            from_ref(&w.spec),
+        );
 
         // The doubles round what goes through the ReLU once, to what dx is by itself.
         let (mean, variance) = (&found[1], &found[2]);
@@ -632,10 +640,10 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
             spec: saved(&x.spec.shape.0),
             values: normal[0].iter().map(|&y| f32::from(y > 0.0)).collect(),
         };
-        let op = Op::BatchNormBackward(norm);
+        let op = Op::Backward(BackwardOp::BatchNorm(norm));
         let (_, expected) =
             through(&Reference, &op, &[&dx, &x, &weight, &mean, &variance, &mask], &outputs, None);
-        let op = Op::Conv2dBackwardDataNorm(conv, norm);
+        let op = Op::Fused(FusedOp::Conv2dBackwardDataNorm(conv, norm));
         let (_, found) =
             through(device, &op, &[&dy, &w, &x, &weight, &bias, &mean, &variance], &outputs, None);
         for (index, step) in [F16_STEP, 0.0, 0.0].into_iter().enumerate() {
@@ -717,7 +725,7 @@ impl Addition {
     fn of(bound: &Bound, index: usize) -> Option<Addition> {
         let step = &bound.plan.steps[index];
         let node = bound.plan.graph.node(step.node?);
-        let Op::Conv2dBackwardDataAdd(conv) = node.op else { return None };
+        let Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv)) = node.op else { return None };
         let spec = |id| spec(&bound.plan.graph.tensor(id).spec.shape.0);
         let operands = std::array::from_fn(|i| {
             let (spec, layout) = (spec(node.inputs[i]), &step.kernel.inputs()[i]);
@@ -875,7 +883,7 @@ fn dropout_drops_what_it_is_defined_to_drop() {
         let outputs = from_ref(&x.spec);
         for op in [
             Op::Dropout { p: 0.3, layer: 2, whole: false },
-            Op::DropoutBackward { p: 0.3, layer: 2, whole: false },
+            Op::Backward(BackwardOp::Dropout { p: 0.3, layer: 2, whole: false }),
         ] {
             let agree = agrees(device, &op, &[&x], outputs, None, Numbers::Reals, &[1]);
             agree.unwrap_or_else(|e| panic!("{}: {e}", op.name()));
@@ -898,9 +906,9 @@ fn linear_agrees(
     let inputs = &inputs[..2 + usize::from(bias)];
     let op = Op::Linear { bias, relu };
     let forward = agrees(device, &op, inputs, &[spec(&y)], None, numbers, &[per_sample + 1])?;
-    let op = Op::LinearBackwardData { bias };
+    let op = Op::Backward(BackwardOp::LinearData { bias });
     agrees(device, &op, &[&hdy, &hw], &[spec(x)], Some(&*forward), numbers, &[features])?;
-    let op = Op::LinearBackwardWeights { bias };
+    let op = Op::Backward(BackwardOp::LinearWeights { bias });
     let outputs = [spec(&w), spec(&[features])];
     let outputs = &outputs[..1 + usize::from(bias)];
     agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[n, n][..outputs.len()])?;
@@ -960,7 +968,7 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
             let ends = |device: &dyn Device, x: &There| {
                 let (forward, made) = apply(device, &Op::MaxPool(case.pool), &[x], &outputs, None);
                 let dy = upload(device, &dy);
-                let op = Op::MaxPoolBackward(case.pool);
+                let op = Op::Backward(BackwardOp::MaxPool(case.pool));
                 let (_, dx) = apply(device, &op, &[&dy, &made[1]], &[spec(&case.x)], Some(&*forward));
                 (forward.implementation(), download(device, &made[0]), download(device, &dx[0]))
             };
@@ -983,7 +991,7 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
             let (_, expected) = through(&Reference, &op, &[&x], &[spec(&y)], None);
             let name = forward.implementation();
             close(&download(device, &y_there[0]), &expected[0], std::iter::repeat(real), &name)?;
-            let op = Op::AvgPoolBackward(case.pool);
+            let op = Op::Backward(BackwardOp::AvgPool(case.pool));
             let dx = [spec(&case.x)];
             let (_, found) = through(device, &op, &[&dy], &dx, Some(&*forward));
             let (_, expected) = through(&Reference, &op, &[&dy], &dx, None);
@@ -1140,7 +1148,7 @@ fn norm_gradients_agree(
     inputs.extend(if norm.add { Some(&made[0]) } else { made.get(5) });
     let mut outputs = vec![full.clone(), vector.clone(), vector];
     outputs.extend(norm.add.then_some(full));
-    let op = Op::BatchNormBackward(norm);
+    let op = Op::Backward(BackwardOp::BatchNorm(norm));
     let (kernel, found) = apply(device, &op, &inputs, &outputs, Some(forward));
     let (_, expected) = through(&Reference, &op, hosts, &outputs, None);
     let largest = (2.0 / sigma).min(n.sqrt());
@@ -1206,11 +1214,11 @@ fn a_normalisation_with_an_addition_is_these_in_a_row() {
         close(&found[0], &row[0], row[0].iter().map(|y| 4.0 * U * (f64::from(y.abs()) + 1.0)), "y")?;
         prop_assert_eq!(&found[1..], &normal[1..]);
         let y = kept(&full, &found[0]);
-        let dz = of(Op::ActivationBackward(Activation::RELU), &[&dy, &y], from_ref(&full));
+        let dz = of(Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dy, &y], from_ref(&full));
         let [m, v] = [1, 2].map(|index| kept(&vector, &found[index]));
         let back = [full.clone(), vector.clone(), vector, full.clone()];
-        let row = of(Op::BatchNormBackward(norm), &[&kept(&full, &dz[0]), &hx, &w, &m, &v], &back[..3]);
-        let found = of(Op::BatchNormBackward(fused), &[&dy, &hx, &w, &m, &v, &y], &back);
+        let row = of(Op::Backward(BackwardOp::BatchNorm(norm)), &[&kept(&full, &dz[0]), &hx, &w, &m, &v], &back[..3]);
+        let found = of(Op::Backward(BackwardOp::BatchNorm(fused)), &[&dy, &hx, &w, &m, &v, &y], &back);
         prop_assert_eq!(&[&found[3], &found[1], &found[2]], &[&row[0], &row[1], &row[2]]);
         prop_assert_eq!(&found[0], &dz[0]);
     });
@@ -1330,7 +1338,7 @@ fn sync_norm_gradients_agree(
         [&dy].into_iter().chain(hosts.iter().copied()).chain(&statistics_here).collect();
 
     let outputs = [spec(&[2, c]), vector.clone(), vector.clone()];
-    let op = Op::BatchNormSums(norm);
+    let op = Op::Backward(BackwardOp::BatchNormSums(norm));
     let (_, found) = apply(device, &op, &inputs, &outputs, None);
     let (_, expected) = through(&Reference, &op, &expected_of, &outputs, None);
     let (of_b, of_w) = (n * (n + 4.0) * U, n * (n + 16.0) * U * (12.0 / sigma));
@@ -1343,7 +1351,7 @@ fn sync_norm_gradients_agree(
     let all_there = upload(device, &all);
     inputs.push(&all_there);
     expected_of.push(&all);
-    let op = Op::BatchNormBackward(norm);
+    let op = Op::Backward(BackwardOp::BatchNorm(norm));
     let (kernel, found) = apply(device, &op, &inputs, from_ref(full), None);
     let (_, expected) = through(&Reference, &op, &expected_of, from_ref(full), None);
     let bound = 16.0 * U * (1.5 + 1.0 / sigma.powi(2)) / sigma;
@@ -1461,7 +1469,7 @@ fn softmax_is_what_it_is_defined_to_be() {
         let [x, dy] = [x, dy].map(|host| kept_in(dtype, host));
         let (_, y) = through(&Reference, &Op::Softmax, &[&x], from_ref(&x.spec), None);
         let y = Host { spec: x.spec.clone(), values: y[0].clone() };
-        for (op, inputs) in [(Op::Softmax, vec![&x]), (Op::SoftmaxBackward, vec![&dy, &y])] {
+        for (op, inputs) in [(Op::Softmax, vec![&x]), (Op::Backward(BackwardOp::Softmax), vec![&dy, &y])] {
             let (_, expected) = through(&Reference, &op, &inputs, from_ref(&x.spec), None);
             for &device in &devices {
                 let (kernel, found) = through(device, &op, &inputs, from_ref(&x.spec), None);
@@ -1495,7 +1503,7 @@ fn rows_are_normalised_as_defined() {
         let outputs = [full.clone(), moments.clone(), moments.clone()];
         let (_, expected) = through(&Reference, &op, &inputs, &outputs, None);
         let [mean, variance] = [1, 2].map(|i| Host { spec: moments.clone(), values: expected[i].clone() });
-        let backward = Op::LayerNormBackward { epsilon: 1e-5, affine };
+        let backward = Op::Backward(BackwardOp::LayerNorm { epsilon: 1e-5, affine });
         let read = if affine { vec![&dy, &x, &w, &mean, &variance] } else { vec![&dy, &x, &mean, &variance] };
         let gradients = [full.clone(), spec(&last), spec(&last)];
         let gradients = &gradients[..if affine { 3 } else { 1 }];
@@ -1603,7 +1611,7 @@ fn local_response_norm_is_what_it_is_defined_to_be_in_any_layout() {
             let (_, expected) = through(&Reference, &op, &[&hx], &outputs, None);
             let name = forward.implementation();
             close(&download(device, &made[0]), &expected[0], std::iter::repeat(of_y), &name)?;
-            let (op, dy) = (Op::LocalResponseNormBackward(norm), upload(device, &hdy));
+            let (op, dy) = (Op::Backward(BackwardOp::LocalResponseNorm(norm)), upload(device, &hdy));
             let (_, found) = apply(device, &op, &[&dy, &there, &made[1]], &outputs[..1], Some(&*forward));
             let (_, expected) = through(&Reference, &op, &[&hdy, &hx, &none], &outputs[..1], None);
             let bound = of_y * (2.0 + 4.0 * norm.size as f64 / f64::from(norm.k).min(1.0));
@@ -1628,7 +1636,7 @@ fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
             let (_, expected) = through(&Reference, &Op::AdaptiveAvgPool, &[&hx], &[spec(&y)], None);
             let found = download(device, &found[0]);
             close(&found, &expected[0], std::iter::repeat(bound(window)), "adaptive pooling")?;
-            let op = Op::AdaptiveAvgPoolBackward;
+            let op = Op::Backward(BackwardOp::AdaptiveAvgPool);
             let (_, found) = through(device, &op, &[&hdy], &[spec(&x)], Some(&*forward));
             let (_, expected) = through(&Reference, &op, &[&hdy], &[spec(&x)], None);
             let bound = bound(windows) * windows as f64;
@@ -1649,12 +1657,12 @@ fn elementwise_ops_are_exact_in_any_layout() {
             let (a_there, b_there) = (there(&a), upload(device, &b));
             for (op, second) in [
                 (Op::Activation(Activation::Relu { max: 2.0 }), false),
-                (Op::ActivationBackward(Activation::Relu { max: 2.0 }), true),
+                (Op::Backward(BackwardOp::Activation(Activation::Relu { max: 2.0 })), true),
                 (Op::Add { relu: false }, true),
                 (Op::Add { relu: true }, true),
                 (Op::Reshape, false),
                 (Op::Dropout { p: 0.3, layer: 2, whole: false }, false),
-                (Op::DropoutBackward { p: 0.3, layer: 2, whole: false }, false),
+                (Op::Backward(BackwardOp::Dropout { p: 0.3, layer: 2, whole: false }), false),
                 (Op::Dropout { p: 0.4, layer: 2, whole: true }, false),
             ] {
                 let y = if op == Op::Reshape { spec(&[n, c * h * w]) } else { spec(&extents) };
@@ -1760,7 +1768,7 @@ fn both_ways(of: Activation, x: &Host) -> [(Op, Host); 2] {
     let (_, y) = through(&Reference, &Op::Activation(of), &[x], from_ref(&x.spec), None);
     let y = Host { spec: x.spec.clone(), values: y[0].clone() };
     let read = if of.from_output() { y } else { x.clone() };
-    [(Op::Activation(of), x.clone()), (Op::ActivationBackward(of), read)]
+    [(Op::Activation(of), x.clone()), (Op::Backward(BackwardOp::Activation(of)), read)]
 }
 
 /// x lies in [−9, 9) at the most: e^x is off by u·|x| and a few roundings. What is 0 in f32 and not by definition is
@@ -1809,7 +1817,7 @@ fn what_may_run_in_place_gives_the_same_there() {
     // Large enough for several threads to share.
     let extents = [3, 5, 70, 70];
     let (a, b) = (random(&extents, Numbers::Reals, 1), random(&extents, Numbers::Reals, 2));
-    let both = |of: &Activation| [(Op::Activation(*of), 1), (Op::ActivationBackward(*of), 2)];
+    let both = |of: &Activation| [(Op::Activation(*of), 1), (Op::Backward(BackwardOp::Activation(*of)), 2)];
     let activations = Activation::ALL.iter().flat_map(both);
     let others = [
         (Op::Add { relu: true }, 2),
@@ -1880,9 +1888,9 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
         for &device in &devices {
             let op = Op::Linear { bias: true, relu: false };
             let forward = agrees(device, &op, &[&x, &w, &b], &[kept(&[n, y])], None, numbers, &[features + 1])?;
-            let op = Op::LinearBackwardData { bias: true };
+            let op = Op::Backward(BackwardOp::LinearData { bias: true });
             agrees(device, &op, &[&dy, &w], from_ref(&x.spec), Some(&*forward), numbers, &[y])?;
-            let op = Op::LinearBackwardWeights { bias: true };
+            let op = Op::Backward(BackwardOp::LinearWeights { bias: true });
             let outputs = [w.spec.clone(), b.spec.clone()];
             agrees(device, &op, &[&x, &dy], &outputs, Some(&*forward), numbers, &[n, n])?;
         }
@@ -1930,7 +1938,7 @@ fn conv_agrees_in_bf16(
             transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, sums)?;
         }
     }
-    let op = Op::Conv2dBackwardWeights(conv);
+    let op = Op::Backward(BackwardOp::Conv2dWeights(conv));
     let outputs = [hw.spec.clone(), hb.spec.clone()];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let sum = y[0] * y[2] * y[3];
@@ -1952,7 +1960,7 @@ fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
             for (op, count, y) in [
                 (Op::Activation(Activation::RELU), 1, extents),
                 (Op::Activation(Activation::Relu { max: 0.5 }), 1, extents),
-                (Op::ActivationBackward(Activation::Relu { max: 0.5 }), 2, extents),
+                (Op::Backward(BackwardOp::Activation(Activation::Relu { max: 0.5 })), 2, extents),
                 (Op::Add { relu: false }, 2, extents),
                 (Op::Add { relu: true }, 2, extents),
                 (Op::Concat { axis: 1 }, 2, [n, 2 * c, h, w]),
@@ -2029,7 +2037,7 @@ fn the_loss_is_what_it_is_defined_to_be() {
         let spread = f64::from(logits.values.iter().fold(0f32, |m, v| m.max(v.abs()))) * 2.0;
         let relative = U * (spread + 8.0);
         let forward = Op::SoftmaxCrossEntropy { smoothing, weight };
-        let backward = Op::SoftmaxCrossEntropyBackward { smoothing, weight };
+        let backward = Op::Backward(BackwardOp::SoftmaxCrossEntropy { smoothing, weight });
         for inputs in [vec![&logits, &labels], vec![&logits, &labels, &others, &shares]] {
             let outputs = [spec(&[n]), spec(&[n])];
             let (_, found) = through(device, &forward, &inputs, &outputs, None);
@@ -2078,16 +2086,16 @@ fn a_network_in_chosen_layouts_is_exact() {
             let linear = Op::Linear { bias: true, relu: false };
             let (linear_kernel, l) = apply(device, &linear, &[&r[0], &w2, &b2], from_ref(&dy.spec), None);
 
-            let op = Op::LinearBackwardWeights { bias: true };
+            let op = Op::Backward(BackwardOp::LinearWeights { bias: true });
             let outputs = [w2.spec.clone(), b2.spec.clone()];
             let (_, dw2) = apply(device, &op, &[&r[0], &dy], &outputs, Some(&*linear_kernel));
-            let op = Op::LinearBackwardData { bias: true };
+            let op = Op::Backward(BackwardOp::LinearData { bias: true });
             let (_, dr) = apply(device, &op, &[&dy, &w2], &[spec(&pooled)], Some(&*linear_kernel));
             let (_, dp) =
-                apply(device, &Op::ActivationBackward(Activation::RELU), &[&dr[0], &r[0]], &[spec(&pooled)], Some(&*relu_kernel));
-            let op = Op::MaxPoolBackward(pool);
+                apply(device, &Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dr[0], &r[0]], &[spec(&pooled)], Some(&*relu_kernel));
+            let op = Op::Backward(BackwardOp::MaxPool(pool));
             let (_, da) = apply(device, &op, &[&dp[0], &p[1]], &[full], Some(&*pool_kernel));
-            let op = Op::Conv2dBackwardWeights(conv);
+            let op = Op::Backward(BackwardOp::Conv2dWeights(conv));
             let outputs = [w1.spec.clone(), b1.spec.clone()];
             let (_, dw1) = apply(device, &op, &[&x, &da[0]], &outputs, Some(&*conv_kernel));
             let op = Op::Conv2dBackwardData(conv);
@@ -2266,7 +2274,7 @@ mod on_the_cpu_alone {
         let still = Conv2d { stride: [0, 1], ..conv };
         fails(Op::Conv2d(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
         let pool = Pool2d::square(3);
-        fails(Op::AvgPoolBackward(pool), &[&[1, 2, 3, 3]], &[1, 2, 9, 9], "forward op");
+        fails(Op::Backward(BackwardOp::AvgPool(pool)), &[&[1, 2, 3, 3]], &[1, 2, 9, 9], "forward op");
         fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
         fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");
         fails(Op::Linear { bias: false, relu: false }, &[&[4, 10], &[3, 9]], &[4, 3], "cannot take");

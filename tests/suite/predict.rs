@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use digits::{DIGITS, few_tests};
 use dltrain::model::Preprocessing;
-use dltrain::record::{About, WeightsFile, write_weights};
+use dltrain::record::{ModelMetadata, WeightsFile, write_weights};
 use hdf5::types::VarLenUnicode;
 use job::{finish, refused, run};
 
@@ -114,7 +114,7 @@ fn classes_are_called_as_the_data_call_them() {
     let file = WeightsFile::open(&place.path("w.safetensors")).unwrap();
     assert_eq!(file.about().class_names.len(), 10);
     fs::remove_file(place.path("w.safetensors")).unwrap();
-    let unnamed = About { class_names: Vec::new(), ..file.about().clone() };
+    let unnamed = ModelMetadata { class_names: Vec::new(), ..file.about().clone() };
     let values = |name: &str| file.values(name);
     write_weights(&place.path("w.safetensors"), file.shapes(), &unnamed, &values, None).unwrap();
     let said = place.predict(2, &["--top", "2", "-o", &place.text("named.csv")], &place.text("named"));
@@ -216,7 +216,7 @@ fn what_the_weights_say_of_images_goes_on() {
     place.write_images(|class, number| format!("named/{}/{number:03}.png", names[class]));
     let file = WeightsFile::open(&place.path("w.safetensors")).unwrap();
     let own = file.about().preprocessing.clone().unwrap();
-    let with = |name: &str, about: About| {
+    let with = |name: &str, about: ModelMetadata| {
         write_weights(&place.path(name), file.shapes(), &about, &|name| file.values(name), None).unwrap();
         place.text(name)
     };
@@ -236,13 +236,16 @@ fn what_the_weights_say_of_images_goes_on() {
     let after = checkpoint.about().preprocessing.clone().unwrap();
     assert_eq!((after.mean, after.std), (own.mean.clone(), own.std.clone()));
     // Files of earlier versions, and of other programs, say nothing.
-    let silent = with("silent.h5", About::default());
+    let silent = with("silent.h5", ModelMetadata::default());
     let done = finish(job::job(&[(1, &["predict", "--init-from", &silent, &data])]));
     let unknown = "(ImageNet's; nothing is said by the weights of --init-from)";
     assert!(done.success && done.stderr.contains(unknown), "{}", done.stderr);
     let larger = Preprocessing { image: [1, 32, 32], ..own };
-    let larger = with("larger.h5", About { preprocessing: Some(larger), ..About::default() });
-    let named = with("named.h5", About { class_names: names.map(String::from).into(), ..About::default() });
+    let larger = with("larger.h5", ModelMetadata { preprocessing: Some(larger), ..ModelMetadata::default() });
+    let named = with(
+        "named.h5",
+        ModelMetadata { class_names: names.map(String::from).into(), ..ModelMetadata::default() },
+    );
     let cases = [
         (vec!["predict", "--init-from", &larger, &data], "say --image-size 32, or --image-size 28"),
         (vec!["evaluate", "--init-from", &named, "--data", &data], "if these are the same in this order"),

@@ -8,7 +8,9 @@ use crate::support;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
-use dltrain::graph::{Activation, BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec};
+use dltrain::graph::{
+    Activation, BackwardOp, BatchNorm, Conv2d, DType, LocalResponseNorm, Op, Pool2d, Shape, Spec,
+};
 use serde_json::Value;
 use support::{Operand, f32s, in_domain, run_with};
 
@@ -80,20 +82,24 @@ fn forward_and_backward(
                 relu: false,
             };
             let data = run(Op::Conv2dBackwardData(conv), &[r.clone(), inputs[1].clone()], &specs[..1]);
-            let gradients = [data, weights(Op::Conv2dBackwardWeights(conv))].concat();
+            let gradients = [data, weights(Op::Backward(BackwardOp::Conv2dWeights(conv)))].concat();
             (run(Op::Conv2d(conv), inputs, &[y])[0].clone(), gradients)
         }
         "linear" => {
-            let op = Op::LinearBackwardData { bias: true };
+            let op = Op::Backward(BackwardOp::LinearData { bias: true });
             let data = run(op, &[r.clone(), inputs[1].clone()], &specs[..1]);
-            let gradients = [data, weights(Op::LinearBackwardWeights { bias: true })].concat();
+            let gradients = [data, weights(Op::Backward(BackwardOp::LinearWeights { bias: true }))].concat();
             (run(Op::Linear { bias: true, relu: false }, inputs, &[y])[0].clone(), gradients)
         }
         "relu" | "clipped_relu" => {
             let max = settings["max"].as_f64().map_or(f32::INFINITY, |max| max as f32);
             let values =
                 run(Op::Activation(Activation::Relu { max }), inputs, std::slice::from_ref(&y))[0].clone();
-            let dx = run(Op::ActivationBackward(Activation::Relu { max }), &[r, (y, values.clone())], &specs);
+            let dx = run(
+                Op::Backward(BackwardOp::Activation(Activation::Relu { max })),
+                &[r, (y, values.clone())],
+                &specs,
+            );
             (values, dx)
         }
         "local_response_norm" => {
@@ -104,7 +110,7 @@ fn forward_and_backward(
             let saved = Spec { dtype: DType::Saved, ..y.clone() };
             let both = run(Op::LocalResponseNorm(norm), inputs, &[y, saved.clone()]);
             let backward = [r, inputs[0].clone(), (saved, both[1].clone())];
-            (both[0].clone(), run(Op::LocalResponseNormBackward(norm), &backward, &specs))
+            (both[0].clone(), run(Op::Backward(BackwardOp::LocalResponseNorm(norm)), &backward, &specs))
         }
         "concat" => {
             let mut from = 0;
@@ -120,15 +126,15 @@ fn forward_and_backward(
         "max_pool" => {
             let saved = Spec { dtype: DType::Saved, ..y.clone() };
             let both = run(Op::MaxPool(pool()), inputs, &[y, saved.clone()]);
-            let dx = run(Op::MaxPoolBackward(pool()), &[r, (saved, both[1].clone())], &specs);
+            let dx = run(Op::Backward(BackwardOp::MaxPool(pool())), &[r, (saved, both[1].clone())], &specs);
             (both[0].clone(), dx)
         }
         "avg_pool" => {
-            let dx = run(Op::AvgPoolBackward(pool()), &[r], &specs);
+            let dx = run(Op::Backward(BackwardOp::AvgPool(pool())), &[r], &specs);
             (run(Op::AvgPool(pool()), inputs, &[y])[0].clone(), dx)
         }
         "adaptive_avg_pool" => {
-            let dx = run(Op::AdaptiveAvgPoolBackward, &[r], &specs);
+            let dx = run(Op::Backward(BackwardOp::AdaptiveAvgPool), &[r], &specs);
             (run(Op::AdaptiveAvgPool, inputs, &[y])[0].clone(), dx)
         }
         "batch_norm" => {
@@ -137,7 +143,7 @@ fn forward_and_backward(
             let vector = &specs[1];
             let statistics = [(vector.clone(), made[1].clone()), (vector.clone(), made[2].clone())];
             let backward = [vec![r, inputs[0].clone(), inputs[1].clone()], statistics.to_vec()].concat();
-            (made[0].clone(), run(Op::BatchNormBackward(norm), &backward, &specs))
+            (made[0].clone(), run(Op::Backward(BackwardOp::BatchNorm(norm)), &backward, &specs))
         }
         other => panic!("fixture with an unknown op {other}"),
     }
@@ -250,11 +256,12 @@ fn sync_batch_norm_is(case: &Value, shapes: &[Vec<usize>], ranks: usize) {
         vec![part(&r, rank), part(&x, rank), w.clone(), b.clone(), mean, variance]
     };
     let outputs = [pair.clone(), vector.clone(), vector.clone()];
-    let sums = over_ranks(&|rank| run(Op::BatchNormSums(norm), &backward(rank), &outputs));
+    let sums =
+        over_ranks(&|rank| run(Op::Backward(BackwardOp::BatchNormSums(norm)), &backward(rank), &outputs));
     let all = firsts(&sums);
     let dx = over_ranks(&|rank| {
         let inputs = [backward(rank), vec![all.clone()]].concat();
-        run(Op::BatchNormBackward(norm), &inputs, &[part(&x, rank).0])
+        run(Op::Backward(BackwardOp::BatchNorm(norm)), &inputs, &[part(&x, rank).0])
     });
     assert_close("dx", &joined(&dx), &case["gradients"][0], 32.0);
     for (which, name) in [(1, "dw"), (2, "db")] {
@@ -318,7 +325,7 @@ fn activations_are_their_formulas() {
         let (r, specs) = (operand(&[2, 3, 5, 7], 99), [x.0.clone()]);
         let y = run(Op::Activation(of), std::slice::from_ref(&x), &specs)[0].clone();
         let read = if of.from_output() { (x.0.clone(), y.clone()) } else { x.clone() };
-        let dx = run(Op::ActivationBackward(of), &[r.clone(), read], &specs)[0].clone();
+        let dx = run(Op::Backward(BackwardOp::Activation(of)), &[r.clone(), read], &specs)[0].clone();
         for (index, &x) in x.1.iter().enumerate() {
             let (x, r) = (f64::from(x), f64::from(r.1[index]));
             let slope = (formula(of, x + 1e-5) - formula(of, x - 1e-5)) / 2e-5;
@@ -357,7 +364,8 @@ fn cross_entropy_is(fixture: &Value) {
     let forward = run(op, &inputs, &[vector.clone(), vector]);
     assert_close("losses", &forward[0], &fixture["losses"], 16.0);
     assert_close("hits", &forward[1], &fixture["hits"], 0.0);
-    let gradient = &run(Op::SoftmaxCrossEntropyBackward { smoothing, weight }, &inputs, &[spec])[0];
+    let gradient =
+        &run(Op::Backward(BackwardOp::SoftmaxCrossEntropy { smoothing, weight }), &inputs, &[spec])[0];
     // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
 }

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use dltrain::error::{Error, ErrorKind};
 use dltrain::record::{
-    BucketTime, Description, EpochRecord, RankInfo, Recorder, Scheduled, Spread, StepRecord, results_path,
-    start_logging,
+    BucketTime, Description, EpochRecord, RankInfo, Recorder, RunSize, Scheduled, Spread, StepRecord,
+    results_path, start_logging,
 };
 use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{File, OpenMode};
@@ -33,14 +33,16 @@ fn description(epochs: u64, steps: u64) -> Description {
         model: "mnist_small".into(),
         parameters: 402_442,
         device: "cpu: oneDNN 3.9.1, avx512_core".into(),
-        threads: 1,
-        batch: 64,
-        accumulation: 1,
-        global_batch: 128,
-        epochs,
-        steps,
-        warmup: 0,
-        computing: 2,
+        size: RunSize {
+            threads: 1,
+            batch: 64,
+            accumulation: 1,
+            global_batch: 128,
+            epochs,
+            steps,
+            warmup: 0,
+            computing: 2,
+        },
         owned: vec![804_884; 2],
         buckets: vec![1_605_632, 4_136],
         choices: vec![("shm".into(), 0.0004), ("recursive-doubling".into(), 2e-6)],
@@ -563,7 +565,7 @@ fn child_tables() {
     let path = PathBuf::from(argument());
     let synthetic = path.as_os_str() == "synthetic";
     let mut about = description(if synthetic { 0 } else { 2 }, if synthetic { 25 } else { 4 });
-    about.warmup = if synthetic { 5 } else { 0 };
+    about.size.warmup = if synthetic { 5 } else { 0 };
     // A start in the past that prints the same however slow the machine is.
     about.started = Instant::now() - Duration::from_secs(3 * 3600 + 7 * 60 + 30);
     if synthetic {

@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use dltrain::comm::{Family, Library};
+use dltrain::comm::{Family, MpiLibrary};
 use dltrain::error::ErrorKind;
 use job::{DLTRAIN, series};
 
@@ -34,7 +34,7 @@ fn cores() -> usize {
 
 /// How srun starts ranks of the MPI that this dltrain is linked with, and how it does not.
 fn plugins() -> (&'static str, [&'static str; 2]) {
-    match Library::linked().family {
+    match MpiLibrary::linked().family {
         Family::OpenMpi => ("pmix", ["pmi2", "none"]),
         _ => ("pmi2", ["pmix", "none"]),
     }
@@ -96,7 +96,7 @@ impl Slurm {
         for _ in 0..3 {
             let output = self.command(directory, words).output().expect("nsenter starts");
             let died = String::from_utf8_lossy(&output.stderr).contains(": Segmentation fault");
-            let in_init = died && output.stdout.is_empty() && Library::linked().family == Family::OpenMpi;
+            let in_init = died && output.stdout.is_empty() && MpiLibrary::linked().family == Family::OpenMpi;
             if !in_init {
                 return output;
             }
@@ -320,7 +320,7 @@ fn shortened(line: &str) -> String {
 /// Nothing is given that says how many cores a rank has.
 #[test]
 fn every_line_of_the_documents_uses_all_cores_of_its_nodes() {
-    if Library::linked().family != Family::OpenMpi {
+    if MpiLibrary::linked().family != Family::OpenMpi {
         return println!("SKIPPED: the lines have --mpi=pmix, which is Open MPI's");
     }
     let Some(slurm) = Slurm::shared() else { return };

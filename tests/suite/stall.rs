@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dltrain::comm::{Family, Library};
+use dltrain::comm::{Family, MpiLibrary};
 use dltrain::error::ErrorKind;
 use job::{Finished, series};
 
@@ -228,7 +228,7 @@ fn a_killed_rank_ends_the_job_with_words() {
     let done = run.end();
     assert!(!done.success && done.took < job::SECONDS, "{:?}", done.took);
     // The launcher's words; Hydra prints them on standard output.
-    let said = match Library::linked().family {
+    let said = match MpiLibrary::linked().family {
         Family::OpenMpi => "rank 1 with PID",
         _ => "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
     };

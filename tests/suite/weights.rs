@@ -22,7 +22,7 @@ use std::path::Path;
 use dltrain::device::onednn::isa;
 use dltrain::error::ErrorKind;
 use dltrain::model::onnx::schema::ModelProto;
-use dltrain::record::{About, WeightsFile, write_weights};
+use dltrain::record::{ModelMetadata, WeightsFile, write_weights};
 use prost::Message;
 
 use job::{SECONDS, finish, job, refused, run, series};
@@ -334,7 +334,7 @@ fn what_a_wrapper_puts_before_all_names_is_left_out_and_said() {
         let wrapped = |(name, shape): &(String, Vec<usize>)| (format!("{wrapper}{name}"), shape.clone());
         let shapes: Vec<_> = file.shapes().iter().map(wrapped).collect();
         let bare = |name: &str| file.values(&name[wrapper.len()..]);
-        write_weights(&place.path(name), &shapes, &About::default(), &bare, None).unwrap();
+        write_weights(&place.path(name), &shapes, &ModelMetadata::default(), &bare, None).unwrap();
         let said = place.test(&format!("--model lenet5 --init-from @{name}"));
         assert_eq!(said.matches(&format!("\"{wrapper}\", with which all names begin")).count(), 1, "{said}");
         assert!(said.contains(&format!("test loss {trained:.9}")), "{said}, not {trained}");

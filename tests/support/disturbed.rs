@@ -4,7 +4,7 @@ use super::job::{self, Finished};
 
 use std::time::Duration;
 
-use dltrain::comm::{Family, Library};
+use dltrain::comm::{Family, MpiLibrary};
 use dltrain::random::Stream;
 
 /// What ranks wait for of each other whatever is cut: sums, and the parts of an update.
@@ -29,7 +29,7 @@ pub fn disturbed(ranks: usize, flags: &str, victim: usize, signal: &str, seconds
     assert!(!success, "{what}");
     if signal == "KILL" {
         // Hydra prints it on standard output. Open MPI counts it as one that returned where it hears of its end first.
-        let words = match Library::linked().family {
+        let words = match MpiLibrary::linked().family {
             Family::OpenMpi => [&format!("rank {victim} with PID"), "1 process returned"],
             _ => ["BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "BAD TERMINATION"],
         };

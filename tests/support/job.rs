@@ -1,4 +1,4 @@
-//! Starting the real program under the real launcher, for tests.
+//! InitScheme the real program under the real launcher, for tests.
 //!
 //! `make test` says in DLTRAIN_MPIRUN how this build's MPI starts ranks; without it the usual names are tried. A job
 //! that hangs is ended at its limit, with all its processes.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::subject::{Contender, Expected, Origin, Subject};
+use super::subject::{Contender, ExpectedRegion, Origin, Subject};
 use crate::collective::{Slot, segment};
 use crate::comm::{Region, World};
 use crate::config::Wire;
@@ -15,7 +15,7 @@ const UNTOUCHED: f32 = -12345.5;
 
 /// What a range is filled with.
 #[derive(Debug, Clone, Copy)]
-enum Values {
+enum FillPattern {
     /// Integers so small that every order of adding gives the same sum: it must be exact.
     Exact,
     /// Numbers of many magnitudes: the order shows in the last bits, which must be the same on all ranks.
@@ -48,7 +48,7 @@ impl Checker<'_> {
         let others = if contender.is_yardstick { Vec::new() } else { contender.prepare(&thirds)? };
         let mut wrong = 0;
         for round in 0..4 {
-            let values = if round % 2 == 0 { Values::Exact } else { Values::Rough };
+            let values = if round % 2 == 0 { FillPattern::Exact } else { FillPattern::Rough };
             self.fill(&whole, values, round);
             let (slots, ranges) =
                 if round < 2 || others.is_empty() { (slots, ranges) } else { (&others[..], &thirds[..]) };
@@ -70,7 +70,7 @@ impl Checker<'_> {
     }
 
     /// Fills a range with this rank's values and its surroundings with a mark.
-    fn fill(&mut self, range: &Range<usize>, values: Values, round: usize) {
+    fn fill(&mut self, range: &Range<usize>, values: FillPattern, round: usize) {
         self.region.write(range.start - GUARD, &[UNTOUCHED; GUARD]);
         self.region.write(range.end, &[UNTOUCHED; GUARD]);
         for start in range.clone().step_by(self.buffer.len()) {
@@ -89,7 +89,7 @@ impl Checker<'_> {
         whole: &Range<usize>,
         ranges: &[Range<usize>],
         contender: &Contender,
-        values: Values,
+        values: FillPattern,
         round: usize,
     ) -> Result<usize> {
         let (size, rank) = (self.world.size(), self.world.rank());
@@ -112,9 +112,9 @@ impl Checker<'_> {
     /// Elements that are not as expected; their bits go into `hash`.
     fn unexpected(
         &mut self,
-        expected: &Expected,
+        expected: &ExpectedRegion,
         wire: Wire,
-        values: Values,
+        values: FillPattern,
         round: usize,
         hash: &mut u64,
     ) -> usize {
@@ -140,7 +140,7 @@ impl Checker<'_> {
 }
 
 /// How far a sum of `terms` numbers, whose magnitudes add up to `magnitude`, may be off; a copy is a sum of one.
-fn allowed(wire: Wire, values: Values, terms: usize, magnitude: f64) -> f64 {
+fn allowed(wire: Wire, values: FillPattern, terms: usize, magnitude: f64) -> f64 {
     // Unit roundoff of what travels, and half its smallest number.
     let (unit, least) = match wire {
         Wire::F32 => (0.0, 0.0),
@@ -149,8 +149,8 @@ fn allowed(wire: Wire, values: Values, terms: usize, magnitude: f64) -> f64 {
     };
     // Higham's bound for a sum of n numbers in any order: (n − 1)·u·Σ|x|.
     let adding = match values {
-        Values::Exact => 0.0,
-        Values::Rough => (terms - 1) as f64 * f64::from(f32::EPSILON) * magnitude,
+        FillPattern::Exact => 0.0,
+        FillPattern::Rough => (terms - 1) as f64 * f64::from(f32::EPSILON) * magnitude,
     };
     // On the way a number is rounded once before it first leaves and once after each addition: n times, of partial sums
     // that are at most Σ|x| but for roundings before; the n + 1st time makes up for those.
@@ -159,11 +159,11 @@ fn allowed(wire: Wire, values: Values, terms: usize, magnitude: f64) -> f64 {
 }
 
 /// The value of one element on one rank; unlike for every element, rank and round.
-fn value(values: Values, rank: usize, index: usize, round: usize) -> f32 {
+fn value(values: FillPattern, rank: usize, index: usize, round: usize) -> f32 {
     let word = mix((index as u64) << 24 ^ (rank as u64) << 4 ^ round as u64);
     match values {
-        Values::Exact => (word >> 32 & 0xff) as f32 - 128.0,
-        Values::Rough => {
+        FillPattern::Exact => (word >> 32 & 0xff) as f32 - 128.0,
+        FillPattern::Rough => {
             let magnitude = [1e-3, 1.0, 1e2, 1e3][(word & 3) as usize];
             magnitude * ((word >> 40) as f32 / 8_388_608.0 - 1.0)
         }
@@ -184,10 +184,13 @@ mod tests {
 
     #[test]
     fn what_does_not_travel_as_halves_is_held_to_the_last_bits() {
-        assert_eq!(allowed(Wire::F32, Values::Exact, 2, 100.0), 0.0);
-        assert!(allowed(Wire::F32, Values::Rough, 2, 100.0) < 2e-5);
-        assert_eq!(allowed(Wire::F32, Values::Rough, 1, 100.0), 0.0);
-        assert!((0.3..2.0).contains(&allowed(Wire::Bf16, Values::Exact, 2, 100.0)));
-        assert!(allowed(Wire::F16, Values::Exact, 2, 100.0) < allowed(Wire::Bf16, Values::Exact, 2, 100.0));
+        assert_eq!(allowed(Wire::F32, FillPattern::Exact, 2, 100.0), 0.0);
+        assert!(allowed(Wire::F32, FillPattern::Rough, 2, 100.0) < 2e-5);
+        assert_eq!(allowed(Wire::F32, FillPattern::Rough, 1, 100.0), 0.0);
+        assert!((0.3..2.0).contains(&allowed(Wire::Bf16, FillPattern::Exact, 2, 100.0)));
+        assert!(
+            allowed(Wire::F16, FillPattern::Exact, 2, 100.0)
+                < allowed(Wire::Bf16, FillPattern::Exact, 2, 100.0)
+        );
     }
 }

@@ -19,9 +19,9 @@ use clap::builder::PossibleValuesParser;
 
 use self::check::{Checker, GUARD};
 use self::subject::Contender;
-use self::table::{Row, Size};
+use self::table::{Size, TableRow};
 use super::limits;
-use super::sizes::Sizes;
+use super::sizes::SizeRange;
 use crate::comm::{Region, World};
 use crate::config::Wire;
 use crate::error::{Error, ErrorKind, Result};
@@ -35,7 +35,7 @@ pub use subject::Subject;
 pub struct Args {
     /// Sizes in bytes of the whole buffer: a size, a range in steps of four, or a list of these
     #[arg(long, value_delimiter = ',', default_value = "4K..256M")]
-    sizes: Vec<Sizes>,
+    sizes: Vec<SizeRange>,
     /// Lengths in elements (4 bytes each), in place of --sizes
     #[arg(long, value_delimiter = ',', conflicts_with = "sizes")]
     lengths: Vec<usize>,
@@ -161,7 +161,7 @@ fn measure(
     region: &Rc<Region>,
     case: &[usize],
     contenders: &mut [Contender],
-) -> Result<Vec<Row>> {
+) -> Result<Vec<TableRow>> {
     let next = |start: &mut usize, length: &usize| {
         let range = *start..*start + length;
         *start = range.end;
@@ -171,7 +171,7 @@ fn measure(
     let length = case.iter().sum();
     let size = Size { elements: length, ranges: case.len() };
     let mut checker = Checker::new(subject, world, region);
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<TableRow> = Vec::new();
     for contender in contenders {
         let slots = contender.prepare(&ranges)?;
         let wrong = checker.check(contender, &slots, &ranges)?;
@@ -184,15 +184,22 @@ fn measure(
         // The first one is the MPI library's.
         let yardstick = rows.first().and_then(|row| row.times).or(times);
         let name = contender.collective.name();
-        let row =
-            Row::new(name, contender.wire, size, wrong, times, yardstick, subject.bus_factor(world.size()));
+        let row = TableRow::new(
+            name,
+            contender.wire,
+            size,
+            wrong,
+            times,
+            yardstick,
+            subject.bus_factor(world.size()),
+        );
         table::print_row(world, &row);
         rows.push(row);
     }
     if subject == Subject::Allreduce && world.nodes() == 1 && !args.check_only {
         let times = Some(time::time(world, args.iterations, || pass(region, length))?);
         let (yardstick, factor) = (rows.first().and_then(|row| row.times), subject.bus_factor(world.size()));
-        let row = Row::new("(memory)", Wire::F32, size, 0, times, yardstick, factor);
+        let row = TableRow::new("(memory)", Wire::F32, size, 0, times, yardstick, factor);
         table::print_row(world, &row);
         rows.push(row);
     }

@@ -7,7 +7,7 @@ use hdf5::types::FixedUnicode;
 use super::Args;
 use super::subject::Subject;
 use super::table;
-use crate::bench::limits::Limits;
+use crate::bench::limits::BandwidthLimits;
 use crate::comm::{Region, World};
 use crate::error::Result;
 use crate::record;
@@ -15,7 +15,7 @@ use crate::record;
 /// A row as it is kept.
 #[derive(Debug, Clone, hdf5::H5Type)]
 #[repr(C)]
-struct Row {
+struct ResultRow {
     algorithm: FixedUnicode<32>,
     wire: FixedUnicode<8>,
     size: u64,
@@ -54,7 +54,7 @@ pub struct About<'a> {
     pub args: &'a Args,
     pub world: &'a World,
     pub region: &'a Region,
-    pub limits: Option<&'a Limits>,
+    pub limits: Option<&'a BandwidthLimits>,
 }
 
 impl About<'_> {
@@ -79,14 +79,14 @@ impl About<'_> {
 }
 
 /// Called where there is a path: on rank 0.
-pub fn write(path: &Path, about: &About, rows: &[table::Row]) -> Result<()> {
-    let rows: Vec<Row> = rows.iter().map(kept).collect();
+pub fn write(path: &Path, about: &About, rows: &[table::TableRow]) -> Result<()> {
+    let rows: Vec<ResultRow> = rows.iter().map(kept).collect();
     record::write_table(path, "dltrain bench", &about.attributes(), COLUMNS, &rows)
 }
 
-fn kept(row: &table::Row) -> Row {
-    let of = |time: fn(&super::time::Times) -> f64| row.times.as_ref().map_or(f64::NAN, time);
-    Row {
+fn kept(row: &table::TableRow) -> ResultRow {
+    let of = |time: fn(&super::time::TimeSamples) -> f64| row.times.as_ref().map_or(f64::NAN, time);
+    ResultRow {
         algorithm: row.algorithm.parse().unwrap_or_default(),
         wire: row.wire.to_string().parse().unwrap_or_default(),
         size: row.bytes as u64,

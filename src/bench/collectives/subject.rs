@@ -56,7 +56,7 @@ impl Contender {
 }
 
 /// What must stand somewhere in a region afterwards.
-pub struct Expected {
+pub struct ExpectedRegion {
     pub at: Range<usize>,
     /// The first of the elements that went into it; the others follow.
     pub from: usize,
@@ -79,11 +79,11 @@ impl Subject {
         ranks: usize,
         rank: usize,
         is_yardstick: bool,
-    ) -> Vec<Expected> {
-        let whole = |origin| vec![Expected { at: range.clone(), from: range.start, origin }];
+    ) -> Vec<ExpectedRegion> {
+        let whole = |origin| vec![ExpectedRegion { at: range.clone(), from: range.start, origin }];
         let of_rank = |rank, origin| {
             let at = segment(range, ranks, rank);
-            Expected { from: at.start, at, origin }
+            ExpectedRegion { from: at.start, at, origin }
         };
         match self {
             Subject::Allreduce => whole(Origin::Sum),
@@ -116,7 +116,7 @@ impl Subject {
         }
     }
 
-    /// The same in words.
+    /// The bus bandwidth's formula in words.
     pub fn bus_formula(self) -> &'static str {
         match self {
             Subject::Allreduce => "algbw·2(n−1)/n",

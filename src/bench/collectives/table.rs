@@ -2,8 +2,8 @@
 
 use super::Args;
 use super::subject::Subject;
-use super::time::Times;
-use crate::bench::limits::{self, Limits};
+use super::time::TimeSamples;
+use crate::bench::limits::{self, BandwidthLimits};
 use crate::bench::sizes::show;
 use crate::comm::{Region, World};
 use crate::config::Wire;
@@ -11,7 +11,7 @@ use crate::record;
 
 /// One line: what an algorithm does with one length.
 #[derive(Debug, Clone)]
-pub struct Row {
+pub struct TableRow {
     pub algorithm: &'static str,
     pub wire: Wire,
     pub bytes: usize,
@@ -19,13 +19,13 @@ pub struct Row {
     /// Ranges in flight together that these are.
     pub ranges: usize,
     /// `None` where nothing was timed.
-    pub times: Option<Times>,
+    pub times: Option<TimeSamples>,
     /// Bytes a second: size / median.
     pub algbw: f64,
     pub busbw: f64,
     /// Median time of the MPI library's call over this one's.
     pub ratio: f64,
-    /// Of all ranks and checks.
+    /// Wrong numbers of all ranks and checks.
     pub wrong: usize,
 }
 
@@ -37,21 +37,21 @@ pub struct Size {
     pub ranges: usize,
 }
 
-impl Row {
+impl TableRow {
     pub fn new(
         algorithm: &'static str,
         wire: Wire,
         Size { elements, ranges }: Size,
         wrong: usize,
-        times: Option<Times>,
-        yardstick: Option<Times>,
+        times: Option<TimeSamples>,
+        yardstick: Option<TimeSamples>,
         bus_factor: f64,
-    ) -> Row {
+    ) -> TableRow {
         let bytes = elements * size_of::<f32>();
-        let median = |times: Option<Times>| times.map_or(f64::NAN, |times| times.median);
+        let median = |times: Option<TimeSamples>| times.map_or(f64::NAN, |times| times.median);
         let algbw = bytes as f64 / median(times);
         let ratio = median(yardstick) / median(times);
-        Row {
+        TableRow {
             algorithm,
             wire,
             bytes,
@@ -66,7 +66,13 @@ impl Row {
     }
 }
 
-pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Region, limits: Option<&Limits>) {
+pub fn print_header(
+    subject: Subject,
+    args: &Args,
+    world: &World,
+    region: &Region,
+    limits: Option<&BandwidthLimits>,
+) {
     if world.rank() > 0 {
         return;
     }
@@ -109,11 +115,11 @@ pub fn print_header(subject: Subject, args: &Args, world: &World, region: &Regio
 }
 
 /// Says a row as soon as it is there. One that was not timed has a number of wrong elements only.
-pub fn print_row(world: &World, row: &Row) {
+pub fn print_row(world: &World, row: &TableRow) {
     if world.rank() > 0 {
         return;
     }
-    let Row { algorithm, wire, bytes, elements, ranges, algbw, busbw, ratio, wrong, .. } = row;
+    let TableRow { algorithm, wire, bytes, elements, ranges, algbw, busbw, ratio, wrong, .. } = row;
     let Some(times) = row.times else {
         record::print(&format!("{:>10} {elements:>11} {algorithm:>18} {wrong:>8}", show(*bytes)));
         return;

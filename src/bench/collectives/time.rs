@@ -7,7 +7,7 @@ use crate::error::Result;
 
 /// Seconds: of samples, each of which is the mean of some repeats on the slowest rank.
 #[derive(Debug, Clone, Copy)]
-pub struct Times {
+pub struct TimeSamples {
     pub min: f64,
     pub median: f64,
     /// All but 5 % of the samples took at most that long.
@@ -17,7 +17,11 @@ pub struct Times {
 
 /// Times `run`, over as many samples, or as many as take about half a second, and as many repeats in each as make it
 /// well measurable. Collective.
-pub fn time(world: &World, samples: Option<usize>, mut run: impl FnMut() -> Result<()>) -> Result<Times> {
+pub fn time(
+    world: &World,
+    samples: Option<usize>,
+    mut run: impl FnMut() -> Result<()>,
+) -> Result<TimeSamples> {
     let mut sample = |repeats| sample(world, repeats, &mut run);
     sample(2)?;
     let rough = sample(3)?.max(1e-9);
@@ -30,10 +34,10 @@ pub fn time(world: &World, samples: Option<usize>, mut run: impl FnMut() -> Resu
 }
 
 /// `sorted` is not empty.
-fn summary(sorted: &[f64]) -> Times {
+fn summary(sorted: &[f64]) -> TimeSamples {
     let count = sorted.len();
     let median = (sorted[(count - 1) / 2] + sorted[count / 2]) / 2.0;
-    Times { min: sorted[0], median, p95: sorted[(count * 95).div_ceil(100) - 1], samples: count }
+    TimeSamples { min: sorted[0], median, p95: sorted[(count * 95).div_ceil(100) - 1], samples: count }
 }
 
 /// Seconds that one run takes, as the mean of `repeats` on the slowest rank. Collective.
@@ -55,7 +59,7 @@ mod tests {
     #[test]
     fn a_summary_is_of_the_samples_that_there_are() {
         let of = |count: u32| {
-            let Times { min, median, p95, samples } =
+            let TimeSamples { min, median, p95, samples } =
                 summary(&(1..=count).map(f64::from).collect::<Vec<_>>());
             (min, median, p95, samples)
         };

@@ -65,7 +65,7 @@ enumeration! {
 }
 
 impl Descriptor {
-    pub fn new(dnn: &'static Dnn, kind: DescriptorKind) -> sys::Outcome<Descriptor> {
+    pub fn new(dnn: &'static Dnn, kind: DescriptorKind) -> sys::CudaResult<Descriptor> {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call.
         unsafe { dnn.cudnnBackendCreateDescriptor(kind as c_int, &mut raw) }?;
@@ -74,26 +74,26 @@ impl Descriptor {
 
     /// # Safety
     /// `T` must be what `of` stands for.
-    unsafe fn put<T>(self, name: Name, of: Type, values: &[T]) -> sys::Outcome<Descriptor> {
+    unsafe fn put<T>(self, name: Name, of: Type, values: &[T]) -> sys::CudaResult<Descriptor> {
         let (count, at) = (values.len() as i64, values.as_ptr().cast());
         // SAFETY: as many values as are stated lie there; cuDNN copies them.
         unsafe { self.dnn.cudnnBackendSetAttribute(self.raw, name as c_int, of as c_int, count, at) }?;
         Ok(self)
     }
 
-    pub fn set<T: Attribute>(self, name: Name, values: &[T]) -> sys::Outcome<Descriptor> {
+    pub fn set<T: Attribute>(self, name: Name, values: &[T]) -> sys::CudaResult<Descriptor> {
         // SAFETY: the trait says so.
         unsafe { self.put(name, T::TYPE, values) }
     }
 
     /// Sets one of an enumeration's values.
-    pub fn choose(self, name: Name, of: Type, value: c_int) -> sys::Outcome<Descriptor> {
+    pub fn choose(self, name: Name, of: Type, value: c_int) -> sys::CudaResult<Descriptor> {
         // SAFETY: C's enumerations are integers.
         unsafe { self.put(name, of, &[value]) }
     }
 
     /// Sets other descriptors, which are kept.
-    pub fn join(mut self, name: Name, parts: &[&Rc<Descriptor>]) -> sys::Outcome<Descriptor> {
+    pub fn join(mut self, name: Name, parts: &[&Rc<Descriptor>]) -> sys::CudaResult<Descriptor> {
         let raw: Vec<_> = parts.iter().map(|part| part.raw).collect();
         self.parts.extend(parts.iter().map(|part| Rc::clone(part)));
         // SAFETY: these are descriptors, alive as long as this one.
@@ -102,17 +102,24 @@ impl Descriptor {
 
     /// Says for which GPU it is, by the attribute that it has for a handle, or for a description; where it has none
     /// nothing.
-    fn on(self, target: &Target, handle: Option<Name>, properties: Option<Name>) -> sys::Outcome<Descriptor> {
+    fn on(
+        self,
+        target: &TargetGpu,
+        handle: Option<Name>,
+        properties: Option<Name>,
+    ) -> sys::CudaResult<Descriptor> {
         match (target, handle, properties) {
             // SAFETY: a handle is a pointer.
-            (Target::Gpu(raw), Some(name), _) => unsafe { self.put(name, Type::CUDNN_TYPE_HANDLE, &[*raw]) },
-            (Target::Described(gpu), _, Some(name)) => self.join(name, &[gpu]),
+            (TargetGpu::Gpu(raw), Some(name), _) => unsafe {
+                self.put(name, Type::CUDNN_TYPE_HANDLE, &[*raw])
+            },
+            (TargetGpu::Described(gpu), _, Some(name)) => self.join(name, &[gpu]),
             _ => Ok(self),
         }
     }
 
     /// Nothing may be set any more; what was is checked.
-    pub fn finalize(self) -> sys::Outcome<Rc<Descriptor>> {
+    pub fn finalize(self) -> sys::CudaResult<Rc<Descriptor>> {
         // SAFETY: the descriptor is alive.
         unsafe { self.dnn.cudnnBackendFinalize(self.raw) }?;
         Ok(Rc::new(self))
@@ -122,7 +129,7 @@ impl Descriptor {
     ///
     /// # Safety
     /// `T` must be what `of` stands for.
-    unsafe fn get<T: Copy>(&self, name: Name, of: Type, values: &mut [T]) -> sys::Outcome<usize> {
+    unsafe fn get<T: Copy>(&self, name: Name, of: Type, values: &mut [T]) -> sys::CudaResult<usize> {
         let (mut count, room) = (0, values.len() as i64);
         let at = values.as_mut_ptr().cast();
         // SAFETY: there is room for as many as are asked for.
@@ -132,14 +139,14 @@ impl Descriptor {
         Ok((count.max(0) as usize).min(values.len()))
     }
 
-    fn number(&self, name: Name) -> sys::Outcome<i64> {
+    fn number(&self, name: Name) -> sys::CudaResult<i64> {
         let mut value = [0i64];
         // SAFETY: the attribute is a number of this type.
         unsafe { self.get(name, i64::TYPE, &mut value) }?;
         Ok(value[0])
     }
 
-    fn notes(&self, name: Name, of: Type) -> sys::Outcome<Vec<c_int>> {
+    fn notes(&self, name: Name, of: Type) -> sys::CudaResult<Vec<c_int>> {
         let mut values = [0; ROOM];
         // SAFETY: notes are an enumeration.
         let count = unsafe { self.get(name, of, &mut values) }?;
@@ -152,9 +159,9 @@ impl Descriptor {
         name: Name,
         kind: DescriptorKind,
         room: usize,
-    ) -> sys::Outcome<Vec<Rc<Descriptor>>> {
+    ) -> sys::CudaResult<Vec<Rc<Descriptor>>> {
         let mut made =
-            (0..room).map(|_| Descriptor::new(self.dnn, kind)).collect::<sys::Outcome<Vec<_>>>()?;
+            (0..room).map(|_| Descriptor::new(self.dnn, kind)).collect::<sys::CudaResult<Vec<_>>>()?;
         let mut raw: Vec<_> = made.iter().map(|descriptor| descriptor.raw).collect();
         // SAFETY: descriptors of the kind that the attribute has.
         let count = unsafe { self.get(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &mut raw) }?;
@@ -174,19 +181,19 @@ impl Drop for Descriptor {
 }
 
 /// For which GPU engines are asked for and plans made.
-pub enum Target {
+pub enum TargetGpu {
     Gpu(cudnnHandle_t),
     /// From cuDNN 9.8 on.
     Described(Rc<Descriptor>),
 }
 
-impl Target {
+impl TargetGpu {
     /// A GPU by its properties, in cuDNN's own words.
-    pub fn described(dnn: &'static Dnn, json: &str) -> sys::Outcome<Target> {
+    pub fn described(dnn: &'static Dnn, json: &str) -> sys::CudaResult<TargetGpu> {
         let properties = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?;
         // The zero at the end belongs to it.
         let text = [json.as_bytes(), &[0]].concat();
-        Ok(Target::Described(
+        Ok(TargetGpu::Described(
             properties.set(Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, &text)?.finalize()?,
         ))
     }
@@ -200,7 +207,7 @@ pub fn tensor(
     extents: [i64; 4],
     strides: [i64; 4],
     alignment: usize,
-) -> sys::Outcome<Descriptor> {
+) -> sys::CudaResult<Descriptor> {
     Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
         .set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[number])?
         .choose(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, DATA_TYPE, data_type)?
@@ -212,9 +219,9 @@ pub fn tensor(
 /// The graph of these operations, each before those that read what it gives.
 pub fn graph(
     dnn: &'static Dnn,
-    target: &Target,
+    target: &TargetGpu,
     operations: &[&Rc<Descriptor>],
-) -> sys::Outcome<Rc<Descriptor>> {
+) -> sys::CudaResult<Rc<Descriptor>> {
     Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
         .join(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)?
         .on(target, Some(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), None)?
@@ -224,14 +231,14 @@ pub fn graph(
 /// A way to compute a graph: an engine with its settings.
 pub struct Configuration {
     descriptor: Rc<Descriptor>,
-    /// Of cuDNN's engines for such graphs.
+    /// The number of one of cuDNN's engines for such graphs.
     pub engine: i64,
     numerical: Vec<c_int>,
     behaviour: Vec<c_int>,
 }
 
 impl Configuration {
-    fn new(descriptor: Rc<Descriptor>) -> sys::Outcome<Configuration> {
+    fn new(descriptor: Rc<Descriptor>) -> sys::CudaResult<Configuration> {
         let engines = descriptor.descriptors(
             Name::CUDNN_ATTR_ENGINECFG_ENGINE,
             DescriptorKind::CUDNN_BACKEND_ENGINE_DESCRIPTOR,
@@ -270,16 +277,16 @@ impl Configuration {
 
     /// # Errors
     /// Also where cuDNN finds only now that the engine does not serve (`unsuitable`).
-    pub fn plan(&self, target: &Target) -> sys::Outcome<Plan> {
+    pub fn plan(&self, target: &TargetGpu) -> sys::CudaResult<CudnnPlan> {
         let plan =
             Descriptor::new(self.descriptor.dnn, DescriptorKind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
                 .join(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[&self.descriptor])?;
-        Plan::finalized(plan, self.engine, target)
+        CudnnPlan::finalized(plan, self.engine, target)
     }
 }
 
 /// The ways that cuDNN knows to compute a graph, the ones it takes for the fastest first.
-pub fn configurations(graph: &Rc<Descriptor>, target: &Target) -> sys::Outcome<Vec<Configuration>> {
+pub fn configurations(graph: &Rc<Descriptor>, target: &TargetGpu) -> sys::CudaResult<Vec<Configuration>> {
     let mut all = Vec::new();
     for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
         let heuristics = Descriptor::new(graph.dnn, DescriptorKind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
@@ -313,7 +320,7 @@ pub fn unsuitable(failed: &Failed) -> bool {
 }
 
 /// A graph with the engine that computes it.
-pub struct Plan {
+pub struct CudnnPlan {
     descriptor: Rc<Descriptor>,
     pub engine: i64,
     /// Bytes.
@@ -321,13 +328,13 @@ pub struct Plan {
 }
 
 /// A plan with the memory that it works on.
-pub struct Bound {
-    plan: Rc<Plan>,
+pub struct BoundPlan {
+    plan: Rc<CudnnPlan>,
     pack: Rc<Descriptor>,
 }
 
-impl Plan {
-    fn finalized(plan: Descriptor, engine: i64, target: &Target) -> sys::Outcome<Plan> {
+impl CudnnPlan {
+    fn finalized(plan: Descriptor, engine: i64, target: &TargetGpu) -> sys::CudaResult<CudnnPlan> {
         let descriptor = plan
             .on(
                 target,
@@ -336,21 +343,26 @@ impl Plan {
             )?
             .finalize()?;
         let workspace = descriptor.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?;
-        Ok(Plan { descriptor, engine, workspace: workspace.max(0) as usize })
+        Ok(CudnnPlan { descriptor, engine, workspace: workspace.max(0) as usize })
     }
 
     /// What `text` gave, for the same GPU and library, without compiling anything again.
     ///
     /// # Errors
     /// Also where the text is of another GPU or library, or none (`unsuitable`).
-    pub fn restored(dnn: &'static Dnn, target: &Target, engine: i64, text: &str) -> sys::Outcome<Plan> {
+    pub fn restored(
+        dnn: &'static Dnn,
+        target: &TargetGpu,
+        engine: i64,
+        text: &str,
+    ) -> sys::CudaResult<CudnnPlan> {
         let plan = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, text.as_bytes())?;
-        Plan::finalized(plan, engine, target)
+        CudnnPlan::finalized(plan, engine, target)
     }
 
     /// The plan in cuDNN's own words (JSON), with what was compiled for it.
-    pub fn text(&self) -> sys::Outcome<String> {
+    pub fn text(&self) -> sys::CudaResult<String> {
         let name = Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION;
         let plan = &self.descriptor;
         let mut count = 0;
@@ -371,22 +383,22 @@ impl Plan {
     /// # Errors
     /// `Foreign`.
     pub fn bind(
-        self: &Rc<Plan>,
+        self: &Rc<CudnnPlan>,
         numbers: &[i64],
         addresses: &[*mut c_void],
         workspace: *mut c_void,
-    ) -> Result<Bound> {
+    ) -> Result<BoundPlan> {
         let pack =
             Descriptor::new(self.descriptor.dnn, DescriptorKind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
                 .set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, numbers)?
                 .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, addresses)?
                 .set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace])?
                 .finalize()?;
-        Ok(Bound { plan: self.clone(), pack })
+        Ok(BoundPlan { plan: self.clone(), pack })
     }
 }
 
-impl Bound {
+impl BoundPlan {
     /// Enqueues it.
     ///
     /// # Safety

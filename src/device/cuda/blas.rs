@@ -8,7 +8,7 @@ use cudarc::cublas::sys::{
     cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cudaDataType_t,
 };
 
-use super::handle::{Context, Stream, allocate};
+use super::handle::{Context, CudaStream, allocate};
 use super::layout::Real;
 use super::sys::cublasHandle_t;
 use crate::device::Memory;
@@ -31,7 +31,7 @@ pub struct BlasHandle {
 
 /// How many products there are, of matrices one after the other, and what each is multiplied with.
 #[derive(Clone, Copy)]
-pub struct Batch {
+pub struct GemmBatch {
     pub count: usize,
     pub scale: f32,
 }
@@ -47,7 +47,7 @@ pub struct Matrix<'a> {
 }
 
 impl BlasHandle {
-    pub fn new(context: &Rc<Context>, stream: &Stream, tf32: bool) -> Result<BlasHandle> {
+    pub fn new(context: &Rc<Context>, stream: &CudaStream, tf32: bool) -> Result<BlasHandle> {
         let blas = &context.libraries.blas;
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
@@ -72,11 +72,11 @@ impl BlasHandle {
 
     /// c = a·b, where each is taken row by row; summed in f32.
     pub fn multiply(&self, a: &Matrix, b: &Matrix, c: &Matrix) -> Result<()> {
-        self.multiply_all(a, b, c, Batch { count: 1, scale: 1.0 })
+        self.multiply_all(a, b, c, GemmBatch { count: 1, scale: 1.0 })
     }
 
-    /// The same for each of several matrices in the memory of each, one after the other.
-    pub fn multiply_all(&self, a: &Matrix, b: &Matrix, c: &Matrix, batch: Batch) -> Result<()> {
+    /// c = scale·a·b for each of several matrices in the memory of each, one after the other.
+    pub fn multiply_all(&self, a: &Matrix, b: &Matrix, c: &Matrix, batch: GemmBatch) -> Result<()> {
         let shape = |m: &Matrix| if m.transposed { (m.columns, m.rows) } else { (m.rows, m.columns) };
         let ((rows, inner), (inner_b, columns)) = (shape(a), shape(b));
         if inner != inner_b || (rows, columns) != (c.rows, c.columns) || c.transposed {
@@ -87,6 +87,16 @@ impl BlasHandle {
                 return Err(Error::internal("a matrix larger than its memory"));
             }
         }
+        // SAFETY: sizes were checked against the memories, which are of this handle's context.
+        unsafe { self.gemm(a, b, c, [rows, inner, columns], batch) }
+    }
+
+    /// cuBLAS takes matrices column by column: what it reads is the transpose of each, and cᵀ = bᵀ·aᵀ.
+    ///
+    /// # Safety
+    /// The memories hold all of the matrices, and are of this handle's context.
+    #[rustfmt::skip]
+    unsafe fn gemm(&self, a: &Matrix, b: &Matrix, c: &Matrix, sizes: [usize; 3], batch: GemmBatch) -> Result<()> {
         let int = |value: usize| {
             c_int::try_from(value)
                 .map_err(|_| Error::usage(format!("a matrix of {value} rows is too large for cuBLAS")))
@@ -95,77 +105,31 @@ impl BlasHandle {
             true => cublasOperation_t::CUBLAS_OP_T as c_int,
             false => cublasOperation_t::CUBLAS_OP_N as c_int,
         };
-        let (alpha, beta) = (batch.scale, 0.0f32);
-        let scalar = |value: &f32| ptr::from_ref(value).cast::<c_void>();
-        let blas = &self.context.libraries.blas;
-        let [(of_a, lda), (of_b, ldb)] = [a, b].map(|m| (operation(m), int(m.columns)));
-        let (lda, ldb, ldc) = (lda?, ldb?, int(c.columns)?);
-        let (m, n, k) = (int(columns)?, int(rows)?, int(inner)?);
+        let (alpha, beta) = (ptr::from_ref(&batch.scale).cast::<c_void>(), ptr::from_ref(&0.0f32).cast());
+        let [op_a, op_b] = [a, b].map(operation);
+        let [n, k, m] = sizes.map(int);
+        let [lda, ldb, ldc] = [a, b, c].map(|m| int(m.columns));
+        let (m, n, k, lda, ldb, ldc) = (m?, n?, k?, lda?, ldb?, ldc?);
         let [at_a, at_b, at_c] = [a, b, c].map(|m| m.memory.address().cast::<c_void>());
         let [type_a, type_b, type_c] = [a, b, c].map(|m| data_type(m.real));
-        let (alpha, beta) = (scalar(&alpha), scalar(&beta));
-        let algorithm = cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT as c_int;
-        // cuBLAS takes matrices column by column: what it reads is the transpose of each. cᵀ = bᵀ·aᵀ.
-        let outcome = if batch.count == 1 {
-            // SAFETY: sizes were checked against the memories, which are of this handle's context.
-            unsafe {
-                blas.cublasGemmEx(
-                    self.raw,
-                    of_b,
-                    of_a,
-                    m,
-                    n,
-                    k,
-                    alpha,
-                    at_b,
-                    type_b,
-                    ldb,
-                    at_a,
-                    type_a,
-                    lda,
-                    beta,
-                    at_c,
-                    type_c,
-                    ldc,
-                    self.compute_type,
-                    algorithm,
-                )
+        let [step_a, step_b, step_c] = [a, b, c].map(|m| (m.rows * m.columns) as i64);
+        let (blas, algorithm) = (&self.context.libraries.blas, cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT as c_int);
+        // SAFETY: as the caller has it.
+        unsafe {
+            match batch.count {
+                1 => blas.cublasGemmEx(
+                    self.raw, op_b, op_a, m, n, k, alpha, at_b, type_b, ldb, at_a, type_a, lda, beta, at_c, type_c,
+                    ldc, self.compute_type, algorithm,
+                ),
+                count => blas.cublasGemmStridedBatchedEx(
+                    self.raw, op_b, op_a, m, n, k, alpha, at_b, type_b, ldb, step_b, at_a, type_a, lda, step_a, beta,
+                    at_c, type_c, ldc, step_c, int(count)?, self.compute_type, algorithm,
+                ),
             }
-        } else {
-            let [step_a, step_b, step_c] = [a, b, c].map(|m| (m.rows * m.columns) as i64);
-            let count = int(batch.count)?;
-            // SAFETY: as above, for each of the matrices.
-            unsafe {
-                blas.cublasGemmStridedBatchedEx(
-                    self.raw,
-                    of_b,
-                    of_a,
-                    m,
-                    n,
-                    k,
-                    alpha,
-                    at_b,
-                    type_b,
-                    ldb,
-                    step_b,
-                    at_a,
-                    type_a,
-                    lda,
-                    step_a,
-                    beta,
-                    at_c,
-                    type_c,
-                    ldc,
-                    step_c,
-                    count,
-                    self.compute_type,
-                    algorithm,
-                )
-            }
-        };
-        outcome.map_err(|failed| {
-            let product = format!("{} × {rows}×{inner} by {inner}×{columns}", batch.count);
-            Error::from(failed).context(product)
+        }
+        .map_err(|failed| {
+            let [rows, inner, columns] = sizes;
+            Error::from(failed).context(format!("{} × {rows}×{inner} by {inner}×{columns}", batch.count))
         })
     }
 }

@@ -12,14 +12,14 @@ use crate::graph::{Binary, Permutation, Shape, Spec};
 
 /// The order in which axes lie.
 #[derive(Clone, Copy, PartialEq)]
-enum Order {
+enum AxisOrder {
     Plain,
     ChannelsLast,
 }
 
-impl Order {
+impl AxisOrder {
     /// That of a tensor that is not stretched, if the others can have it too.
-    fn of(layout: &Layout, whole: &Spec, others: &[&Spec]) -> Order {
+    fn of(layout: &Layout, whole: &Spec, others: &[&Spec]) -> AxisOrder {
         let rank = whole.shape.rank();
         // What has fewer axes than images is a parameter, which lies as the host has it.
         let fits = |spec: &&Spec| {
@@ -27,20 +27,20 @@ impl Order {
                 || spec.shape.with_rank(rank).iter().filter(|&&extent| extent > 1).count() <= 1
         };
         let is_plain = rank != 4 || *layout == plain_in(whole, layout.dtype());
-        if is_plain || !others.iter().all(fits) { Order::Plain } else { Order::ChannelsLast }
+        if is_plain || !others.iter().all(fits) { AxisOrder::Plain } else { AxisOrder::ChannelsLast }
     }
 
     fn layout(self, spec: &Spec, real: Real) -> Layout {
         match self {
-            Order::Plain => plain_in(spec, real.dtype()),
-            Order::ChannelsLast => channels_last_in(spec, real.dtype()),
+            AxisOrder::Plain => plain_in(spec, real.dtype()),
+            AxisOrder::ChannelsLast => channels_last_in(spec, real.dtype()),
         }
     }
 
     /// Extents with so many axes, slowest first.
     fn extents(self, shape: &Shape, rank: usize) -> Vec<usize> {
         let mut extents = shape.with_rank(rank);
-        if self == Order::ChannelsLast {
+        if self == AxisOrder::ChannelsLast {
             extents[1..].rotate_left(1);
         }
         extents
@@ -50,31 +50,31 @@ impl Order {
 /// An axis of the larger tensor, and how far apart its elements are in each of several tensors: 0 where that is
 /// stretched.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Axis<const N: usize> {
+struct StridedAxis<const N: usize> {
     extent: usize,
     strides: [usize; N],
 }
 
 /// The axes of the larger tensor with the strides of dense tensors, with as few axes as can be.
-fn axes<const N: usize>(whole: &[usize], parts: [Vec<usize>; N]) -> Vec<Axis<N>> {
+fn axes<const N: usize>(whole: &[usize], parts: [Vec<usize>; N]) -> Vec<StridedAxis<N>> {
     let mut sizes = [1; N];
-    let mut axes: Vec<Axis<N>> = Vec::new();
+    let mut axes: Vec<StridedAxis<N>> = Vec::new();
     for axis in (0..whole.len()).rev() {
         let strides = std::array::from_fn(|part| if parts[part][axis] > 1 { sizes[part] } else { 0 });
         (0..N).for_each(|part| sizes[part] *= parts[part][axis]);
-        axes.push(Axis { extent: whole[axis], strides });
+        axes.push(StridedAxis { extent: whole[axis], strides });
     }
     axes.reverse();
     merged(axes)
 }
 
 /// Neighbouring axes along which all tensors go on as along one are one.
-fn merged<const N: usize>(axes: Vec<Axis<N>>) -> Vec<Axis<N>> {
-    let mut merged: Vec<Axis<N>> = Vec::new();
+fn merged<const N: usize>(axes: Vec<StridedAxis<N>>) -> Vec<StridedAxis<N>> {
+    let mut merged: Vec<StridedAxis<N>> = Vec::new();
     for axis in axes.into_iter().filter(|axis| axis.extent > 1) {
         match merged.last_mut() {
             Some(last) if (0..N).all(|part| last.strides[part] == axis.strides[part] * axis.extent) => {
-                *last = Axis { extent: last.extent * axis.extent, ..axis };
+                *last = StridedAxis { extent: last.extent * axis.extent, ..axis };
             }
             _ => merged.push(axis),
         }
@@ -84,9 +84,9 @@ fn merged<const N: usize>(axes: Vec<Axis<N>>) -> Vec<Axis<N>> {
 
 /// As many axes as a kernel takes, those that are missing of one element.
 fn exactly<const M: usize, const N: usize>(
-    axes: &[Axis<N>],
+    axes: &[StridedAxis<N>],
     request: &KernelRequest,
-) -> Result<[Axis<N>; M]> {
+) -> Result<[StridedAxis<N>; M]> {
     let missing = M.checked_sub(axes.len()).ok_or_else(|| {
         let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
         Error::usage(format!(
@@ -95,7 +95,7 @@ fn exactly<const M: usize, const N: usize>(
             shapes.join(", ")
         ))
     })?;
-    let one = Axis { extent: 1, strides: [0; N] };
+    let one = StridedAxis { extent: 1, strides: [0; N] };
     Ok(std::array::from_fn(|axis| if axis < missing { one } else { axes[axis - missing] }))
 }
 
@@ -108,9 +108,9 @@ pub fn binary(gpu: &Rc<Gpu>, request: &KernelRequest, of: Binary) -> Result<Cuda
     let ([a, b], y) = ([&input(request, 0)?.0, &input(request, 1)?.0], output(request, 0)?);
     let (real, rank, n) = (Real::of(y.dtype)?, y.shape.rank(), y.shape.elements());
     let whole = if a.shape == y.shape { 0 } else { 1 };
-    let order = Order::of(&given(request, whole)?, y, &[a, b]);
+    let order = AxisOrder::of(&given(request, whole)?, y, &[a, b]);
     let extents = [a, b].map(|spec| order.extents(&spec.shape, rank));
-    let axes: [Axis<2>; 4] = exactly(&axes(&order.extents(&y.shape, rank), extents), request)?;
+    let axes: [StridedAxis<2>; 4] = exactly(&axes(&order.extents(&y.shape, rank), extents), request)?;
     let kind = Binary::ALL.iter().position(|&kind| kind == of).unwrap_or_default();
     let bind = move |operands: &mut Operands| {
         let ([a, b], y) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
@@ -141,8 +141,8 @@ pub fn permute(gpu: &Rc<Gpu>, request: &KernelRequest, order: &Permutation) -> R
         strides[axis - 1] = strides[axis] * x.shape.0[axis];
     }
     let (extents, strides) = (order.of(&x.shape.0), order.of(&strides));
-    let axis = |(extent, stride)| Axis { extent, strides: [stride] };
-    let axes: Vec<Axis<1>> = extents.into_iter().zip(strides).map(axis).collect();
+    let axis = |(extent, stride)| StridedAxis { extent, strides: [stride] };
+    let axes: Vec<StridedAxis<1>> = extents.into_iter().zip(strides).map(axis).collect();
     strided(gpu, request, "own:permute", &merged(axes), 1.0)
 }
 
@@ -151,12 +151,12 @@ fn strided(
     gpu: &Rc<Gpu>,
     request: &KernelRequest,
     name: &'static str,
-    axes: &[Axis<1>],
+    axes: &[StridedAxis<1>],
     scale: f32,
 ) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
-    let axes: [Axis<1>; 4] = exactly(axes, request)?;
+    let axes: [StridedAxis<1>; 4] = exactly(axes, request)?;
     let bind = move |operands: &mut Operands| {
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
         let mut arguments = vec![Memory(x), Memory(y), Long(n)];
@@ -173,11 +173,12 @@ fn strided(
 pub fn sum(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let (from, to, rank) = (Real::of(x.dtype)?, Real::of(y.dtype)?, x.shape.rank());
-    let order = Order::of(&given(request, 0)?, x, &[y]);
+    let order = AxisOrder::of(&given(request, 0)?, x, &[y]);
     let whole = order.extents(&x.shape, rank);
     let axes = axes(&whole, [whole.clone(), order.extents(&y.shape, rank)]);
-    let (kept, summed): (Vec<Axis<2>>, Vec<Axis<2>>) = axes.iter().partition(|axis| axis.strides[1] > 0);
-    let ([k0, k1], [s0, s1]): ([Axis<2>; 2], [Axis<2>; 2]) =
+    let (kept, summed): (Vec<StridedAxis<2>>, Vec<StridedAxis<2>>) =
+        axes.iter().partition(|axis| axis.strides[1] > 0);
+    let ([k0, k1], [s0, s1]): ([StridedAxis<2>; 2], [StridedAxis<2>; 2]) =
         (exactly(&kept, request)?, exactly(&summed, request)?);
     let (n, count) = (y.shape.elements(), s0.extent * s1.extent);
     let name = format!("sum_axes_{}_{}", from.suffix(), to.suffix());

@@ -7,11 +7,13 @@ use super::handle::allocate;
 use super::kernel::{Enqueued, Operands};
 use super::update::put;
 use super::{is_reached, mark};
-use crate::device::{CodecBucket, CodecKind, CodecSetup, DeviceCodec, Event, Memory as Bytes, Piece};
+use crate::device::{
+    CodecBucket, CodecKind, CodecPiece, CodecSetup, DeviceCodec, DeviceEvent, Memory as Bytes,
+};
 use crate::error::{Error, Result};
 
 /// What is enqueued for one bucket, and the parts of memory on the GPU and on the host that are copied between them.
-struct Bucket {
+struct Encoding {
     encode: Vec<Enqueued>,
     decode: Vec<Enqueued>,
     own: [Bytes; 2],
@@ -21,7 +23,7 @@ struct Bucket {
 
 pub struct CudaCodec {
     gpu: Rc<Gpu>,
-    buckets: Vec<Bucket>,
+    buckets: Vec<Encoding>,
 }
 
 /// Numbers of a region.
@@ -46,9 +48,9 @@ fn bucket(
     coding: &CodecSetup,
     coded: &CodecBucket,
     [summed, messages]: &[Bytes; 2],
-) -> Result<Bucket> {
+) -> Result<Encoding> {
     let CodecSetup { gradients, residuals, .. } = coding;
-    let ends = |end: fn(&Piece) -> usize, memory: &Bytes| {
+    let ends = |end: fn(&CodecPiece) -> usize, memory: &Bytes| {
         coded.pieces.iter().all(|piece| size_of::<f32>() * (end(piece) + piece.count) <= memory.bytes())
     };
     let own = coded.messages.get(coding.rank).ok_or_else(|| Error::internal("a rank without a message"))?;
@@ -90,7 +92,7 @@ fn bucket(
         [part(there, range.start, range.len()), part(host, range.start, range.len())]
     };
     let all = coded.messages.iter().fold(own.clone(), |all, of| all.start.min(of.start)..all.end.max(of.end));
-    Ok(Bucket {
+    Ok(Encoding {
         encode,
         decode,
         own: pair(messages, coding.messages, own),
@@ -100,7 +102,7 @@ fn bucket(
 }
 
 /// Pieces that follow one another among gradients and what stays behind, as one: gradient, residual, count.
-fn runs(pieces: &[Piece]) -> Vec<(usize, usize, usize)> {
+fn runs(pieces: &[CodecPiece]) -> Vec<(usize, usize, usize)> {
     let mut runs: Vec<(usize, usize, usize)> = Vec::new();
     for piece in pieces {
         match runs.last_mut() {
@@ -146,9 +148,9 @@ fn code(
 }
 
 impl DeviceCodec for CudaCodec {
-    fn encode(&mut self, bucket: usize) -> Result<Event> {
-        let Gpu { stream, leaving, .. } = &*self.gpu;
-        let Bucket { encode, own, summed, .. } = &mut self.buckets[bucket];
+    fn encode(&mut self, bucket: usize) -> Result<DeviceEvent> {
+        let (stream, leaving) = (&self.gpu.stream, &self.gpu.copies.leaving);
+        let Encoding { encode, own, summed, .. } = &mut self.buckets[bucket];
         encode.iter().try_for_each(|work| work())?;
         leaving.wait(&stream.record()?)?;
         for [there, host] in [own, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
@@ -158,13 +160,13 @@ impl DeviceCodec for CudaCodec {
         mark(leaving)
     }
 
-    fn reached(&self, event: &Event) -> Result<bool> {
+    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
         is_reached(event)
     }
 
     fn decode(&mut self, bucket: usize) -> Result<()> {
-        let Gpu { stream, coming, .. } = &*self.gpu;
-        let Bucket { decode, messages, summed, .. } = &mut self.buckets[bucket];
+        let (stream, coming) = (&self.gpu.stream, &self.gpu.copies.coming);
+        let Encoding { decode, messages, summed, .. } = &mut self.buckets[bucket];
         for [there, host] in [messages, summed].into_iter().filter(|[there, _]| there.bytes() > 0) {
             // SAFETY: host memory; who writes to it next is an `encode`, behind the stream that waits for this copy.
             unsafe { coming.upload_later(host, there) }?;

@@ -9,7 +9,7 @@ use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{
     Real, channels_last_in, image, input, narrowest, output, padded, padded_in, plain_in, width,
 };
-use super::norm::{Shape, column_parts, column_sums};
+use super::norm::{NormShape, column_parts, column_sums};
 use super::normalised;
 use super::product::{Direction, Extents, Product, Then};
 use super::simple::repad;
@@ -45,12 +45,13 @@ pub fn compiled(
     Ok(Rc::new(Convolution::new(gpu, product)?))
 }
 
-/// Of x or w: with the padding that their product has.
+/// The layout of x or w: with the padding that their product has.
 fn operand(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
     if conv.groups == 1 { padded_in(spec, real) } else { channels_last_in(spec, real.dtype()) }
 }
 
-/// Of w where it is read: parameters lie in f32, and their halves beside them, but where a product wants padding.
+/// The layout of w where it is read: parameters lie in f32, and their halves beside them, but where a product wants
+/// padding.
 pub fn weights(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
     match operand(conv, spec, real) {
         padded if padded.handle::<usize>().is_some() => padded,
@@ -106,7 +107,7 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2
     let product = compiled(gpu, Direction::Forward, Then::Sums, conv, real, [x, w, y])?;
     let of_w = weights(conv, w, real);
     let inputs = vec![operand(conv, x, real), of_w.clone()];
-    let shape = Shape::of(y)?;
+    let shape = NormShape::of(y)?;
     let outputs = vec![channels_last_in(y, real.dtype()), shape.summed(output(request, 1)?)];
     let (name, scratch) = (named(&product, real), product.workspace());
     let workspace = if product.is_joined() { scratch } else { scratch.max(shape.partials()) };

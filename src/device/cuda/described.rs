@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::backend::{Configuration, Plan, Target};
+use super::backend::{Configuration, CudnnPlan, TargetGpu};
 use super::conv;
 use super::dnn;
 use super::layout::Real;
@@ -13,15 +13,15 @@ use crate::error::{Error, Result};
 use crate::graph::{Conv2d, DType, Spec};
 
 /// A cuDNN, and a GPU.
-pub struct Described {
+pub struct CudnnSetting {
     dnn: &'static Dnn,
     version: String,
-    target: Target,
+    target: TargetGpu,
 }
 
 /// The engine that cuDNN takes for the fastest of those that serve, and finalises a plan with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Engine {
+pub struct CudnnEngine {
     /// cuDNN's number of it.
     pub number: i64,
     /// Bytes of scratch memory.
@@ -32,7 +32,7 @@ pub struct Engine {
 
 /// What is asked for: a convolution, given its tensors x, w and y.
 #[derive(Debug, Clone, Copy)]
-pub struct Question<'a> {
+pub struct ConvQuery<'a> {
     /// The geometry.
     pub conv: &'a Conv2d,
     /// x, w and y.
@@ -43,18 +43,18 @@ pub struct Question<'a> {
     pub tf32: bool,
 }
 
-impl Described {
+impl CudnnSetting {
     /// The library in this file, which stays open, and a GPU by its properties in cuDNN's own words. What is in
     /// `before`, which cuDNN may look for, is opened first.
     ///
     /// # Errors
     /// `Environment` where a library does not open or is not cuDNN 9; `Foreign` where it cannot have a GPU described
     /// (before 9.8).
-    pub fn new(library: &Path, before: &[&Path], json: &str) -> Result<Described> {
+    pub fn new(library: &Path, before: &[&Path], json: &str) -> Result<CudnnSetting> {
         before.iter().try_for_each(|path| library::keep_open(path)).map_err(Error::environment)?;
         let (dnn, version) = library::dnn_at(library).map_err(Error::environment)?;
         let dnn: &'static Dnn = Box::leak(Box::new(dnn));
-        Ok(Described { dnn, version, target: Target::described(dnn, json)? })
+        Ok(CudnnSetting { dnn, version, target: TargetGpu::described(dnn, json)? })
     }
 
     /// "9.26.0"
@@ -67,7 +67,7 @@ impl Described {
     ///
     /// # Errors
     /// `Foreign` where cuDNN does not take the operation, or a plan's own text.
-    pub fn engines(&self, question: &Question) -> Result<[Option<Engine>; 3]> {
+    pub fn engines(&self, question: &ConvQuery) -> Result<[Option<CudnnEngine>; 3]> {
         let directions = [Direction::Forward, Direction::BackwardData, Direction::BackwardWeights];
         let mut engines = [None; 3];
         for (engine, direction) in engines.iter_mut().zip(directions) {
@@ -81,7 +81,7 @@ impl Described {
     ///
     /// # Errors
     /// As `engines`.
-    pub fn joined(&self, question: &Question) -> Result<[Option<Engine>; 4]> {
+    pub fn joined(&self, question: &ConvQuery) -> Result<[Option<CudnnEngine>; 4]> {
         Ok([
             self.engine(question, Direction::Forward, Then::Activate { bias: true, relu: true })?,
             self.engine(question, Direction::BackwardData, Then::Mask)?,
@@ -95,7 +95,7 @@ impl Described {
     ///
     /// # Errors
     /// As `engines`.
-    pub fn normalised(&self, question: &Question) -> Result<[Option<Engine>; 3]> {
+    pub fn normalised(&self, question: &ConvQuery) -> Result<[Option<CudnnEngine>; 3]> {
         let directions = [Direction::Forward, Direction::BackwardWeights, Direction::BackwardData];
         let mut engines = [None; 3];
         for (engine, direction) in engines.iter_mut().zip(directions) {
@@ -104,22 +104,22 @@ impl Described {
         Ok(engines)
     }
 
-    fn product(&self, question: &Question, direction: Direction, then: Then) -> Result<Product> {
-        let Question { conv, tensors, dtype, tf32 } = *question;
+    fn product(&self, question: &ConvQuery, direction: Direction, then: Then) -> Result<Product> {
+        let ConvQuery { conv, tensors, dtype, tf32 } = *question;
         conv::product(direction, then, conv, Real::of(dtype)?, tf32, tensors)
     }
 
-    fn engine(&self, question: &Question, direction: Direction, then: Then) -> Result<Option<Engine>> {
+    fn engine(&self, question: &ConvQuery, direction: Direction, then: Then) -> Result<Option<CudnnEngine>> {
         self.first(self.product(question, direction, then)?.ways(self.dnn, &self.target)?)
     }
 
     /// The first that a plan is finalised with.
-    fn first(&self, ways: Vec<Configuration>) -> Result<Option<Engine>> {
+    fn first(&self, ways: Vec<Configuration>) -> Result<Option<CudnnEngine>> {
         for way in ways {
             let Some(plan) = dnn::plan(&way, &self.target)? else { continue };
             // As the next run would have it.
-            let again = Plan::restored(self.dnn, &self.target, plan.engine, &plan.text()?)?;
-            return Ok(Some(Engine {
+            let again = CudnnPlan::restored(self.dnn, &self.target, plan.engine, &plan.text()?)?;
+            return Ok(Some(CudnnEngine {
                 number: again.engine,
                 workspace: again.workspace,
                 compiled: way.is_compiled(),

@@ -6,14 +6,14 @@ use std::ptr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::backend::{self, Bound, Configuration, Plan, Target};
+use super::backend::{self, BoundPlan, Configuration, CudnnPlan, TargetGpu};
 use super::blas::Matrix;
 use super::gpu::Gpu;
-use super::handle::{Context, Stream, allocate};
+use super::handle::{Context, CudaStream, allocate};
 use super::layout::Real;
-use super::product::{Direction, Operand, Product, Then};
+use super::product::{Direction, Product, ProductOperand, Then};
 use super::sys::{self, cudnnHandle_t};
-use super::tune::Choice;
+use super::tune::TunedChoice;
 use crate::config::environment;
 use crate::device::Memory;
 use crate::device::memory::{ALIGNMENT, bytes_of};
@@ -43,13 +43,13 @@ pub struct DnnHandle {
     /// When something was last timed.
     timed: Cell<Option<Instant>>,
     /// Plans by the words of their products; none for what is better done apart.
-    plans: RefCell<HashMap<String, Option<Rc<Plan>>>>,
+    plans: RefCell<HashMap<String, Option<Rc<CudnnPlan>>>>,
     /// Whether products are computed in one with the normalisations around them (`normalised`), by what that is called.
     joints: RefCell<BTreeMap<String, bool>>,
 }
 
 impl DnnHandle {
-    pub fn new(context: &Rc<Context>, stream: &Stream) -> Result<DnnHandle> {
+    pub fn new(context: &Rc<Context>, stream: &CudaStream) -> Result<DnnHandle> {
         let dnn = &context.libraries.dnn;
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
@@ -73,7 +73,7 @@ impl DnnHandle {
 
     /// What is timed from now on runs at the clocks of training: those of a GPU that has worked until now, or does so
     /// here, by these runs.
-    pub fn wake(&self, stream: &Stream, mut run: impl FnMut() -> Result<()>) -> Result<()> {
+    pub fn wake(&self, stream: &CudaStream, mut run: impl FnMut() -> Result<()>) -> Result<()> {
         let mut worked = match self.timed.get() {
             Some(last) if last.elapsed() < SLEEPS => WAKES,
             _ => Duration::ZERO,
@@ -94,7 +94,7 @@ impl DnnHandle {
 }
 
 /// Nobody can be told that freeing failed.
-fn freed(outcome: sys::Outcome) {
+fn freed(outcome: sys::CudaResult) {
     if let Err(failed) = outcome {
         log::debug!("{} failed with code {}", failed.call, failed.code);
     }
@@ -109,7 +109,7 @@ impl Drop for DnnHandle {
 
 /// Whether products are computed together with what is done to them (`Then`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fusion {
+pub enum Epilogue {
     Never,
     /// Where an engine is faster so.
     Timed,
@@ -117,19 +117,19 @@ pub enum Fusion {
     Always,
 }
 
-impl Fusion {
+impl Epilogue {
     /// `environment::CUDNN_FUSION`: 0 never, 1 always; else by timing.
-    pub fn wanted() -> Fusion {
+    pub fn wanted() -> Epilogue {
         match environment::CUDNN_FUSION.text().as_deref() {
-            Some("0") => Fusion::Never,
-            Some("1") => Fusion::Always,
-            _ => Fusion::Timed,
+            Some("0") => Epilogue::Never,
+            Some("1") => Epilogue::Always,
+            _ => Epilogue::Timed,
         }
     }
 }
 
 /// The plan of one way, unless cuDNN finds only now that the engine does not serve, or takes too much memory.
-pub fn plan(way: &Configuration, target: &Target) -> sys::Outcome<Option<Rc<Plan>>> {
+pub fn plan(way: &Configuration, target: &TargetGpu) -> sys::CudaResult<Option<Rc<CudnnPlan>>> {
     match way.plan(target) {
         Ok(plan) => Ok((plan.workspace <= MOST_WORKSPACE).then(|| Rc::new(plan))),
         Err(failed) if backend::unsuitable(&failed) => Ok(None),
@@ -142,7 +142,7 @@ pub struct Convolution {
     gpu: Rc<Gpu>,
     /// With `then` only if the plan does that too.
     product: Product,
-    plan: Rc<Plan>,
+    plan: Rc<CudnnPlan>,
 }
 
 impl Convolution {
@@ -151,7 +151,7 @@ impl Convolution {
     pub fn new(gpu: &Rc<Gpu>, product: Product) -> Result<Convolution> {
         let with = |product, plan| Convolution { gpu: gpu.clone(), product, plan };
         if product.then != Then::Nothing
-            && Fusion::wanted() != Fusion::Never
+            && Epilogue::wanted() != Epilogue::Never
             && let Some(plan) = planned(gpu, &product)?
         {
             return Ok(with(product, plan));
@@ -195,7 +195,12 @@ impl Convolution {
     }
 }
 
-fn bind(plan: &Rc<Plan>, product: &Product, memory: &[&Memory], workspace: &Memory) -> Result<Bound> {
+fn bind(
+    plan: &Rc<CudnnPlan>,
+    product: &Product,
+    memory: &[&Memory],
+    workspace: &Memory,
+) -> Result<BoundPlan> {
     let operands = product.operands();
     if memory.len() != operands.len() {
         return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), operands.len())));
@@ -216,7 +221,7 @@ fn bind(plan: &Rc<Plan>, product: &Product, memory: &[&Memory], workspace: &Memo
 
 /// The plan for a product: the one that was chosen before, by this process or another, or the fastest. None where no
 /// engine serves, and for more than a product alone where that is not faster.
-pub fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
+pub fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<CudnnPlan>>> {
     let words = product.words();
     if let Some(plan) = gpu.dnn.plans.borrow().get(&words) {
         return Ok(plan.clone());
@@ -230,7 +235,7 @@ pub fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<Plan>>> {
 }
 
 /// What was kept of a choice, if it still serves.
-fn kept(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Option<Rc<Plan>>>> {
+fn kept(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Option<Rc<CudnnPlan>>>> {
     let Some(choice) = gpu.tuned.choice(words) else { return Ok(None) };
     let wanted = is_wanted(&choice);
     let plan = restored(gpu, product, words, choice)?;
@@ -241,8 +246,8 @@ fn kept(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Option<R
 }
 
 /// Whether a choice is one that is looked for.
-fn is_wanted(choice: &Choice) -> bool {
-    *choice != Choice::Apart || Fusion::wanted() != Fusion::Always
+fn is_wanted(choice: &TunedChoice) -> bool {
+    *choice != TunedChoice::Apart || Epilogue::wanted() != Epilogue::Always
 }
 
 /// What a choice says: a plan, or that there is none to be used; nothing where it does not serve.
@@ -250,16 +255,16 @@ fn restored(
     gpu: &Rc<Gpu>,
     product: &Product,
     words: &str,
-    choice: Choice,
-) -> Result<Option<Option<Rc<Plan>>>> {
-    let (dnn, target) = (&gpu.context.libraries.dnn, Target::Gpu(gpu.dnn.raw));
+    choice: TunedChoice,
+) -> Result<Option<Option<Rc<CudnnPlan>>>> {
+    let (dnn, target) = (&gpu.context.libraries.dnn, TargetGpu::Gpu(gpu.dnn.raw));
     let plan = match choice {
-        Choice::Apart => return Ok(is_wanted(&choice).then_some(None)),
-        Choice::Together => return Ok(None),
-        Choice::Engine { number, plan: Some(text), .. } => {
-            Plan::restored(dnn, &target, number, &text).map(|plan| Some(Rc::new(plan)))
+        TunedChoice::Apart => return Ok(is_wanted(&choice).then_some(None)),
+        TunedChoice::Together => return Ok(None),
+        TunedChoice::Engine { number, plan: Some(text), .. } => {
+            CudnnPlan::restored(dnn, &target, number, &text).map(|plan| Some(Rc::new(plan)))
         }
-        Choice::Engine { number, place, plan: None } => {
+        TunedChoice::Engine { number, place, plan: None } => {
             let ways = product.ways(dnn, &target)?;
             let way = ways.get(place).filter(|way| way.engine == number);
             way.map_or(Ok(None), |way| plan(way, &target))
@@ -277,19 +282,19 @@ fn restored(
 
 /// A plan, and which of the ways that serve it is.
 #[derive(Clone)]
-struct Candidate {
+struct PlanCandidate {
     place: usize,
-    plan: Rc<Plan>,
+    plan: Rc<CudnnPlan>,
 }
 
 /// Chooses a plan by our own timing, and keeps the choice. Where the GPU's memory does not suffice to try: the first
 /// that serves for a product alone, and nothing is kept.
-fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Plan>>> {
-    let target = Target::Gpu(gpu.dnn.raw);
+fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<CudnnPlan>>> {
+    let target = TargetGpu::Gpu(gpu.dnn.raw);
     let candidates = candidates(product, &product.ways(&gpu.context.libraries.dnn, &target)?, &target)?;
     let alone = product.then == Then::Nothing;
     // What normalises is compared with more than this product (`normalised`).
-    let compared = !alone && product.then != Then::Normalise && Fusion::wanted() == Fusion::Timed;
+    let compared = !alone && product.then != Then::Normalise && Epilogue::wanted() == Epilogue::Timed;
     let Some(first) = candidates.first() else { return Ok(None) };
     // With one there is nothing to compare.
     let chosen = if candidates.len() == 1 && !compared {
@@ -300,7 +305,7 @@ fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Pla
                 "choosing cuDNN's engines for this GPU by timing them, once for each shape: the next run starts at once"
             );
         }
-        let Some(room) = Room::new(gpu, product, &candidates)? else {
+        let Some(room) = Workspace::new(gpu, product, &candidates)? else {
             return Ok(alone.then(|| first.plan.clone()));
         };
         match room.fastest(product, &candidates)? {
@@ -317,8 +322,8 @@ fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Pla
 }
 
 /// What is to be kept.
-fn choice(chosen: Option<&Candidate>, words: &str) -> Result<Choice> {
-    let Some(Candidate { place, plan }) = chosen else { return Ok(Choice::Apart) };
+fn choice(chosen: Option<&PlanCandidate>, words: &str) -> Result<TunedChoice> {
+    let Some(PlanCandidate { place, plan }) = chosen else { return Ok(TunedChoice::Apart) };
     let text = match plan.text() {
         Ok(text) => Some(text),
         // The first releases of cuDNN 9 give only those of engines that were compiled when they were wanted.
@@ -328,11 +333,11 @@ fn choice(chosen: Option<&Candidate>, words: &str) -> Result<Choice> {
         }
         Err(failed) => return Err(failed.into()),
     };
-    Ok(Choice::Engine { number: plan.engine, place: *place, plan: text })
+    Ok(TunedChoice::Engine { number: plan.engine, place: *place, plan: text })
 }
 
 /// Plans of the ways that are worth a try.
-fn candidates(product: &Product, ways: &[Configuration], target: &Target) -> Result<Vec<Candidate>> {
+fn candidates(product: &Product, ways: &[Configuration], target: &TargetGpu) -> Result<Vec<PlanCandidate>> {
     let (mut candidates, mut compiled) = (Vec::new(), 0);
     for (place, way) in ways.iter().enumerate() {
         if candidates.len() == TIMED || (way.is_compiled() && compiled == COMPILED) {
@@ -340,7 +345,7 @@ fn candidates(product: &Product, ways: &[Configuration], target: &Target) -> Res
         }
         compiled += usize::from(way.is_compiled());
         match plan(way, target)? {
-            Some(plan) => candidates.push(Candidate { place, plan }),
+            Some(plan) => candidates.push(PlanCandidate { place, plan }),
             None => log::debug!("engine {} does not serve {}", way.engine, product.words()),
         }
     }
@@ -348,15 +353,19 @@ fn candidates(product: &Product, ways: &[Configuration], target: &Target) -> Res
 }
 
 /// Memory to try plans in.
-struct Room<'a> {
+struct Workspace<'a> {
     gpu: &'a Rc<Gpu>,
     tensors: Vec<Memory>,
     scratch: Memory,
 }
 
-impl Room<'_> {
+impl Workspace<'_> {
     /// None where the GPU has not as much.
-    fn new<'a>(gpu: &'a Rc<Gpu>, product: &Product, candidates: &[Candidate]) -> Result<Option<Room<'a>>> {
+    fn new<'a>(
+        gpu: &'a Rc<Gpu>,
+        product: &Product,
+        candidates: &[PlanCandidate],
+    ) -> Result<Option<Workspace<'a>>> {
         let alone = match product.then {
             Then::Nothing => 0,
             _ => planned(gpu, &product.alone())?.map_or(0, |plan| plan.workspace),
@@ -368,7 +377,7 @@ impl Room<'_> {
             .max()
             .unwrap_or_default();
         let operands = product.operands();
-        let wanted = operands.iter().map(Operand::bytes).chain([scratch]);
+        let wanted = operands.iter().map(ProductOperand::bytes).chain([scratch]);
         let mut tensors = Vec::new();
         for bytes in wanted {
             match allocate(&gpu.context, bytes) {
@@ -380,16 +389,16 @@ impl Room<'_> {
         for (operand, memory) in operands.iter().zip(&tensors) {
             fill(gpu, memory, &operand.noise())?;
         }
-        Ok(Some(Room { gpu, tensors, scratch }))
+        Ok(Some(Workspace { gpu, tensors, scratch }))
     }
 
     /// None where none of them runs.
     fn fastest<'c>(
         &self,
         product: &Product,
-        candidates: &'c [Candidate],
-    ) -> Result<Option<(&'c Candidate, Duration)>> {
-        let mut best: Option<(&Candidate, Duration)> = None;
+        candidates: &'c [PlanCandidate],
+    ) -> Result<Option<(&'c PlanCandidate, Duration)>> {
+        let mut best: Option<(&PlanCandidate, Duration)> = None;
         for candidate in candidates {
             let limit = best.map(|(_, least)| 2 * least);
             if let Some(time) = self.time(product, &candidate.plan, limit)?
@@ -403,7 +412,12 @@ impl Room<'_> {
 
     /// How long one run takes. What cannot be run, other than memory that has become unusable for all, is one engine
     /// less.
-    fn time(&self, product: &Product, plan: &Rc<Plan>, limit: Option<Duration>) -> Result<Option<Duration>> {
+    fn time(
+        &self,
+        product: &Product,
+        plan: &Rc<CudnnPlan>,
+        limit: Option<Duration>,
+    ) -> Result<Option<Duration>> {
         let memory: Vec<&Memory> = self.tensors.iter().take(product.operands().len()).collect();
         let bound = bind(plan, product, &memory, &self.scratch)?;
         // SAFETY: the plan is of this handle, what is bound was compared with what it wants.
@@ -447,10 +461,11 @@ pub fn time_of(gpu: &Rc<Gpu>, product: &Product, passes: f64) -> Result<Option<D
     if plan.is_none() && product.then == Then::Nothing {
         return Ok(None);
     }
-    let candidates: Vec<Candidate> = plan.into_iter().map(|plan| Candidate { place: 0, plan }).collect();
-    let Some(room) = Room::new(gpu, product, &candidates)? else { return Ok(None) };
+    let candidates: Vec<PlanCandidate> =
+        plan.into_iter().map(|plan| PlanCandidate { place: 0, plan }).collect();
+    let Some(room) = Workspace::new(gpu, product, &candidates)? else { return Ok(None) };
     let own = match candidates.first() {
-        Some(Candidate { plan, .. }) => room.time(product, plan, None)?,
+        Some(PlanCandidate { plan, .. }) => room.time(product, plan, None)?,
         None => Some(room.time_apart(product)?),
     };
     let more = room.pass(0)?.mul_f64(passes);
@@ -462,7 +477,7 @@ pub fn time_of(gpu: &Rc<Gpu>, product: &Product, passes: f64) -> Result<Option<D
 pub fn rates(gpu: &Rc<Gpu>, real: Real) -> Result<(f64, f64)> {
     const SIDE: usize = 8192;
     const COPIED: usize = 1 << 30;
-    let words = Operand::noise_of(real, 0, 1 << 16);
+    let words = ProductOperand::noise_of(real, 0, 1 << 16);
     let random = |bytes| {
         let memory = allocate(&gpu.context, bytes)?;
         fill(gpu, &memory, &words).map(|()| memory)
@@ -506,7 +521,7 @@ fn time(gpu: &Gpu, limit: Option<Duration>, run: impl Fn() -> Result<()>) -> Res
 }
 
 /// What one of so many runs takes, by the GPU's events.
-fn measured(stream: &Stream, runs: u32, mut run: impl FnMut() -> Result<()>) -> Result<Duration> {
+fn measured(stream: &CudaStream, runs: u32, mut run: impl FnMut() -> Result<()>) -> Result<Duration> {
     let begun = stream.record_time()?;
     (0..runs).try_for_each(|_| run())?;
     let ended = stream.record_time()?;

@@ -12,9 +12,12 @@ use flate2::read::GzDecoder;
 use super::blas::BlasHandle;
 use super::dnn::DnnHandle;
 use super::halves::Halves;
-use super::handle::{Context, Event, Function, Graph, Module, Registered, Stream, address, allocate, pages};
-use super::library::{Found, cuda};
+use super::handle::{
+    Context, CudaEvent, CudaGraph, CudaStream, Function, Module, Registered, address, allocate, pages,
+};
+use super::library::{CudaInfo, cuda};
 use super::narrow::Narrow;
+use super::probe::GpuInfo;
 use super::tune::Tuned;
 use crate::device::memory::bytes_of;
 use crate::device::update::adam_corrections;
@@ -27,7 +30,7 @@ const PTX: [((i32, i32), &[u8]); 2] = [
     ((8, 0), include_bytes!(concat!(env!("OUT_DIR"), "/dltrain.sm_80.ptx.gz"))),
     ((0, 0), include_bytes!(concat!(env!("OUT_DIR"), "/dltrain.ptx.gz"))),
 ];
-/// The same, assembled for some GPUs where a CUDA toolkit was there to build with (build.rs); else nothing.
+/// Our kernels, assembled for some GPUs where a CUDA toolkit was there to build with (build.rs); else nothing.
 const FATBIN: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"))).0;
 
 /// The PTX for a GPU, closed by a zero.
@@ -59,46 +62,58 @@ const SKIP: Range<usize> = 44..48;
 pub struct Gpu {
     pub context: Rc<Context>,
     /// Where everything runs, one after the other.
-    pub stream: Rc<Stream>,
-    /// Where gradients go to the host, and where they come back, beside that.
-    pub leaving: Rc<Stream>,
-    pub coming: Rc<Stream>,
-    /// Where the next batch comes, beside both.
-    pub inputs: Rc<Stream>,
+    pub stream: Rc<CudaStream>,
+    /// Where copies from and to the host go, beside that.
+    pub copies: CopyStreams,
     pub blas: BlasHandle,
     pub dnn: DnnHandle,
     pub tuned: Tuned,
-    /// "NVIDIA H200", and its compute capability.
-    pub name: String,
-    /// On the PCI bus: see `probe::Gpu::identity`.
-    pub place: String,
-    pub capability: (i32, i32),
+    pub info: GpuInfo,
     /// Whether f32 products may be rounded to tf32's 10 bits.
     pub tf32: bool,
-    /// Of the parameters.
+    /// Copies of the parameters in halves.
     pub halves: Halves,
-    /// Of the weights' gradients.
+    /// The weights' gradients in halves.
     pub narrow: Narrow,
     multiprocessors: u32,
-    module: Rc<Module>,
-    functions: RefCell<HashMap<String, Function>>,
-    /// On the GPU, and what was last put there.
+    /// Ours, and those that were asked for.
+    kernels: (Rc<Module>, RefCell<HashMap<String, Function>>),
+    /// On the GPU.
     pub scalars: Memory,
+    written: ScalarState,
+    /// While steps are being captured nothing may be uploaded beside them.
+    capturing: Cell<bool>,
+}
+
+/// Streams of copies.
+pub struct CopyStreams {
+    /// Gradients to the host, and back.
+    pub leaving: Rc<CudaStream>,
+    pub coming: Rc<CudaStream>,
+    /// The next batch.
+    pub inputs: Rc<CudaStream>,
+}
+
+/// What is known of the scalars on the GPU.
+struct ScalarState {
     slots: Slots,
+    /// What was last put there.
     current: Cell<Option<Scalars>>,
     /// Whether kernels write to `skip`.
     skips: Cell<bool>,
     /// Adam's, for the corrections that kernels read with the scalars.
     betas: Cell<(f32, f32)>,
-    /// While steps are being captured nothing may be uploaded beside them.
-    capturing: Cell<bool>,
 }
 
 impl Gpu {
     pub fn new(ordinal: usize, tf32: bool) -> Result<Rc<Gpu>> {
         let context = Context::new(ordinal)?;
-        let (stream, inputs) = (Stream::new(&context)?, Stream::new(&context)?);
-        let (leaving, coming) = (Stream::new(&context)?, Stream::new(&context)?);
+        let stream = CudaStream::new(&context)?;
+        let copies = CopyStreams {
+            leaving: CudaStream::new(&context)?,
+            coming: CudaStream::new(&context)?,
+            inputs: CudaStream::new(&context)?,
+        };
         let driver = super::probe().map_err(Error::environment)?;
         let gpu =
             driver.gpus.get(ordinal).ok_or_else(|| Error::internal(format!("GPU {ordinal} has gone")))?;
@@ -120,41 +135,39 @@ impl Gpu {
             blas: BlasHandle::new(&context, &stream, tf32)?,
             dnn: DnnHandle::new(&context, &stream)?,
             tuned,
-            name: gpu.name.clone(),
-            place: gpu.identity.clone(),
-            capability: gpu.compute_capability,
+            info: gpu.clone(),
             tf32,
             halves: Halves::default(),
             narrow: Narrow::default(),
             multiprocessors: multiprocessors.max(1) as u32,
-            module,
-            functions: RefCell::default(),
+            kernels: (module, RefCell::default()),
             scalars: allocate(&context, SCALARS_BYTES)?,
-            slots: Slots::new(&context)?,
-            current: Cell::new(None),
-            skips: Cell::new(false),
-            betas: Cell::new((0.0, 0.0)),
+            written: ScalarState {
+                slots: Slots::new(&context)?,
+                current: Cell::new(None),
+                skips: Cell::new(false),
+                betas: Cell::new((0.0, 0.0)),
+            },
             capturing: Cell::new(false),
             context,
             stream,
-            leaving,
-            coming,
-            inputs,
+            copies,
         };
         Ok(Rc::new(gpu))
     }
 
-    pub fn found(&self) -> &Found {
+    pub fn found(&self) -> &CudaInfo {
         &self.context.libraries.found
     }
 
     /// One of our kernels.
     pub fn function(&self, name: &str) -> Result<Function> {
-        if let Some(function) = self.functions.borrow().get(name) {
+        let (module, functions) = &self.kernels;
+        if let Some(function) = functions.borrow().get(name) {
             return Ok(function.clone());
         }
-        let function = self.module.function(name)?;
-        self.functions.borrow_mut().insert(name.into(), function.clone());
+        let function = module.function(name)?;
+        functions.borrow_mut().insert(name.into(), function.clone());
         Ok(function)
     }
 
@@ -175,17 +188,17 @@ impl Gpu {
 
     /// The betas of Adam's rule, which the scalars' corrections are made of.
     pub fn set_betas(&self, beta1: f32, beta2: f32) {
-        self.betas.set((beta1, beta2));
-        self.current.set(None);
+        self.written.betas.set((beta1, beta2));
+        self.written.current.set(None);
     }
 
     /// Lets the kernels enqueued from now on read these numbers.
     pub fn set_scalars(&self, scalars: &Scalars) -> Result<()> {
-        let current = self.current.get();
+        let current = self.written.current.get();
         if self.capturing.get() || current == Some(*scalars) {
             return Ok(());
         }
-        let (beta1, beta2) = self.betas.get();
+        let (beta1, beta2) = self.written.betas.get();
         let (correction1, correction2) = adam_corrections(scalars, beta1, beta2);
         let mut bytes = [0u8; SCALARS_BYTES];
         let (corrections, skip) = ([correction1, correction2], [0i32]);
@@ -197,23 +210,23 @@ impl Gpu {
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        let slot = self.slots.next(&self.stream)?;
+        let slot = self.written.slots.next(&self.stream)?;
         slot.write(&bytes);
         // What was found of a step's gradients stays for the rest of the step.
-        let keeps = self.skips.get() && current.is_some_and(|current| current.step == scalars.step);
+        let keeps = self.written.skips.get() && current.is_some_and(|current| current.step == scalars.step);
         let parts = if keeps { [0..SKIP.start, SKIP.end..SCALARS_BYTES] } else { [0..SCALARS_BYTES, 0..0] };
         for part in parts.iter().filter(|part| !part.is_empty()) {
             let [from, to] = [&slot, &self.scalars].map(|memory| memory.slice(part.start, part.len()));
             // SAFETY: host memory, to which nobody writes before the stream has come by.
             unsafe { self.stream.upload_later(&from, &to) }?;
         }
-        self.current.set(Some(*scalars));
+        self.written.current.set(Some(*scalars));
         Ok(())
     }
 
     /// Where kernels look whether the step's gradients are of no use; steps may write there from now on.
     pub fn skip_flag(&self) -> Memory {
-        self.skips.set(true);
+        self.written.skips.set(true);
         self.scalars.slice(SKIP.start, SKIP.len())
     }
 
@@ -222,7 +235,7 @@ impl Gpu {
     }
 
     /// Records what `enqueue` enqueues as one graph; with what that reads besides.
-    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<(Graph, Option<Memory>)> {
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<(CudaGraph, Option<Memory>)> {
         self.narrow.begin(self)?;
         self.capturing.set(true);
         let graph = self.stream.capture(|| enqueue().and_then(|()| self.narrow.make(self, None)));
@@ -239,7 +252,7 @@ struct Slots {
     _locked: Option<Registered>,
     /// How many were given out, and a point behind each half.
     given: Cell<usize>,
-    passed: RefCell<[Option<Event>; 2]>,
+    passed: RefCell<[Option<CudaEvent>; 2]>,
 }
 
 impl Slots {
@@ -254,7 +267,7 @@ impl Slots {
     }
 
     /// One that the stream has passed.
-    fn next(&self, stream: &Stream) -> Result<Memory> {
+    fn next(&self, stream: &CudaStream) -> Result<Memory> {
         let given = self.given.replace(self.given.get() + 1);
         if given.is_multiple_of(Slots::HALF) {
             let half = given / Slots::HALF % 2;
@@ -271,7 +284,7 @@ impl Slots {
 }
 
 /// One launch of a kernel with its arguments, ready to be repeated.
-pub struct Launch {
+pub struct KernelLaunch {
     function: Function,
     grid: [u32; 3],
     block: [u32; 2],
@@ -293,11 +306,11 @@ pub enum Argument<'a> {
     Bool(bool),
 }
 
-impl Launch {
+impl KernelLaunch {
     /// # Safety
     /// The arguments must be those that the kernel declares (`kernels/README.md`), the memory of each large enough.
-    pub unsafe fn new(gpu: &Gpu, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<Launch> {
-        let mut launch = Launch {
+    pub unsafe fn new(gpu: &Gpu, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<KernelLaunch> {
+        let mut launch = KernelLaunch {
             function: gpu.function(name)?,
             grid,
             block: [BLOCK, 1],
@@ -323,11 +336,11 @@ impl Launch {
     }
 
     /// With blocks of another shape than 256 threads in a row.
-    pub fn in_blocks(self, block: [u32; 2]) -> Launch {
-        Launch { block, ..self }
+    pub fn in_blocks(self, block: [u32; 2]) -> KernelLaunch {
+        KernelLaunch { block, ..self }
     }
 
-    pub fn run(&self, stream: &Stream) -> Result<()> {
+    pub fn run(&self, stream: &CudaStream) -> Result<()> {
         let mut words = self.arguments.clone();
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| (word as *mut u64).cast()).collect();
         // SAFETY: `new`'s caller vouches for the arguments; `self.memory` keeps what they point to.

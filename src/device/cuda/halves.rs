@@ -10,8 +10,8 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
-use super::gpu::{Argument, Gpu, Launch};
-use super::handle::{Stream, address, allocate, allocation};
+use super::gpu::{Argument, Gpu, KernelLaunch};
+use super::handle::{CudaStream, address, allocate, allocation};
 use super::layout::Real;
 use crate::device::{Memory, Span};
 use crate::error::Result;
@@ -19,21 +19,21 @@ use crate::error::Result;
 /// All copies of a GPU.
 #[derive(Default)]
 pub struct Halves {
-    copies: RefCell<Vec<Weak<Copies>>>,
+    copies: RefCell<Vec<Weak<HalfCopies>>>,
     /// Read by what is being captured.
-    captured: RefCell<Vec<Rc<Copies>>>,
+    captured: RefCell<Vec<Rc<HalfCopies>>>,
     /// Addresses of what other processes may write to.
     offered: RefCell<Vec<Range<u64>>>,
 }
 
 /// The halves of all parameters of one allocation, at the same places.
-pub struct Copies {
+pub struct HalfCopies {
     /// Where the allocation lies.
     master: Range<u64>,
     real: Real,
     half: Memory,
-    cast: Launch,
-    stream: Rc<Stream>,
+    cast: KernelLaunch,
+    stream: Rc<CudaStream>,
     /// Whether they are right, and whether those that no update writes are.
     fresh: Cell<bool>,
     kept: Cell<bool>,
@@ -46,8 +46,8 @@ pub struct Copies {
 }
 
 /// One of the updates that write a copy.
-pub struct Update {
-    copies: Rc<Copies>,
+pub struct HalvesUpdate {
+    copies: Rc<HalfCopies>,
     index: usize,
 }
 
@@ -60,7 +60,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 impl Halves {
-    fn alive(&self) -> Vec<Rc<Copies>> {
+    fn alive(&self) -> Vec<Rc<HalfCopies>> {
         self.copies.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -68,13 +68,13 @@ impl Halves {
     ///
     /// # Errors
     /// `Environment` where the GPU has no room for them.
-    pub fn of(&self, gpu: &Gpu, parameters: &Memory, real: Real) -> Result<Rc<Copies>> {
+    pub fn of(&self, gpu: &Gpu, parameters: &Memory, real: Real) -> Result<Rc<HalfCopies>> {
         let wanted = addresses(parameters);
-        let found = |copies: &Rc<Copies>| copies.real == real && overlap(&copies.master, &wanted);
+        let found = |copies: &Rc<HalfCopies>| copies.real == real && overlap(&copies.master, &wanted);
         if let Some(copies) = self.alive().into_iter().find(found) {
             return Ok(copies);
         }
-        let copies = Rc::new(Copies::new(gpu, parameters, real)?);
+        let copies = Rc::new(HalfCopies::new(gpu, parameters, real)?);
         let mut all = self.copies.borrow_mut();
         all.retain(|copies| copies.strong_count() > 0);
         all.push(Rc::downgrade(&copies));
@@ -82,7 +82,7 @@ impl Halves {
     }
 
     /// Before a kernel reads copies: makes them right, or notes that what is captured reads them.
-    pub fn read(&self, copies: &Rc<Copies>, captures: bool) -> Result<()> {
+    pub fn read(&self, copies: &Rc<HalfCopies>, captures: bool) -> Result<()> {
         if !captures {
             let offered = self.offered.borrow().iter().any(|range| overlap(range, &copies.master));
             return copies.refresh(!offered);
@@ -95,7 +95,7 @@ impl Halves {
     }
 
     /// What was read since the last call by what was captured.
-    pub fn captured(&self) -> Vec<Rc<Copies>> {
+    pub fn captured(&self) -> Vec<Rc<HalfCopies>> {
         self.captured.take()
     }
 
@@ -109,7 +109,7 @@ impl Halves {
         self.stale_but(memory, None);
     }
 
-    fn stale_but(&self, memory: &Memory, updated: Option<&Rc<Copies>>) {
+    fn stale_but(&self, memory: &Memory, updated: Option<&Rc<HalfCopies>>) {
         if self.copies.borrow().is_empty() {
             return;
         }
@@ -122,7 +122,7 @@ impl Halves {
     }
 
     /// The update of these spans writes a copy of the parameters, if there is one.
-    pub fn update(&self, parameters: &Memory, spans: &[Span]) -> Option<Update> {
+    pub fn update(&self, parameters: &Memory, spans: &[Span]) -> Option<HalvesUpdate> {
         let all = addresses(parameters);
         let copies = self.alive().into_iter().find(|copies| overlap(&copies.master, &all))?;
         let before = copies.element(parameters);
@@ -132,17 +132,17 @@ impl Halves {
         copies.covered.set(None);
         let index = updates.len() - 1;
         drop(updates);
-        Some(Update { copies, index })
+        Some(HalvesUpdate { copies, index })
     }
 
     /// An update of these parameters has been enqueued. One that is only captured writes them and their copy alike
     /// whenever it runs.
-    pub fn updated(&self, parameters: &Memory, update: Option<&Update>, captures: bool) {
+    pub fn updated(&self, parameters: &Memory, update: Option<&HalvesUpdate>, captures: bool) {
         if captures {
             return;
         }
         self.stale_but(parameters, update.map(|update| &update.copies));
-        if let Some(Update { copies, index }) = update {
+        if let Some(HalvesUpdate { copies, index }) = update {
             if copies.fresh.get() {
                 copies.restart();
                 copies.kept.set(true);
@@ -152,24 +152,25 @@ impl Halves {
     }
 }
 
-impl Update {
+impl HalvesUpdate {
     /// The copy of these parameters, and `Half::type` of kernels/update.cuh.
     pub fn copy(&self, parameters: &Memory) -> (Memory, usize) {
         (self.copies.of(parameters), if self.copies.real == Real::BF16 { 1 } else { 2 })
     }
 }
 
-impl Copies {
-    fn new(gpu: &Gpu, parameters: &Memory, real: Real) -> Result<Copies> {
+impl HalfCopies {
+    fn new(gpu: &Gpu, parameters: &Memory, real: Real) -> Result<HalfCopies> {
         let master = allocation(parameters);
         let n = master.bytes() / 4;
         let half = allocate(&gpu.context, n * real.bytes())?;
         let arguments =
             [Argument::Memory(&master), Argument::Memory(&half), Argument::Long(n), Argument::Float(1.0)];
         // SAFETY: the kernel takes f32, halves, and how many of each there are: all of both memories.
-        let cast =
-            unsafe { Launch::new(gpu, &format!("cast_f32_{}", real.suffix()), gpu.blocks(n), &arguments) }?;
-        Ok(Copies {
+        let cast = unsafe {
+            KernelLaunch::new(gpu, &format!("cast_f32_{}", real.suffix()), gpu.blocks(n), &arguments)
+        }?;
+        Ok(HalfCopies {
             master: addresses(&master),
             real,
             half,

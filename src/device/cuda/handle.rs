@@ -10,7 +10,7 @@ use std::rc::Rc;
 use super::library::{Libraries, cuda, libraries};
 use super::sys::{
     self, CUDA_ERROR_NOT_READY, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle,
-    CUmodule, CUstream, Failed, Outcome,
+    CUmodule, CUstream, CudaResult, Failed,
 };
 use crate::device::Memory;
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ const JIT_ERROR_LOG: [c_int; 2] = [5, 6];
 const CAPTURE_THREAD_LOCAL: c_int = 1;
 
 /// A handle that cannot be freed has no caller to tell; what matters is said by the next call that fails.
-fn freed(outcome: Outcome) {
+fn freed(outcome: CudaResult) {
     if let Err(Failed { call, code, .. }) = outcome {
         log::debug!("{call} failed with code {code}");
     }
@@ -90,19 +90,19 @@ impl Drop for Context {
 }
 
 /// A queue of work on the GPU.
-pub struct Stream {
+pub struct CudaStream {
     pub context: Rc<Context>,
     raw: CUstream,
     /// Host memory that copies under way may read or write: it lives at least until they have ended.
     copied: RefCell<Vec<Memory>>,
 }
 
-impl Stream {
-    pub fn new(context: &Rc<Context>) -> Result<Rc<Stream>> {
+impl CudaStream {
+    pub fn new(context: &Rc<Context>) -> Result<Rc<CudaStream>> {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
         unsafe { context.libraries.driver.cuStreamCreate(&mut raw, STREAM_NON_BLOCKING) }?;
-        Ok(Rc::new(Stream { context: context.clone(), raw, copied: RefCell::default() }))
+        Ok(Rc::new(CudaStream { context: context.clone(), raw, copied: RefCell::default() }))
     }
 
     pub fn raw(&self) -> CUstream {
@@ -122,24 +122,24 @@ impl Stream {
     }
 
     /// Marks this point of the queue.
-    pub fn record(&self) -> Result<Event> {
+    pub fn record(&self) -> Result<CudaEvent> {
         self.record_with(EVENT_DISABLE_TIMING)
     }
 
-    /// The same with the time at which it is reached.
-    pub fn record_time(&self) -> Result<Event> {
+    /// An event that has the time at which it is reached.
+    pub fn record_time(&self) -> Result<CudaEvent> {
         self.record_with(0)
     }
 
-    fn record_with(&self, flags: c_uint) -> Result<Event> {
-        let event = Event::new(&self.context, flags)?;
+    fn record_with(&self, flags: c_uint) -> Result<CudaEvent> {
+        let event = CudaEvent::new(&self.context, flags)?;
         // SAFETY: event and stream are alive and of one context.
         unsafe { self.driver().cuEventRecord(event.raw, self.raw) }?;
         Ok(event)
     }
 
     /// Lets what is enqueued from now on wait for an event of any stream.
-    pub fn wait(&self, event: &Event) -> Result<()> {
+    pub fn wait(&self, event: &CudaEvent) -> Result<()> {
         // SAFETY: both are alive; the driver keeps what it needs of the event.
         Ok(unsafe { self.driver().cuStreamWaitEvent(self.raw, event.raw, 0) }?)
     }
@@ -263,7 +263,7 @@ impl Stream {
     }
 
     /// Records what `enqueue` enqueues, instead of running it, as one graph.
-    pub fn capture(self: &Rc<Stream>, enqueue: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    pub fn capture(self: &Rc<CudaStream>, enqueue: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
         // SAFETY: the stream is alive and not capturing.
         unsafe { self.driver().cuStreamBeginCapture_v2(self.raw, CAPTURE_THREAD_LOCAL) }?;
         let enqueued = enqueue();
@@ -277,7 +277,7 @@ impl Stream {
         let made = unsafe { self.driver().cuGraphInstantiateWithFlags(&mut raw, graph, 0) };
         destroy(self.driver(), graph);
         made?;
-        Ok(Graph { stream: self.clone(), raw })
+        Ok(CudaGraph { stream: self.clone(), raw })
     }
 }
 
@@ -288,7 +288,7 @@ fn destroy(driver: &sys::Driver, graph: CUgraph) {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         // Destroying a stream waits for nothing, and the host memory of its copies is freed after this. (The context
         // must not keep it: that memory holds the context, and neither would ever be freed.) Where waiting fails the
@@ -302,27 +302,27 @@ impl Drop for Stream {
 }
 
 /// A point in a stream.
-pub struct Event {
+pub struct CudaEvent {
     context: Rc<Context>,
     raw: CUevent,
     timed: bool,
 }
 
-impl Event {
+impl CudaEvent {
     /// To be recorded: it stands for that point from then on. One without a time may be one that is not in use any
     /// more.
-    fn new(context: &Rc<Context>, flags: c_uint) -> Result<Event> {
+    fn new(context: &Rc<Context>, flags: c_uint) -> Result<CudaEvent> {
         let spare = || context.events.borrow_mut().pop();
         let mut raw = (flags == EVENT_DISABLE_TIMING).then(spare).flatten().unwrap_or(ptr::null_mut());
         if raw.is_null() {
             // SAFETY: the out-parameter is alive during the call; the context is current.
             unsafe { context.libraries.driver.cuEventCreate(&mut raw, flags) }?;
         }
-        Ok(Event { context: context.clone(), raw, timed: flags != EVENT_DISABLE_TIMING })
+        Ok(CudaEvent { context: context.clone(), raw, timed: flags != EVENT_DISABLE_TIMING })
     }
 
     /// Seconds since another; both have been reached, and recorded with their times.
-    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+    pub fn seconds_since(&self, earlier: &CudaEvent) -> Result<f64> {
         let mut milliseconds = 0.0;
         // SAFETY: both events are alive, the out-parameter during the call.
         unsafe {
@@ -342,7 +342,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     /// Streams that were told to wait for it wait for the point that it marked then, whatever it marks later.
     fn drop(&mut self) {
         match self.timed {
@@ -354,19 +354,19 @@ impl Drop for Event {
 }
 
 /// Launches the whole of what was captured at once.
-pub struct Graph {
-    stream: Rc<Stream>,
+pub struct CudaGraph {
+    stream: Rc<CudaStream>,
     raw: CUgraphExec,
 }
 
-impl Graph {
+impl CudaGraph {
     pub fn launch(&self) -> Result<()> {
         // SAFETY: both are alive. What the graph's nodes point to is kept alive by who captured it.
         Ok(unsafe { self.stream.driver().cuGraphLaunch(self.raw, self.stream.raw) }?)
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         // SAFETY: made by `capture`, destroyed once.
         freed(unsafe { self.stream.driver().cuGraphExecDestroy(self.raw) });

@@ -4,20 +4,20 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::gpu::{Argument, Gpu, Launch};
-use super::handle::{Stream, open};
+use super::gpu::{Argument, Gpu, KernelLaunch};
+use super::handle::{CudaStream, open};
 use super::{is_reached, mark};
-use crate::device::{Event, Memory, PeerMemory};
+use crate::device::{DeviceEvent, Memory, PeerMemory};
 use crate::error::{Error, Result};
 
 /// `PARTS` of kernels/parts.cu: more ranks a node are not served.
 const PARTS: usize = 8;
 
-/// The same memory of every rank of a node.
+/// The memory of every rank of a node, for all of them to reach.
 pub struct IpcMemory {
     gpu: Rc<Gpu>,
     /// Where sums run, beside what the GPU computes.
-    stream: Rc<Stream>,
+    stream: Rc<CudaStream>,
     parts: Vec<Memory>,
     own: usize,
 }
@@ -41,7 +41,7 @@ impl IpcMemory {
             }
         };
         let parts = offers.iter().enumerate().map(part).collect::<Result<_>>()?;
-        Ok(IpcMemory { gpu: gpu.clone(), stream: Stream::new(&gpu.context)?, parts, own })
+        Ok(IpcMemory { gpu: gpu.clone(), stream: CudaStream::new(&gpu.context)?, parts, own })
     }
 
     fn mask(ranks: &[usize]) -> Argument<'static> {
@@ -62,7 +62,8 @@ impl PeerMemory for IpcMemory {
         arguments.resize(PARTS, Argument::Null);
         arguments.extend([IpcMemory::mask(of), IpcMemory::mask(to), Argument::Long(elements)]);
         // SAFETY: the arguments are the kernel's, and so many elements lie at each pointer that a mask names.
-        let launch = unsafe { Launch::new(&self.gpu, "add_parts", self.gpu.blocks(elements), &arguments) }?;
+        let launch =
+            unsafe { KernelLaunch::new(&self.gpu, "add_parts", self.gpu.blocks(elements), &arguments) }?;
         launch.run(&self.stream)
     }
 
@@ -79,11 +80,11 @@ impl PeerMemory for IpcMemory {
         unsafe { self.stream.upload_later(host, &own) }
     }
 
-    fn record(&self) -> Result<Event> {
+    fn record(&self) -> Result<DeviceEvent> {
         mark(&self.stream)
     }
 
-    fn reached(&self, event: &Event) -> Result<bool> {
+    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
         is_reached(event)
     }
 }

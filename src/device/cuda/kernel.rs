@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::rc::Rc;
 
-use super::gpu::{Argument, BLOCK, Gpu, Launch};
+use super::gpu::{Argument, BLOCK, Gpu, KernelLaunch};
 use super::handle::allocate;
 use super::layout::Real;
 use super::narrow::Gradient;
@@ -185,12 +185,12 @@ impl Operands<'_> {
     pub fn launch(&mut self, name: &str, grid: [u32; 3], arguments: &[Argument]) -> Result<()> {
         // SAFETY: the families of kernels write their arguments after the table, tests run every one of them, and their
         // memory was checked against the layouts by `bind`.
-        let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
+        let launch = unsafe { KernelLaunch::new(self.gpu, name, grid, arguments) }?;
         self.add(launch);
         Ok(())
     }
 
-    /// The same with blocks of another shape.
+    /// Adds a launch with blocks of another shape.
     pub fn launch_in(
         &mut self,
         block: [u32; 2],
@@ -199,12 +199,12 @@ impl Operands<'_> {
         arguments: &[Argument],
     ) -> Result<()> {
         // SAFETY: as in `launch`.
-        let launch = unsafe { Launch::new(self.gpu, name, grid, arguments) }?;
+        let launch = unsafe { KernelLaunch::new(self.gpu, name, grid, arguments) }?;
         self.add(launch.in_blocks(block));
         Ok(())
     }
 
-    /// The same for a kernel that strides over `n` elements of a type, which its name ends with.
+    /// Adds a launch of a kernel that strides over `n` elements of a type, which its name ends with.
     pub fn each(&mut self, name: &str, real: Real, n: usize, arguments: &[Argument]) -> Result<()> {
         match n {
             0 => Ok(()),
@@ -212,7 +212,7 @@ impl Operands<'_> {
         }
     }
 
-    fn add(&mut self, launch: Launch) {
+    fn add(&mut self, launch: KernelLaunch) {
         let stream = self.gpu.stream.clone();
         self.push(move || launch.run(&stream));
     }
@@ -259,7 +259,7 @@ impl Operands<'_> {
             Argument::Float(1.0),
         ];
         // SAFETY: as in `launch`; there are as many halves as numbers.
-        let cast = unsafe { Launch::new(self.gpu, &name, self.gpu.blocks(n), &arguments) }?;
+        let cast = unsafe { KernelLaunch::new(self.gpu, &name, self.gpu.blocks(n), &arguments) }?;
         let gpu = self.gpu.clone();
         self.push(move || if gpu.narrow.waits(&gradient) { Ok(()) } else { cast.run(&gpu.stream) });
         Ok(())
@@ -281,7 +281,7 @@ impl Operands<'_> {
         Ok(Box::new(CudaStep { gpu: gpu.clone(), touched: None, work }))
     }
 
-    /// The same for work that reads no scalars of a step.
+    /// Work that reads no scalars of a step.
     pub fn work(
         gpu: &Rc<Gpu>,
         workspace: &Memory,

@@ -31,7 +31,7 @@ const REMEDY: &str = "Load your site's CUDA and cuDNN modules, or `pip install n
 const CUDA_MAJOR: c_int = 12;
 
 /// The driver library, as far as is asked of it before a GPU is chosen.
-pub struct Cuda {
+pub struct DriverLibrary {
     pub probe: Probe,
     /// The newest CUDA the driver supports, as (major, minor); (0, 0) where it does not say.
     pub version: (i32, i32),
@@ -44,7 +44,7 @@ pub struct Libraries {
     pub driver: Driver,
     pub blas: Blas,
     pub dnn: Dnn,
-    pub found: Found,
+    pub found: CudaInfo,
     dnn_text: sys::DnnText,
     // The functions live as long as these do.
     _libraries: Vec<Library>,
@@ -52,7 +52,7 @@ pub struct Libraries {
 
 /// Which libraries were found, for `dltrain info` and the record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct CudaInfo {
     /// (major, minor)
     pub driver: (i32, i32),
     /// "9.21.0"
@@ -68,8 +68,8 @@ pub struct Found {
 }
 
 /// The process's driver, loaded by the first call; the reason where there is none.
-pub fn cuda() -> std::result::Result<&'static Cuda, String> {
-    static CUDA: OnceLock<std::result::Result<Cuda, String>> = OnceLock::new();
+pub fn cuda() -> std::result::Result<&'static DriverLibrary, String> {
+    static CUDA: OnceLock<std::result::Result<DriverLibrary, String>> = OnceLock::new();
     CUDA.get_or_init(open_driver).as_ref().map_err(Clone::clone)
 }
 
@@ -136,7 +136,7 @@ pub fn beside_driver(name: &str) -> Option<(Library, PathBuf)> {
     places.into_iter().find_map(|place| Some((open_at(&place).ok()?, place)))
 }
 
-fn open_driver() -> std::result::Result<Cuda, String> {
+fn open_driver() -> std::result::Result<DriverLibrary, String> {
     let (library, _) =
         beside_driver(DRIVER).ok_or_else(|| format!("no CUDA driver library ({DRIVER}) on this machine"))?;
     // SAFETY: the type is that of the driver's reference; one out-parameter, alive during the call.
@@ -152,7 +152,7 @@ fn open_driver() -> std::result::Result<Cuda, String> {
     let probe = unsafe { Probe::load(&library) }.map_err(lacks)?;
     // SAFETY: the type is that of the driver's reference.
     let text = unsafe { library.get::<sys::ErrorText>(b"cuGetErrorString\0") }.ok().map(|symbol| *symbol);
-    Ok(Cuda { probe, version, text, library })
+    Ok(DriverLibrary { probe, version, text, library })
 }
 
 fn lacks(name: &str) -> String {
@@ -203,7 +203,7 @@ fn open() -> Result<Libraries> {
         .map_err(|_| incomplete(&cudnn_path, "cudnnGetErrorString"))?;
     kept.extend([blas_library, dnn_library]);
     let found =
-        Found { driver: cuda.version, cudnn, cudnn_path, cublas: built_for, cublas_path, nvrtc: compiler };
+        CudaInfo { driver: cuda.version, cudnn, cudnn_path, cublas: built_for, cublas_path, nvrtc: compiler };
     Ok(Libraries { driver, blas, dnn, found, dnn_text, _libraries: kept })
 }
 
@@ -216,7 +216,7 @@ fn nvrtc_version(library: &Library) -> (c_int, c_int) {
     if matches!(code, Ok(0)) { (major, minor) } else { (0, 0) }
 }
 
-impl Found {
+impl CudaInfo {
     /// What a choice among cuDNN's engines holds for: with another of these another may be faster, or there at all.
     pub fn versions(&self) -> String {
         let (major, minor) = self.driver;

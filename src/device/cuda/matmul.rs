@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::blas::{Batch, Matrix};
+use super::blas::{GemmBatch, Matrix};
 use super::gpu::{Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands};
 use super::layout::{Real, input, output, plain, plain_in};
@@ -40,7 +40,7 @@ pub fn matmul(gpu: &Rc<Gpu>, request: &KernelRequest, of: MatMul) -> Result<Cuda
                 &a,
                 &b,
                 &matrix(&y, [rows, columns], false),
-                Batch { count, scale: of.scale },
+                GemmBatch { count, scale: of.scale },
             )
         });
         Ok(())

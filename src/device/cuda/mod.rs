@@ -51,23 +51,23 @@ use std::rc::Rc;
 use self::handle::Registered;
 use self::kernel::CudaKernel;
 use super::{
-    CodecSetup, Device, DeviceCodec, Event, Group, Kernel, KernelRequest, Layout, Memory, PeerMemory, Rule,
-    Scalars, Span, Squares, Step, Usage,
+    CodecSetup, Device, DeviceCodec, DeviceEvent, DeviceGroup, Kernel, KernelRequest, Layout, Memory,
+    PeerMemory, Rule, Scalars, Span, Squares, Step, Usage, not_lowered,
 };
 use crate::config::environment;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Joint, Op, OpFusions, Spec};
+use crate::graph::{BackwardOp, DType, FusedOp, Joint, Op, OpFusions, Spec};
 
-pub use library::{Found, has_driver, looked_in};
+pub use library::{CudaInfo, has_driver, looked_in};
 pub use nccl::found as nccl_found;
 pub use nvml::found as nvml_found;
-pub use probe::{Driver, Gpu, probe};
+pub use probe::{Driver, GpuInfo, probe};
 
 /// The libraries that `--device cuda` would use.
 ///
 /// # Errors
 /// `Environment`: what is missing or too old, where it was looked for, and the remedy.
-pub fn found() -> Result<Found> {
+pub fn found() -> Result<CudaInfo> {
     Ok(library::libraries()?.found.clone())
 }
 
@@ -89,7 +89,7 @@ impl Cuda {
     /// `Environment` where a library is missing or too old, or memory lacks; `Foreign` where the GPU cannot be used.
     pub fn new(ordinal: usize, tf32: bool, sharers: usize) -> Result<Cuda> {
         let gpu = gpu::Gpu::new(ordinal, tf32)?;
-        let meter = nvml::Meter::start(&gpu.place);
+        let meter = nvml::Meter::start(&gpu.info.identity);
         let meter = meter.inspect_err(|why| log::info!("no figures of the GPU's use: {why}")).ok();
         Ok(Cuda { gpu, sharers, locked: RefCell::default(), meter })
     }
@@ -99,46 +99,22 @@ impl Cuda {
         match *request.op {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
             Op::Conv2d(conv) => conv::forward_pass(gpu, request, &conv),
-            Op::Conv2dMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
-            Op::Conv2dNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
-            Op::Conv2dBackwardDataNorm(conv, norm) => normalised::backward_data(gpu, request, &conv, norm),
-            Op::Conv2dBackwardData(conv) | Op::Conv2dBackwardDataRelu(conv) => {
-                conv::backward_data(gpu, request, &conv)
-            }
-            Op::Conv2dBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
-            Op::Conv2dBackwardWeights(conv) | Op::Conv2dNormalisedBackwardWeights(conv) => {
-                conv::backward_weights(gpu, request, &conv)
-            }
+            Op::Conv2dBackwardData(conv) => conv::backward_data(gpu, request, &conv),
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
-            Op::LinearBackwardData { .. } => linear::backward_data(gpu, request),
-            Op::LinearBackwardWeights { .. } => linear::backward_weights(gpu, request),
             Op::BatchNormMoments => norm::moments(gpu, request),
             Op::AllToAll { .. } => simple::exchange(gpu, request, 1),
             Op::Exchange { ranks, .. } => simple::exchange(gpu, request, ranks),
             Op::BatchNorm(norm) => norm::training(gpu, request, norm),
             Op::BatchNormInference(norm) => norm::given_statistics(gpu, request, norm),
-            Op::BatchNormScale(norm) => norm::scale(gpu, request, norm),
-            Op::BatchNormSums(norm) => norm::sums(gpu, request, norm),
-            Op::BatchNormBackward(norm) if norm.given => norm::backward_of_sums(gpu, request, norm),
-            Op::BatchNormBackward(norm) => norm::backward(gpu, request, norm),
             Op::LocalResponseNorm(norm) => norm::local_response(gpu, request, norm),
-            Op::LocalResponseNormBackward(norm) => norm::local_response_backward(gpu, request, norm),
             Op::LayerNorm { epsilon, .. } => layer_norm::forward_pass(gpu, request, epsilon),
-            Op::LayerNormBackward { epsilon, affine } => layer_norm::backward(gpu, request, epsilon, affine),
             Op::MatMul(of) => matmul::matmul(gpu, request, of),
             Op::Softmax => matmul::softmax(gpu, request),
-            Op::SoftmaxBackward => matmul::softmax_backward(gpu, request),
             Op::Activation(of) => simple::activation(gpu, request, of),
-            Op::ActivationBackward(of) => simple::activation_backward(gpu, request, of),
             Op::MaxPool(pool) => pool::max(gpu, request, &pool),
-            Op::MaxPoolBackward(pool) => pool::max_backward(gpu, request, &pool),
             Op::AvgPool(pool) => pool::average(gpu, request, &pool),
-            Op::AvgPoolBackward(pool) => pool::average_backward(gpu, request, &pool),
             Op::AdaptiveAvgPool => pool::adaptive(gpu, request),
-            Op::AdaptiveAvgPoolBackward => pool::adaptive_backward(gpu, request),
-            Op::Dropout { p, layer, whole } | Op::DropoutBackward { p, layer, whole } => {
-                simple::dropout(gpu, request, p, layer, whole)
-            }
+            Op::Dropout { p, layer, whole } => simple::dropout(gpu, request, p, layer, whole),
             Op::Binary(of) => broadcast::binary(gpu, request, of),
             Op::Sum { scale } => broadcast::sum(gpu, request, scale),
             Op::Expand { scale } => broadcast::expand(gpu, request, scale),
@@ -146,23 +122,54 @@ impl Cuda {
             Op::Concat { axis } => simple::concat(gpu, request, axis),
             Op::Slice { axis, from } => simple::slice(gpu, request, axis, from),
             Op::Pad { axis, before } => simple::pad(gpu, request, axis, before),
-            Op::AddSlice { axis, from } => simple::add_slice(gpu, request, axis, from),
             Op::Trade(_) => simple::trade(gpu, request),
-            Op::Halo(_) | Op::HaloBackward(_) => {
-                Err(Error::internal(format!("{} is made of other ops before it runs", request.op.name())))
-            }
+            Op::Halo(_) => Err(not_lowered(request.op)),
             Op::Permute(order) => broadcast::permute(gpu, request, &order),
             Op::Add { relu } => simple::add(gpu, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
-            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
+            Op::Backward(op) => self.backward(request, op),
+            Op::Fused(op) => self.fused(request, op),
+        }
+    }
+
+    fn backward(&self, request: &KernelRequest, op: BackwardOp) -> Result<CudaKernel> {
+        let gpu = &self.gpu;
+        match op {
+            BackwardOp::Conv2dWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            BackwardOp::LinearData { .. } => linear::backward_data(gpu, request),
+            BackwardOp::LinearWeights { .. } => linear::backward_weights(gpu, request),
+            BackwardOp::BatchNormSums(norm) => norm::sums(gpu, request, norm),
+            BackwardOp::BatchNorm(norm) if norm.given => norm::backward_of_sums(gpu, request, norm),
+            BackwardOp::BatchNorm(norm) => norm::backward(gpu, request, norm),
+            BackwardOp::LocalResponseNorm(norm) => norm::local_response_backward(gpu, request, norm),
+            BackwardOp::LayerNorm { epsilon, affine } => layer_norm::backward(gpu, request, epsilon, affine),
+            BackwardOp::Softmax => matmul::softmax_backward(gpu, request),
+            BackwardOp::Activation(of) => simple::activation_backward(gpu, request, of),
+            BackwardOp::MaxPool(pool) => pool::max_backward(gpu, request, &pool),
+            BackwardOp::AvgPool(pool) => pool::average_backward(gpu, request, &pool),
+            BackwardOp::AdaptiveAvgPool => pool::adaptive_backward(gpu, request),
+            BackwardOp::Dropout { p, layer, whole } => simple::dropout(gpu, request, p, layer, whole),
+            BackwardOp::AddSlice { axis, from } => simple::add_slice(gpu, request, axis, from),
+            BackwardOp::Halo(_) => Err(not_lowered(request.op)),
+            BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
                 simple::loss_backward(gpu, request, smoothing, weight)
             }
         }
     }
 
-    /// "NVIDIA H200".
-    pub fn gpu_name(&self) -> &str {
-        &self.gpu.name
+    fn fused(&self, request: &KernelRequest, op: FusedOp) -> Result<CudaKernel> {
+        let gpu = &self.gpu;
+        match op {
+            FusedOp::Conv2dMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
+            FusedOp::Conv2dNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
+            FusedOp::Conv2dBackwardDataNorm(conv, norm) => {
+                normalised::backward_data(gpu, request, &conv, norm)
+            }
+            FusedOp::Conv2dBackwardDataRelu(conv) => conv::backward_data(gpu, request, &conv),
+            FusedOp::Conv2dBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
+            FusedOp::Conv2dNormalisedBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            FusedOp::BatchNormScale(norm) => norm::scale(gpu, request, norm),
+        }
     }
 
     /// What a large product and a large copy reach: FLOP/s and bytes/s, read and written.
@@ -185,8 +192,8 @@ impl Device for Cuda {
         const HALVES: &[DType] = &[DType::F16, DType::BF16];
         const WITH_TF32: &[DType] = &[DType::F16, DType::BF16, DType::F32];
         let moments = if self.gpu.tf32 { WITH_TF32 } else { HALVES };
-        match dnn::Fusion::wanted() {
-            dnn::Fusion::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
+        match dnn::Epilogue::wanted() {
+            dnn::Epilogue::Never => OpFusions { addition: true, mask: true, ..OpFusions::default() },
             _ => OpFusions { addition: true, mask: true, relu_backward: true, gradient_sums: true, moments },
         }
     }
@@ -204,8 +211,9 @@ impl Device for Cuda {
     }
 
     fn describe(&self) -> String {
-        let (Found { driver, cudnn, cublas, .. }, (major, minor)) = (self.gpu.found(), self.gpu.capability);
-        let name = &self.gpu.name;
+        let (CudaInfo { driver, cudnn, cublas, .. }, (major, minor)) =
+            (self.gpu.found(), self.gpu.info.compute_capability);
+        let name = &self.gpu.info.name;
         format!(
             "{name} (sm_{major}{minor}), cuDNN {cudnn}, cuBLAS {cublas}, driver for CUDA {}.{}",
             driver.0, driver.1
@@ -310,11 +318,11 @@ impl Device for Cuda {
         self.gpu.stream.zero(memory)
     }
 
-    fn record(&self) -> Result<Event> {
+    fn record(&self) -> Result<DeviceEvent> {
         mark(&self.gpu.stream)
     }
 
-    fn reached(&self, event: &Event) -> Result<bool> {
+    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
         is_reached(event)
     }
 
@@ -336,16 +344,16 @@ impl Device for Cuda {
         Ok(memory)
     }
 
-    fn copy_to_host_after(&self, from: &Memory, to: &Memory, after: &Event) -> Result<Event> {
-        let leaving = &self.gpu.leaving;
+    fn copy_to_host_after(&self, from: &Memory, to: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
+        let leaving = &self.gpu.copies.leaving;
         event_of(after).map_or(Ok(()), |after| leaving.wait(after))?;
         // SAFETY: `to` is host memory that the caller leaves alone until the event.
         unsafe { leaving.download_later(from, to) }?;
         mark(leaving)
     }
 
-    fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<Event> {
-        let coming = &self.gpu.coming;
+    fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<DeviceEvent> {
+        let coming = &self.gpu.copies.coming;
         self.gpu.halves.written(to);
         // SAFETY: host memory; who writes to it next comes behind the event.
         unsafe { coming.upload_later(from, to) }?;
@@ -358,8 +366,8 @@ impl Device for Cuda {
         unsafe { self.gpu.stream.upload_later(from, to) }
     }
 
-    fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &Event) -> Result<Event> {
-        let inputs = &self.gpu.inputs;
+    fn copy_to_device_after(&self, host: &Memory, to: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
+        let inputs = &self.gpu.copies.inputs;
         self.gpu.halves.written(to);
         event_of(after).map_or(Ok(()), |after| inputs.wait(after))?;
         // SAFETY: host memory, which the caller leaves alone until the event.
@@ -367,7 +375,7 @@ impl Device for Cuda {
         mark(inputs)
     }
 
-    fn wait_event(&self, event: &Event) -> Result<()> {
+    fn wait_event(&self, event: &DeviceEvent) -> Result<()> {
         event_of(event).map_or(Ok(()), |event| self.gpu.stream.wait(event))
     }
 
@@ -426,31 +434,31 @@ impl Device for Cuda {
         nccl::unique_id()
     }
 
-    fn join_group(&self, invitation: &[u8], rank: usize, ranks: usize) -> Result<Box<dyn Group>> {
-        Ok(Box::new(nccl::Communicator::join(&self.gpu, invitation, rank, ranks)?))
+    fn join_group(&self, invitation: &[u8], rank: usize, ranks: usize) -> Result<Box<dyn DeviceGroup>> {
+        Ok(Box::new(nccl::NcclCommunicator::join(&self.gpu, invitation, rank, ranks)?))
     }
 }
 
 /// This device's event, if it is one.
-fn event_of(event: &Event) -> Option<&handle::Event> {
+fn event_of(event: &DeviceEvent) -> Option<&handle::CudaEvent> {
     event.0.as_ref().and_then(|event| event.downcast_ref())
 }
 
 /// Marks the point behind what is in a stream.
-fn mark(stream: &handle::Stream) -> Result<Event> {
-    Ok(Event(Some(Box::new(stream.record()?))))
+fn mark(stream: &handle::CudaStream) -> Result<DeviceEvent> {
+    Ok(DeviceEvent(Some(Box::new(stream.record()?))))
 }
 
-fn is_reached(event: &Event) -> Result<bool> {
-    event_of(event).map_or(Ok(true), handle::Event::reached)
+fn is_reached(event: &DeviceEvent) -> Result<bool> {
+    event_of(event).map_or(Ok(true), handle::CudaEvent::reached)
 }
 
 /// Steps that run as one graph.
 struct Captured {
     gpu: Rc<gpu::Gpu>,
-    graph: handle::Graph,
+    graph: handle::CudaGraph,
     /// Copies that its kernels read.
-    halves: Vec<Rc<halves::Copies>>,
+    halves: Vec<Rc<halves::HalfCopies>>,
     /// What its kernels read besides the memory of the steps.
     _table: Option<Memory>,
 }

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use super::gpu::{Argument, Gpu, Launch};
+use super::gpu::{Argument, Gpu, KernelLaunch};
 use super::handle::{address, allocate};
 use super::layout::Real;
 use crate::device::Memory;
@@ -124,7 +124,7 @@ impl Narrow {
         let name = format!("widen_{}", first.real.suffix());
         // SAFETY: each row names a part of halves and of the gradient that they are of, from the first of either on;
         // whoever captured keeps both and the table.
-        let launch = unsafe { Launch::new(gpu, &name, [count as u32, 1, 1], &arguments) }?;
+        let launch = unsafe { KernelLaunch::new(gpu, &name, [count as u32, 1, 1], &arguments) }?;
         launch.run(&gpu.stream)
     }
 

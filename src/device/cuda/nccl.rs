@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libloading::Library;
 
 use super::gpu::Gpu;
-use super::handle::{Stream, address};
+use super::handle::{CudaStream, address};
 use super::library::{file_of, first, listed, places};
 use super::sys::{
-    self, CudaLibrary, DnnText, Failed, Nccl, NcclComm, NcclConfig, NcclLastError, NcclUniqueId, Outcome,
+    self, CudaLibrary, CudaResult, DnnText, Failed, Nccl, NcclComm, NcclConfig, NcclLastError, NcclUniqueId,
 };
 use super::{is_reached, mark};
-use crate::device::{Event, Group, Memory};
+use crate::device::{DeviceEvent, DeviceGroup, Memory};
 use crate::error::{Error, Result};
 
 const NCCL: &str = "libnccl.so.2";
@@ -120,11 +120,11 @@ fn explained(failed: Failed, comm: NcclComm) -> Error {
 }
 
 /// This rank's part of a communicator of all ranks.
-pub struct Communicator {
+pub struct NcclCommunicator {
     loaded: &'static Loaded,
     gpu: Rc<Gpu>,
     /// Where sums run, beside what the GPU computes.
-    stream: Rc<Stream>,
+    stream: Rc<CudaStream>,
     /// Null when it has been freed. NCCL's own thread writes to it while ranks join.
     raw: Box<AtomicPtr<c_void>>,
     /// What was asked for last.
@@ -133,13 +133,13 @@ pub struct Communicator {
     quiet: bool,
 }
 
-impl Communicator {
+impl NcclCommunicator {
     /// Begins to join.
-    pub fn join(gpu: &Rc<Gpu>, id: &[u8], rank: usize, ranks: usize) -> Result<Communicator> {
-        let mut joined = Communicator {
+    pub fn join(gpu: &Rc<Gpu>, id: &[u8], rank: usize, ranks: usize) -> Result<NcclCommunicator> {
+        let mut joined = NcclCommunicator {
             loaded: loaded()?,
             gpu: gpu.clone(),
-            stream: Stream::new(&gpu.context)?,
+            stream: CudaStream::new(&gpu.context)?,
             raw: Box::new(AtomicPtr::new(ptr::null_mut())),
             call: "",
             quiet: false,
@@ -161,7 +161,7 @@ impl Communicator {
     }
 
     /// A call was made, and is done or under way.
-    fn begun(&mut self, call: &'static str, outcome: Outcome) -> Result<()> {
+    fn begun(&mut self, call: &'static str, outcome: CudaResult) -> Result<()> {
         self.call = call;
         match outcome {
             Ok(()) | Err(Failed { code: IN_PROGRESS, .. }) => Ok(()),
@@ -199,7 +199,7 @@ impl Communicator {
     }
 }
 
-impl Group for Communicator {
+impl DeviceGroup for NcclCommunicator {
     fn ready(&mut self) -> Result<bool> {
         let (comm, mut code) = (self.alive()?, 0);
         // SAFETY: the communicator is alive, and the out-parameter during the call.
@@ -228,11 +228,11 @@ impl Group for Communicator {
         self.begun("ncclAllReduce", begun)
     }
 
-    fn record(&self) -> Result<Event> {
+    fn record(&self) -> Result<DeviceEvent> {
         mark(&self.stream)
     }
 
-    fn reached(&self, event: &Event) -> Result<bool> {
+    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
         is_reached(event)
     }
 
@@ -244,7 +244,7 @@ impl Group for Communicator {
     }
 }
 
-impl Drop for Communicator {
+impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         self.free();
     }

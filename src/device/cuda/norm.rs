@@ -67,15 +67,15 @@ pub fn join_columns(
 
 /// What every kernel of a normalisation knows of its images.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub struct NormShape {
     real: Real,
     rows: usize,
     channels: usize,
     parts: usize,
 }
 
-impl Shape {
-    pub fn of(spec: &Spec) -> Result<Shape> {
+impl NormShape {
+    pub fn of(spec: &Spec) -> Result<NormShape> {
         let ([n, channels, h, w], real) = (image(spec)?, Real::of(spec.dtype)?);
         let rows = n * h * w;
         if i32::try_from(rows).is_err() {
@@ -84,7 +84,7 @@ impl Shape {
                 spec.shape
             )));
         }
-        Ok(Shape { real, rows, channels, parts: column_parts(rows, channels) })
+        Ok(NormShape { real, rows, channels, parts: column_parts(rows, channels) })
     }
 
     fn elements(&self) -> usize {
@@ -159,7 +159,7 @@ impl Shape {
         operands: &mut Operands,
         norm: &BatchNorm,
         [x, w, b]: [&Bytes; 3],
-        statistics: &Statistics,
+        statistics: &StatisticsSource,
         [z, kept]: [Option<&Bytes>; 2],
         y: &Bytes,
     ) -> Result<()> {
@@ -261,7 +261,7 @@ impl Shape {
 }
 
 /// What a normalisation is made with.
-enum Statistics<'a> {
+enum StatisticsSource<'a> {
     /// Mean and variance.
     Given([&'a Bytes; 2]),
     /// The moments of so many ranks, of which mean and variance are made, or with 0 of them what is `summed`; running
@@ -269,11 +269,11 @@ enum Statistics<'a> {
     Moments { moments: &'a Bytes, ranks: usize, found: [&'a Bytes; 2], running: [&'a Bytes; 4] },
 }
 
-impl<'a> Statistics<'a> {
+impl<'a> StatisticsSource<'a> {
     fn arguments(&self, norm: &BatchNorm) -> Vec<Argument<'a>> {
         let (from, found, running) = match *self {
-            Statistics::Given(found) => ([Null, Int(0)], found, [Null; 4]),
-            Statistics::Moments { moments, ranks, found, running } => {
+            StatisticsSource::Given(found) => ([Null, Int(0)], found, [Null; 4]),
+            StatisticsSource::Moments { moments, ranks, found, running } => {
                 ([Memory(moments), Int(ranks)], found, running.map(Memory))
             }
         };
@@ -307,7 +307,7 @@ impl<'a> Given<'a> {
 }
 
 /// The layouts of a request's inputs and outputs: images channels last, what is one number a channel plain.
-fn layouts(request: &KernelRequest, shape: Shape, norm: Option<BatchNorm>) -> (Vec<Layout>, Vec<Layout>) {
+fn layouts(request: &KernelRequest, shape: NormShape, norm: Option<BatchNorm>) -> (Vec<Layout>, Vec<Layout>) {
     let layout = |spec: &Spec| match (spec.dtype, spec.shape.rank()) {
         (DType::Saved, _) if norm.is_some_and(|norm| norm.add) => saved(spec, "mask", shape.mask()),
         (DType::Saved, _) => saved(spec, "b", 4 * shape.channels),
@@ -325,7 +325,7 @@ fn layouts(request: &KernelRequest, shape: Shape, norm: Option<BatchNorm>) -> (V
 fn kernel(
     gpu: &Rc<Gpu>,
     request: &KernelRequest,
-    (shape, norm): (Shape, Option<BatchNorm>),
+    (shape, norm): (NormShape, Option<BatchNorm>),
     workspace: usize,
     bind: impl Fn(&mut Operands, &[Bytes], &[Bytes]) -> Result<()> + 'static,
 ) -> CudaKernel {
@@ -346,7 +346,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
     })
 }
 
-/// The same → scale (2,C) in the place of y.
+/// `Op::BatchNorm` with scale (2,C) in the place of y.
 pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
     let name = format!("batch_norm_scale_{}", Real::of(output(request, 0)?.dtype)?.suffix());
     with_moments(gpu, request, norm, move |shape, operands, statistics, i, o| {
@@ -362,9 +362,9 @@ fn with_moments(
     gpu: &Rc<Gpu>,
     request: &KernelRequest,
     norm: BatchNorm,
-    then: impl Fn(&Shape, &mut Operands, &Statistics, &[Bytes], &[Bytes]) -> Result<()> + 'static,
+    then: impl Fn(&NormShape, &mut Operands, &StatisticsSource, &[Bytes], &[Bytes]) -> Result<()> + 'static,
 ) -> Result<CudaKernel> {
-    let shape = Shape::of(&input(request, 0)?.0)?;
+    let shape = NormShape::of(&input(request, 0)?.0)?;
     let given = request.inputs.last().filter(|_| norm.given);
     let ranks = given.map_or(1, |(spec, lies)| match lies {
         Some(lies) if lies.handle::<Summed>().is_some() => 0,
@@ -382,15 +382,15 @@ fn with_moments(
             }
         };
         let (found, running) = ([&o[1], &o[2]], [&i[3], &i[4], &o[3], &o[4]]);
-        then(&shape, operands, &Statistics::Moments { moments, ranks, found, running }, i, o)
+        then(&shape, operands, &StatisticsSource::Moments { moments, ranks, found, running }, i, o)
     }))
 }
 
 /// x, w, b, mean, variance, z? → y, saved?
 pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
-    let shape = Shape::of(output(request, 0)?)?;
+    let shape = NormShape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
-        let statistics = Statistics::Given([&i[3], &i[4]]);
+        let statistics = StatisticsSource::Given([&i[3], &i[4]]);
         shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], &statistics, [i.get(5), o.get(1)], &o[0])
     }))
 }
@@ -398,7 +398,7 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm)
 /// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved or y → dz, dw, db,
 /// dx.
 pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
-    let shape = Shape::of(output(request, 0)?)?;
+    let shape = NormShape::of(output(request, 0)?)?;
     let masked = norm.add && input(request, 5)?.0.dtype == DType::Saved;
     let kernel = kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
         let sums = operands.scratch(shape.pair());
@@ -426,7 +426,7 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
 
 /// x → moments
 pub fn moments(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
-    let shape = Shape::of(&input(request, 0)?.0)?;
+    let shape = NormShape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, (shape, None), shape.workspace(), move |operands, i, o| {
         shape.moments(operands, &i[0], &o[0], false)
     }))
@@ -451,7 +451,7 @@ pub fn moments_of_sums(
 
 /// dy, x, w, b, mean, variance → sums, dw, db
 pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
-    let shape = Shape::of(&input(request, 0)?.0)?;
+    let shape = NormShape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
         shape.sums(operands, &norm, &Given::with_b(i), &o[0], [&o[1], &o[2]], None)
     }))
@@ -459,7 +459,7 @@ pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<C
 
 /// dy, x, w, b, mean, variance, sums of all ranks → dx
 pub fn backward_of_sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
-    let (shape, ranks) = (Shape::of(output(request, 0)?)?, input(request, 6)?.0.shape.batch());
+    let (shape, ranks) = (NormShape::of(output(request, 0)?)?, input(request, 6)?.0.shape.batch());
     let kernel = kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
         shape.backward(operands, &norm, &Given::with_b(i), &i[6], ranks, &o[0])
     });
@@ -474,7 +474,7 @@ fn response(spec: &Spec) -> Layout {
 /// x → y, saved
 pub fn local_response(gpu: &Rc<Gpu>, request: &KernelRequest, norm: LocalResponseNorm) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
-    let shape = Shape::of(x)?;
+    let shape = NormShape::of(x)?;
     let outputs = vec![channels_last(y), response(y)];
     let outputs = outputs.into_iter().take(request.outputs.len()).collect();
     let bind = move |operands: &mut Operands| {
@@ -502,7 +502,7 @@ pub fn local_response_backward(
     norm: LocalResponseNorm,
 ) -> Result<CudaKernel> {
     let (dy, x, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
-    let shape = Shape::of(dx)?;
+    let shape = NormShape::of(dx)?;
     let inputs = vec![channels_last(dy), channels_last(x), response(x)];
     let bind = move |operands: &mut Operands| {
         let [dy, x, response] = std::array::from_fn(|index| &operands.inputs[index]);

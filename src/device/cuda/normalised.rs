@@ -7,14 +7,16 @@ use cudarc::cudnn::sys::cudnnPointwiseMode_t as Mode;
 
 use super::backend::{DATA_TYPE, Descriptor, DescriptorKind, Name};
 use super::conv::{self, named, weights};
-use super::dnn::{self, Convolution, Fusion};
+use super::dnn::{self, Convolution, Epilogue};
 use super::gpu::Gpu;
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{Real, channels_last, image, input, narrowest, output, plain_in};
-use super::norm::Shape;
-use super::product::{B, DX, DY, Direction, Operand, Product, Then, X, Y, data_type, elementwise, sums};
+use super::norm::NormShape;
+use super::product::{
+    B, DX, DY, Direction, Product, ProductOperand, Then, X, Y, data_type, elementwise, sums,
+};
 use super::sys::{self, Dnn};
-use super::tune::Choice;
+use super::tune::TunedChoice;
 use crate::device::{KernelRequest, Memory as Bytes};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, Conv2d, DType, Joint, JointPart, Spec};
@@ -43,14 +45,15 @@ pub fn more(product: &Product) -> Vec<([usize; 4], Real)> {
 pub fn operations(
     product: &Product,
     dnn: &'static Dnn,
-    operands: &[Operand],
-) -> sys::Outcome<Vec<Rc<Descriptor>>> {
-    let lying = operands.iter().map(|operand| operand.tensor(dnn, true)).collect::<sys::Outcome<Vec<_>>>()?;
+    operands: &[ProductOperand],
+) -> sys::CudaResult<Vec<Rc<Descriptor>>> {
+    let lying =
+        operands.iter().map(|operand| operand.tensor(dnn, true)).collect::<sys::CudaResult<Vec<_>>>()?;
     // What goes from one operation to the next: engines want it in halves forward, in f32 backward.
     let real = if product.direction == Direction::BackwardData { Real::F32 } else { product.real };
     let passing = |number: i64| {
         let number = operands.len() as i64 + number;
-        Operand { number, real, ..operands[0] }.tensor(dnn, false)
+        ProductOperand { number, real, ..operands[0] }.tensor(dnn, false)
     };
     let [x, w, y] = [0, 1, 2].map(|index: usize| lying[index].clone());
     if product.direction == Direction::BackwardData {
@@ -81,13 +84,13 @@ pub fn operations(
     Ok(all)
 }
 
-/// Of x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in
+/// From x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in
 /// this order), and three numbers a channel that dx is made of.
 fn gradients(
     dnn: &'static Dnn,
     [x, dz, mean, inverse, scale]: [&Rc<Descriptor>; 5],
     made: &[Rc<Descriptor>],
-) -> sys::Outcome<Rc<Descriptor>> {
+) -> sys::CudaResult<Rc<Descriptor>> {
     use Name::*;
     let kind = DescriptorKind::CUDNN_BACKEND_OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR;
     let mut operation = Descriptor::new(dnn, kind)?
@@ -130,7 +133,7 @@ fn products(gpu: &Gpu, joint: &Joint) -> Result<Vec<[Product; 2]>> {
 /// Whether a joint is faster as one: by timing, which is kept, or where it was asked for wherever there are engines.
 pub fn joins(gpu: &Rc<Gpu>, joint: &Joint) -> Result<bool> {
     let serves = |spec: &Spec| spec.dtype == DType::F16 && (2 * spec.shape.0[1]).is_multiple_of(ALIGNMENT);
-    if !serves(&joint.tensors[0]) || !serves(&joint.tensors[2]) || Fusion::wanted() == Fusion::Never {
+    if !serves(&joint.tensors[0]) || !serves(&joint.tensors[2]) || Epilogue::wanted() == Epilogue::Never {
         return Ok(false);
     }
     let products = products(gpu, joint)?;
@@ -142,20 +145,20 @@ pub fn joins(gpu: &Rc<Gpu>, joint: &Joint) -> Result<bool> {
     for [one, _] in &products {
         together = together && dnn::planned(gpu, one)?.is_some();
     }
-    if together && Fusion::wanted() == Fusion::Timed {
-        together = chosen(gpu, &products, &words)? == Choice::Together;
+    if together && Epilogue::wanted() == Epilogue::Timed {
+        together = chosen(gpu, &products, &words)? == TunedChoice::Together;
     }
     gpu.dnn.decide(&words, together);
     Ok(together)
 }
 
 /// What was chosen before, by this process or another, or is now.
-fn chosen(gpu: &Rc<Gpu>, products: &[[Product; 2]], words: &str) -> Result<Choice> {
-    let serves = |choice: &Choice| matches!(choice, Choice::Apart | Choice::Together);
+fn chosen(gpu: &Rc<Gpu>, products: &[[Product; 2]], words: &str) -> Result<TunedChoice> {
+    let serves = |choice: &TunedChoice| matches!(choice, TunedChoice::Apart | TunedChoice::Together);
     if let Some(kept) = gpu.tuned.choice(words).filter(serves) {
         return Ok(kept);
     }
-    let own = if is_faster(gpu, products)? { Choice::Together } else { Choice::Apart };
+    let own = if is_faster(gpu, products)? { TunedChoice::Together } else { TunedChoice::Apart };
     // Another rank may have been faster.
     Ok(gpu.tuned.keep(words, &own, serves).unwrap_or(own))
 }
@@ -208,7 +211,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
     let of_w = weights(conv, w, real);
     let inputs = vec![channels_last(x), of_w.clone(), plain_in(&input(request, 2)?.0, real.dtype())];
     let mut outputs = vec![channels_last(y)];
-    let (shape, [_, channels, ..]) = (Shape::of(y)?, image(y)?);
+    let (shape, [_, channels, ..]) = (NormShape::of(y)?, image(y)?);
     outputs.extend(request.outputs.get(1).map(|moments| shape.summed(moments)));
     // The engine gives sums also where nobody reads them.
     let sums = if request.outputs.len() > 1 { 0 } else { 2 * 4 * channels };
@@ -246,7 +249,7 @@ pub fn backward_data(
     inputs.extend(request.inputs.iter().skip(3).map(|(spec, _)| plain_in(spec, DType::F32)));
     let mut outputs = vec![channels_last(x)];
     outputs.extend(request.outputs.iter().skip(1).map(|spec| plain_in(spec, DType::F32)));
-    let (shape, [_, channels, ..]) = (Shape::of(x)?, image(x)?);
+    let (shape, [_, channels, ..]) = (NormShape::of(x)?, image(x)?);
     let (name, scratch) = (named(&product, real), product.workspace());
     // 1/deviation, two pairs of sums, and what nobody reads.
     let parts = [1, 2, 2, 3].map(|of: usize| of * 4 * channels);

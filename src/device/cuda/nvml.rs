@@ -17,12 +17,12 @@ const NVML: &str = "libnvidia-ml.so.1";
 /// The library's own figures are of the last sixth of a second to a second.
 const EVERY: Duration = Duration::from_millis(200);
 
-type Device = *mut c_void;
+type NvmlDevice = *mut c_void;
 
 /// nvmlUtilization_t: percent.
 #[repr(C)]
 #[derive(Default)]
-struct Rates {
+struct NvmlUtilization {
     gpu: c_uint,
     memory: c_uint,
 }
@@ -38,10 +38,10 @@ struct MemoryInfo {
 
 /// The library, initialised once for the process and never shut down.
 struct Nvml {
-    handle: unsafe extern "C" fn(*const c_char, *mut Device) -> c_int,
-    rates: unsafe extern "C" fn(Device, *mut Rates) -> c_int,
-    memory: unsafe extern "C" fn(Device, *mut MemoryInfo) -> c_int,
-    power: unsafe extern "C" fn(Device, *mut c_uint) -> c_int,
+    handle: unsafe extern "C" fn(*const c_char, *mut NvmlDevice) -> c_int,
+    rates: unsafe extern "C" fn(NvmlDevice, *mut NvmlUtilization) -> c_int,
+    memory: unsafe extern "C" fn(NvmlDevice, *mut MemoryInfo) -> c_int,
+    power: unsafe extern "C" fn(NvmlDevice, *mut c_uint) -> c_int,
     path: PathBuf,
     // The functions live as long as this does.
     _library: Library,
@@ -89,10 +89,10 @@ pub struct Meter {
 
 /// A GPU's handle, which any thread may use.
 #[derive(Clone, Copy)]
-struct Gpu(Device);
+struct NvmlGpu(NvmlDevice);
 
 // SAFETY: NVML's functions may be called by any thread; the handle is theirs alone.
-unsafe impl Send for Gpu {}
+unsafe impl Send for NvmlGpu {}
 
 impl Meter {
     /// The meter of the GPU at a place on the PCI bus (domain, bus and device in hexadecimal digits, as `probe` has
@@ -106,12 +106,12 @@ impl Meter {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a text that ends with a zero and an out-parameter, alive during the call.
         match unsafe { (nvml.handle)(name.as_ptr(), &mut handle) } {
-            0 => Ok(Meter::of(nvml, Gpu(handle))?),
+            0 => Ok(Meter::of(nvml, NvmlGpu(handle))?),
             code => Err(format!("nvmlDeviceGetHandleByPciBusId_v2 failed with code {code}")),
         }
     }
 
-    fn of(nvml: &'static Nvml, gpu: Gpu) -> Result<Meter, String> {
+    fn of(nvml: &'static Nvml, gpu: NvmlGpu) -> Result<Meter, String> {
         let shown = Arc::new(Mutex::new(read(nvml, gpu)));
         let (ending, ended) = channel();
         let to = shown.clone();
@@ -137,15 +137,15 @@ impl Drop for Meter {
     }
 }
 
-fn watch(nvml: &Nvml, gpu: Gpu, to: &Mutex<Usage>, ended: &Receiver<()>) {
+fn watch(nvml: &Nvml, gpu: NvmlGpu, to: &Mutex<Usage>, ended: &Receiver<()>) {
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
         let now = read(nvml, gpu);
         *to.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 }
 
-fn read(nvml: &Nvml, gpu: Gpu) -> Usage {
-    let (mut rates, mut memory, mut milliwatts) = (Rates::default(), MemoryInfo::default(), 0);
+fn read(nvml: &Nvml, gpu: NvmlGpu) -> Usage {
+    let (mut rates, mut memory, mut milliwatts) = (NvmlUtilization::default(), MemoryInfo::default(), 0);
     let shown = |code: c_int, value: f64| if code == 0 { value } else { f64::NAN };
     // SAFETY: the handle is the library's; the out-parameters have its types and live during the calls.
     unsafe {

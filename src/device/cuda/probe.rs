@@ -3,13 +3,13 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use super::library::cuda;
-use super::sys::{CUDA_ERROR_NO_DEVICE, Failed, Outcome};
+use super::sys::{CUDA_ERROR_NO_DEVICE, CudaResult, Failed};
 use crate::config::Precision;
 use crate::error::{self, Error};
 
 /// A GPU that CUDA lets this process see.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gpu {
+pub struct GpuInfo {
     /// CUDA's number for it, after CUDA_VISIBLE_DEVICES.
     pub index: usize,
     /// Its name as the driver has it.
@@ -18,14 +18,14 @@ pub struct Gpu {
     pub compute_capability: (i32, i32),
     /// Its memory, in bytes.
     pub memory_bytes: u64,
-    /// The same for all processes of a node: its place on the PCI bus.
+    /// Its place on the PCI bus, which is the same for all processes of a node.
     pub identity: String,
 }
 
 /// The least compute capability that multiplies tf32 and bf16.
 const TENSOR_CORES: i32 = 8;
 
-impl Gpu {
+impl GpuInfo {
     /// What it computes in where no precision is asked for.
     pub fn default_precision(&self) -> Precision {
         if self.serves(Precision::Tf32).is_ok() { Precision::Tf32 } else { Precision::F32 }
@@ -55,7 +55,7 @@ pub struct Driver {
     /// The newest CUDA the driver supports, as (major, minor).
     pub cuda_version: (i32, i32),
     /// The GPUs that the driver shows, after CUDA_VISIBLE_DEVICES.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuInfo>,
 }
 
 impl Driver {
@@ -64,7 +64,7 @@ impl Driver {
     ///
     /// # Errors
     /// There is none of this number.
-    pub fn gpu(&self, number: Option<usize>, local_rank: usize) -> error::Result<&Gpu> {
+    pub fn gpu(&self, number: Option<usize>, local_rank: usize) -> error::Result<&GpuInfo> {
         let count = self.gpus.len();
         let number = number.unwrap_or(local_rank % count);
         self.gpus.get(number).ok_or_else(|| {
@@ -94,7 +94,7 @@ pub fn probe() -> Result<Driver, String> {
         _ => format!("a CUDA {major}.{minor} driver is installed"),
     };
     let no_gpu = || format!("{driver}, but it sees no GPU{}", visible_devices());
-    let check = |outcome: Outcome| match outcome {
+    let check = |outcome: CudaResult| match outcome {
         Ok(()) => Ok(()),
         Err(Failed { code: CUDA_ERROR_NO_DEVICE, .. }) => Err(no_gpu()),
         Err(Failed { call, code, library }) => {
@@ -110,7 +110,7 @@ pub fn probe() -> Result<Driver, String> {
     if devices == 0 {
         return Err(no_gpu());
     }
-    let gpu = |index: c_int| -> Result<Gpu, String> {
+    let gpu = |index: c_int| -> Result<GpuInfo, String> {
         let (mut device, mut memory_bytes, mut major, mut minor) = (0, 0, 0, 0);
         let mut text = [0 as c_char; 256];
         // SAFETY: out-parameters alive during the calls; the name is written within the length given, with its
@@ -129,7 +129,7 @@ pub fn probe() -> Result<Driver, String> {
             let asked = unsafe { cuda.probe.cuDeviceGetAttribute(&mut number, attribute, device) };
             asked.map_or(index, |()| number)
         });
-        Ok(Gpu {
+        Ok(GpuInfo {
             identity: place.map(|number| format!("{number:x}")).join(":"),
             index: index as usize,
             name: CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned(),
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     fn driver(count: usize, major: i32) -> Driver {
-        let gpu = |index| Gpu {
+        let gpu = |index| GpuInfo {
             index,
             name: "P100".into(),
             compute_capability: (major, 0),

@@ -8,7 +8,7 @@ use cudarc::cudnn::sys::{
     cudnnConvolutionMode_t, cudnnDataType_t, cudnnGenStatsMode_t, cudnnPointwiseMode_t as Mode,
 };
 
-use super::backend::{self, Configuration, DATA_TYPE, Descriptor, DescriptorKind, Name, Target};
+use super::backend::{self, Configuration, DATA_TYPE, Descriptor, DescriptorKind, Name, TargetGpu};
 use super::layout::Real;
 use super::normalised;
 use super::sys::{self, Dnn};
@@ -40,7 +40,7 @@ pub enum Then {
     Mask,
     /// To dx: what lies there already is added.
     Accumulate,
-    /// Of y: the sum of each channel, and that of its squares, f32.
+    /// Sums over y: that of each channel, and that of its squares, f32.
     Sums,
     /// With a normalisation before it (`normalised`). Of x, as it is read: a scale and a shift of each channel and a
     /// ReLU, and of y its sums as above; or to dx what takes gradients back through all that.
@@ -69,7 +69,7 @@ pub struct Product {
 
 /// A tensor of the graph that lies in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Operand {
+pub struct ProductOperand {
     /// Its number in the graph.
     pub number: i64,
     pub extents: [usize; 4],
@@ -78,7 +78,7 @@ pub struct Operand {
     pub alignment: usize,
 }
 
-impl Operand {
+impl ProductOperand {
     pub fn bytes(&self) -> usize {
         self.extents.iter().product::<usize>() * self.real.bytes()
     }
@@ -86,7 +86,7 @@ impl Operand {
     /// Numbers to try an engine on: all tensors' together have nothing in common.
     pub fn noise(&self) -> Vec<u32> {
         const WORDS: usize = 1 << 16;
-        Operand::noise_of(self.real, self.number as u32, WORDS.min(self.bytes().div_ceil(4)))
+        ProductOperand::noise_of(self.real, self.number as u32, WORDS.min(self.bytes().div_ceil(4)))
     }
 
     /// Words of numbers of either sign, from a half to one, whose digits are random: a GPU takes less power for zeros,
@@ -102,7 +102,7 @@ impl Operand {
     }
 
     /// As cuDNN has it; one that does not lie in memory goes from one operation to the next.
-    pub fn tensor(&self, dnn: &'static Dnn, lies: bool) -> sys::Outcome<Rc<Descriptor>> {
+    pub fn tensor(&self, dnn: &'static Dnn, lies: bool) -> sys::CudaResult<Rc<Descriptor>> {
         let [n, c, h, w] = self.extents.map(|extent| extent as i64);
         // Channels innermost.
         let strides = [h * w * c, 1, w * c, c];
@@ -155,7 +155,7 @@ impl Product {
     }
 
     /// What lies in memory: x, w and y, and then what the rest reads or writes.
-    pub fn operands(&self) -> Vec<Operand> {
+    pub fn operands(&self) -> Vec<ProductOperand> {
         let Extents { x, w, y } = self.at;
         let (of_channels, f32) = ([1, y[1], 1, 1], Real::F32);
         let more = match self.then {
@@ -174,7 +174,7 @@ impl Product {
                 Then::Normalise if number > 3 && of_channels => normalised::ALIGNMENT,
                 _ => ALIGNMENT,
             };
-            Operand { number, extents, real, alignment }
+            ProductOperand { number, extents, real, alignment }
         };
         (1..).zip(all).map(operand).collect()
     }
@@ -193,12 +193,12 @@ impl Product {
     }
 
     /// As cuDNN's graph. Groups follow from the channels of x and w.
-    fn graph(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Rc<Descriptor>> {
+    fn graph(&self, dnn: &'static Dnn, target: &TargetGpu) -> sys::CudaResult<Rc<Descriptor>> {
         let operands = self.operands();
         let lying = |index: usize| operands[index].tensor(dnn, true);
         // What goes from one operation to the next, in f32.
         let passing = |number: i64, like: usize| {
-            Operand { number: operands.len() as i64 + number, real: Real::F32, ..operands[like] }
+            ProductOperand { number: operands.len() as i64 + number, real: Real::F32, ..operands[like] }
                 .tensor(dnn, false)
         };
         let all = match self.then {
@@ -240,7 +240,7 @@ impl Product {
         &self,
         dnn: &'static Dnn,
         [x, w, y]: [Rc<Descriptor>; 3],
-    ) -> sys::Outcome<Rc<Descriptor>> {
+    ) -> sys::CudaResult<Rc<Descriptor>> {
         let pair = |values: [usize; 2]| values.map(|value| value as i64);
         let (mode, padding) =
             (cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int, pair(self.conv.padding));
@@ -315,7 +315,7 @@ impl Product {
 
     /// The ways to compute it that serve, in cuDNN's order; the same for a library, a GPU and a product. Where more is
     /// done along with it there are none if cuDNN knows none.
-    pub fn ways(&self, dnn: &'static Dnn, target: &Target) -> sys::Outcome<Vec<Configuration>> {
+    pub fn ways(&self, dnn: &'static Dnn, target: &TargetGpu) -> sys::CudaResult<Vec<Configuration>> {
         let alone = self.then == Then::Nothing;
         let graph = match self.graph(dnn, target) {
             Err(failed) if !alone && backend::unsuitable(&failed) => return Ok(Vec::new()),
@@ -343,7 +343,7 @@ pub fn elementwise(
     dnn: &'static Dnn,
     mode: Mode,
     tensors: &[(Name, &Rc<Descriptor>)],
-) -> sys::Outcome<Rc<Descriptor>> {
+) -> sys::CudaResult<Rc<Descriptor>> {
     let how = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
         .choose(Name::CUDNN_ATTR_POINTWISE_MODE, backend::POINTWISE_MODE, mode as c_int)?
         .choose(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, DATA_TYPE, data_type(Real::F32))?
@@ -361,7 +361,7 @@ pub fn sums(
     dnn: &'static Dnn,
     y: &Rc<Descriptor>,
     [sum, squares]: [&Rc<Descriptor>; 2],
-) -> sys::Outcome<Rc<Descriptor>> {
+) -> sys::CudaResult<Rc<Descriptor>> {
     let mode = cudnnGenStatsMode_t::CUDNN_GENSTATS_SUM_SQSUM as c_int;
     Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_OPERATION_GEN_STATS_DESCRIPTOR)?
         .choose(Name::CUDNN_ATTR_OPERATION_GENSTATS_MODE, backend::GENSTATS_MODE, mode)?
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn engines_are_tried_on_numbers_of_which_none_is_zero_or_large() {
         for real in [Real::F32, Real::BF16, Real::F16] {
-            let words = Operand::noise_of(real, 0, 1000);
+            let words = ProductOperand::noise_of(real, 0, 1000);
             let numbers: Vec<f32> = match real {
                 Real::F32 => words.iter().map(|&word| f32::from_bits(word)).collect(),
                 _ => words
@@ -396,7 +396,7 @@ mod tests {
             assert!(numbers.iter().all(|number| (0.5..1.0).contains(&number.abs())), "{real:?}");
             let mean = numbers.iter().sum::<f32>() / numbers.len() as f32;
             assert!(mean.abs() < 0.1, "{real:?}: {mean}");
-            assert_ne!(words, Operand::noise_of(real, 1, 1000), "{real:?}");
+            assert_ne!(words, ProductOperand::noise_of(real, 1, 1000), "{real:?}");
         }
     }
 }

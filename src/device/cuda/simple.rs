@@ -292,7 +292,7 @@ pub fn exchange(gpu: &Rc<Gpu>, request: &KernelRequest, ranks: usize) -> Result<
     Ok(CudaKernel::new(gpu, "cuda:copy", vec![x], vec![y], bind))
 }
 
-/// Of each sample a label; and where samples are mixed another label, and the share of the first.
+/// A label for each sample; and where samples are mixed another label, and the share of the first.
 fn targets(request: &KernelRequest) -> Vec<Layout> {
     request.inputs[1..].iter().map(|(spec, _)| plain(spec)).collect()
 }

@@ -43,7 +43,7 @@ pub const CUDNN_STATUS_NOT_SUPPORTED: c_int = 3000;
 pub const CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED: c_int = 4003;
 pub const CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED: c_int = 4004;
 
-pub type Outcome<T = ()> = Result<T, Failed>;
+pub type CudaResult<T = ()> = Result<T, Failed>;
 
 /// Declares a table: its loading, and a method a function that checks its result.
 macro_rules! table {
@@ -70,7 +70,7 @@ macro_rules! table {
                 /// # Safety
                 /// As the library's reference has it: pointers and handles must be valid.
                 #[allow(clippy::too_many_arguments)]
-                pub unsafe fn $name(&self, $($argument: $type),*) -> Outcome {
+                pub unsafe fn $name(&self, $($argument: $type),*) -> CudaResult {
                     // SAFETY: the caller's.
                     let code = unsafe { (self.$name)($($argument),*) };
                     check($kind, stringify!($name), code)
@@ -80,7 +80,7 @@ macro_rules! table {
     };
 }
 
-fn check(library: CudaLibrary, call: &'static str, code: c_int) -> Outcome {
+fn check(library: CudaLibrary, call: &'static str, code: c_int) -> CudaResult {
     if code == SUCCESS { Ok(()) } else { Err(Failed { library, call, code }) }
 }
 

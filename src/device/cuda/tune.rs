@@ -15,7 +15,7 @@ use crate::config::environment;
 
 /// What was chosen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Choice {
+pub enum TunedChoice {
     /// cuDNN's number of an engine, which of the ways that serve it is (in cuDNN's order: an engine has several
     /// settings), and its plan in cuDNN's own words, where it gives them.
     Engine { number: i64, place: usize, plan: Option<String> },
@@ -37,7 +37,7 @@ impl Tuned {
     }
 
     /// The choice for a convolution, if it was made.
-    pub fn choice(&self, convolution: &str) -> Option<Choice> {
+    pub fn choice(&self, convolution: &str) -> Option<TunedChoice> {
         let path = self.path(convolution)?;
         let text = std::fs::read_to_string(&path).ok()?;
         let read = serde_json::from_str(&text).inspect_err(|e| {
@@ -58,9 +58,9 @@ impl Tuned {
     pub fn keep(
         &self,
         convolution: &str,
-        choice: &Choice,
-        serves: impl Fn(&Choice) -> bool,
-    ) -> Option<Choice> {
+        choice: &TunedChoice,
+        serves: impl Fn(&TunedChoice) -> bool,
+    ) -> Option<TunedChoice> {
         let path = self.path(convolution)?;
         let new = path.with_extension(format!("{}.new", std::process::id()));
         let written = write(&new, choice).and_then(|()| match std::fs::hard_link(&new, &path) {
@@ -101,7 +101,7 @@ fn slug(name: &str) -> String {
     words.collect::<Vec<_>>().join("-")
 }
 
-fn write(path: &Path, choice: &Choice) -> std::io::Result<()> {
+fn write(path: &Path, choice: &TunedChoice) -> std::io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
@@ -136,17 +136,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let tuned =
             |machine: &str| Tuned { directory: Some(directory.path().join("below").join(slug(machine))) };
-        let engine = |number| Choice::Engine { number, place: 3, plan: Some("{\"a\": \"b\"}".into()) };
-        let keep = |machine: &str, convolution: &str, choice: Choice| {
-            tuned(machine).keep(convolution, &choice, |other| *other != Choice::Apart)
+        let engine = |number| TunedChoice::Engine { number, place: 3, plan: Some("{\"a\": \"b\"}".into()) };
+        let keep = |machine: &str, convolution: &str, choice: TunedChoice| {
+            tuned(machine).keep(convolution, &choice, |other| *other != TunedChoice::Apart)
         };
         assert_eq!(tuned("a").choice("x"), None);
         assert_eq!(keep("a", "x", engine(1)), None);
-        assert_eq!(keep("a", "y", Choice::Apart), None);
+        assert_eq!(keep("a", "y", TunedChoice::Apart), None);
         assert_eq!(keep("b", "x", engine(2)), None);
         let kept = ["a", "b", "c"].map(|machine| tuned(machine).choice("x"));
         assert_eq!(kept, [Some(engine(1)), Some(engine(2)), None]);
-        assert_eq!(tuned("a").choice("y"), Some(Choice::Apart));
+        assert_eq!(tuned("a").choice("y"), Some(TunedChoice::Apart));
         // Who comes second takes what is there, if it serves.
         assert_eq!(keep("a", "x", engine(7)), Some(engine(1)));
         assert_eq!(keep("a", "y", engine(7)), None);

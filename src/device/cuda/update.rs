@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::gpu::{Argument::*, Gpu};
+use super::gpu::{Argument, Argument::*, Gpu};
 use super::handle::allocate;
 use super::kernel::Operands;
 use crate::device::{Memory, Rule, Span, Squares, Step};
@@ -12,15 +12,15 @@ use crate::error::{Error, Result};
 const PIECE: usize = 16_384;
 
 /// What kernels take as `table`: pieces and spans on the GPU (`struct Piece`, `struct Span` of `kernels/update.cuh`).
-struct Table {
+struct UpdateTable {
     pieces: Memory,
     count: usize,
     spans: Memory,
     span_count: usize,
 }
 
-impl Table {
-    fn new(gpu: &Gpu, spans: &[Span]) -> Result<Table> {
+impl UpdateTable {
+    fn new(gpu: &Gpu, spans: &[Span]) -> Result<UpdateTable> {
         let (mut pieces, mut rows) = (Vec::new(), Vec::new());
         let mut count = 0;
         for (index, span) in spans.iter().enumerate() {
@@ -35,7 +35,12 @@ impl Table {
                 count += 1;
             }
         }
-        Ok(Table { pieces: put(gpu, &pieces)?, count, spans: put(gpu, &rows)?, span_count: spans.len() })
+        Ok(UpdateTable {
+            pieces: put(gpu, &pieces)?,
+            count,
+            spans: put(gpu, &rows)?,
+            span_count: spans.len(),
+        })
     }
 }
 
@@ -63,7 +68,7 @@ pub fn update(
     if let Rule::Adam { beta1, beta2, .. } | Rule::Lamb { beta1, beta2, .. } = *rule {
         gpu.set_betas(beta1, beta2);
     }
-    let table = Table::new(gpu, spans)?;
+    let table = UpdateTable::new(gpu, spans)?;
     let halves = gpu.halves.update(parameters, spans);
     let scratch = allocate(&gpu.context, 16 * table.count)?;
     let trust = allocate(&gpu.context, 4 * table.span_count)?;
@@ -71,85 +76,87 @@ pub fn update(
         if table.count == 0 {
             return Ok(());
         }
-        let grid = [table.count.min(1 << 16) as u32, 1, 1];
-        let state_at = |index: usize| state.get(index).map_or(Null, Memory);
-        let of_table = [Memory(&table.pieces), Int(table.count), Memory(&table.spans)];
-        let (w, g, scalars) = (Memory(parameters), Memory(gradients), gpu.scalars.clone());
-        let scalars = Memory(&scalars);
         let copy = halves.as_ref().map(|update| update.copy(parameters));
-        let half = match &copy {
-            Some((copy, kind)) => [Memory(copy), Int(*kind)],
-            None => [Null, Int(0)],
-        };
+        let half = copy.as_ref().map_or([Null, Int(0)], |(copy, kind)| [Memory(copy), Int(*kind)]);
         let (written, of) = (parameters.clone(), gpu.clone());
         operands.push(move || {
             of.halves.updated(&written, halves.as_ref(), of.is_capturing());
             Ok(())
         });
-        match *rule {
-            Rule::Sgd { momentum, nesterov, weight_decay } => {
-                let numbers = [Float(momentum), Bool(nesterov), Float(weight_decay), scalars];
-                let arguments = [&of_table[..], &[w, g, state_at(0)], &half, &numbers].concat();
-                operands.launch("update_sgd", grid, &arguments)
-            }
-            Rule::Adam { beta1, beta2, epsilon, weight_decay, decoupled } => {
-                let numbers = [
-                    Float(beta1),
-                    Float(beta2),
-                    Float(epsilon),
-                    Float(weight_decay),
-                    Bool(decoupled),
-                    scalars,
-                ];
-                let arguments = [&of_table[..], &[w, g, state_at(0), state_at(1)], &half, &numbers].concat();
-                operands.launch("update_adam", grid, &arguments)
-            }
-            Rule::RmsProp { rms_decay, momentum, epsilon, weight_decay, tensorflow } => {
-                let numbers = [
-                    Float(rms_decay),
-                    Float(momentum),
-                    Float(epsilon),
-                    Float(weight_decay),
-                    Bool(tensorflow),
-                    scalars,
-                ];
-                let arguments = [&of_table[..], &[w, g, state_at(0), state_at(1)], &half, &numbers].concat();
-                operands.launch("update_rms_prop", grid, &arguments)
-            }
-            Rule::Lars { momentum, trust: factor, weight_decay } => {
-                let sums = operands.scratch(16 * table.count);
-                let arguments = [&of_table[..], &[w, g, Memory(&sums), scalars]].concat();
-                operands.launch("measure_lars", grid, &arguments)?;
-                let numbers = [Float(factor), Float(weight_decay), Bool(true)];
-                let of_trust = [Int(table.span_count), Memory(&sums), Memory(&trust)];
-                operands.launch(
-                    "trust",
-                    gpu.blocks(table.span_count),
-                    &[&of_table[..], &of_trust, &numbers].concat(),
-                )?;
-                let numbers = [Memory(&trust), Float(momentum), Float(weight_decay), scalars];
-                let arguments = [&of_table[..], &[w, g, state_at(0)], &half, &numbers].concat();
-                operands.launch("update_lars", grid, &arguments)
-            }
-            Rule::Lamb { beta1, beta2, epsilon, weight_decay } => {
-                let sums = operands.scratch(16 * table.count);
-                let numbers = [Float(beta1), Float(beta2), Float(epsilon), Float(weight_decay), scalars];
-                let arguments =
-                    [&of_table[..], &[w, g, state_at(0), state_at(1), Memory(&sums)], &numbers].concat();
-                operands.launch("measure_lamb", grid, &arguments)?;
-                let numbers = [Float(0.0), Float(weight_decay), Bool(false)];
-                let of_trust = [Int(table.span_count), Memory(&sums), Memory(&trust)];
-                operands.launch(
-                    "trust",
-                    gpu.blocks(table.span_count),
-                    &[&of_table[..], &of_trust, &numbers].concat(),
-                )?;
-                let numbers = [Memory(&trust), Float(epsilon), Float(weight_decay), scalars];
-                let arguments = [&of_table[..], &[w, state_at(0), state_at(1)], &half, &numbers].concat();
-                operands.launch("update_lamb", grid, &arguments)
-            }
-        }
+        let state = [0, 1].map(|index| state.get(index).map_or(Null, Memory));
+        let regions = [Memory(parameters), Memory(gradients), state[0], state[1]];
+        launch(operands, rule, &table, &regions, &half, &trust)
     })
+}
+
+/// The launches of a rule, `regions` being parameters, gradients and the states.
+fn launch(
+    operands: &mut Operands,
+    rule: &Rule,
+    table: &UpdateTable,
+    regions: &[Argument; 4],
+    half: &[Argument; 2],
+    trust: &Memory,
+) -> Result<()> {
+    let gpu = operands.gpu.clone();
+    let grid = [table.count.min(1 << 16) as u32, 1, 1];
+    let of_table = [Memory(&table.pieces), Int(table.count), Memory(&table.spans)];
+    let [w, g, first, second] = *regions;
+    let scalars = Memory(&gpu.scalars);
+    let mut run = |kernel: &str, regions: &[Argument], half: &[Argument], numbers: &[Argument]| {
+        operands.launch(kernel, grid, &[&of_table, regions, half, numbers].concat())
+    };
+    match *rule {
+        Rule::Sgd { momentum, nesterov, weight_decay } => {
+            let numbers = [Float(momentum), Bool(nesterov), Float(weight_decay), scalars];
+            run("update_sgd", &[w, g, first], half, &numbers)
+        }
+        Rule::Adam { beta1, beta2, epsilon, weight_decay, decoupled } => {
+            let numbers = [beta1, beta2, epsilon, weight_decay].map(Float);
+            run("update_adam", regions, half, &[&numbers[..], &[Bool(decoupled), scalars]].concat())
+        }
+        Rule::RmsProp { rms_decay, momentum, epsilon, weight_decay, tensorflow } => {
+            let numbers = [rms_decay, momentum, epsilon, weight_decay].map(Float);
+            run("update_rms_prop", regions, half, &[&numbers[..], &[Bool(tensorflow), scalars]].concat())
+        }
+        Rule::Lars { momentum, trust: factor, weight_decay } => {
+            let sums = operands.scratch(16 * table.count);
+            operands.launch(
+                "measure_lars",
+                grid,
+                &[&of_table[..], &[w, g, Memory(&sums), scalars]].concat(),
+            )?;
+            trust_ratios(operands, table, [&sums, trust], [Float(factor), Float(weight_decay), Bool(true)])?;
+            let numbers = [Memory(trust), Float(momentum), Float(weight_decay), scalars];
+            operands.launch("update_lars", grid, &[&of_table[..], &[w, g, first], half, &numbers].concat())
+        }
+        Rule::Lamb { beta1, beta2, epsilon, weight_decay } => {
+            let sums = operands.scratch(16 * table.count);
+            let numbers = [beta1, beta2, epsilon, weight_decay].map(Float);
+            let measured = [&of_table[..], regions, &[Memory(&sums)], &numbers, &[scalars]].concat();
+            operands.launch("measure_lamb", grid, &measured)?;
+            trust_ratios(operands, table, [&sums, trust], [Float(0.0), Float(weight_decay), Bool(false)])?;
+            let numbers = [Memory(trust), Float(epsilon), Float(weight_decay), scalars];
+            operands.launch(
+                "update_lamb",
+                grid,
+                &[&of_table[..], &[w, first, second], half, &numbers].concat(),
+            )
+        }
+    }
+}
+
+/// The ratio of each span, from the sums of its pieces.
+fn trust_ratios(
+    operands: &mut Operands,
+    table: &UpdateTable,
+    [sums, trust]: [&Memory; 2],
+    numbers: [Argument; 3],
+) -> Result<()> {
+    let of_table = [Memory(&table.pieces), Int(table.count), Memory(&table.spans)];
+    let of_trust = [Int(table.span_count), Memory(sums), Memory(trust)];
+    let blocks = operands.gpu.blocks(table.span_count);
+    operands.launch("trust", blocks, &[&of_table[..], &of_trust, &numbers].concat())
 }
 
 /// Partial sums of squares: as many on every GPU, so that bits do not depend on it.

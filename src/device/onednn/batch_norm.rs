@@ -82,7 +82,7 @@ pub fn backward(engine: &Rc<Engine>, request: &KernelRequest, norm: &BatchNorm) 
     }
 }
 
-/// The same, for a request whose first input is x: its forward op may be no primitive.
+/// The backward pass for a request whose first input is x: its forward op may be no primitive.
 pub fn backward_without(
     engine: &Rc<Engine>,
     request: &KernelRequest,
@@ -187,13 +187,13 @@ impl Kernel for Training {
         Ok(Box::new(TrainingStep {
             primitive: self.primitive.bind(&inputs[..3], &of_primitive, workspace)?,
             updates: [
-                Running {
+                RunningMean {
                     before: inputs[3].clone(),
                     batch: outputs[1].clone(),
                     after: outputs[3].clone(),
                     factor: 1.0,
                 },
-                Running {
+                RunningMean {
                     before: inputs[4].clone(),
                     batch: outputs[2].clone(),
                     after: outputs[4].clone(),
@@ -212,7 +212,7 @@ impl Kernel for Training {
 }
 
 /// after = (1 − momentum)·before + momentum·factor·batch. `after` may be the memory of `before`.
-struct Running {
+struct RunningMean {
     before: Memory,
     batch: Memory,
     after: Memory,
@@ -221,7 +221,7 @@ struct Running {
 
 struct TrainingStep {
     primitive: Box<dyn Step>,
-    updates: [Running; 2],
+    updates: [RunningMean; 2],
     momentum: f32,
     channels: usize,
 }
@@ -229,7 +229,7 @@ struct TrainingStep {
 impl Step for TrainingStep {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
         self.primitive.run(scalars)?;
-        for Running { before, batch, after, factor } in &self.updates {
+        for RunningMean { before, batch, after, factor } in &self.updates {
             super::host::copy(before, after, 4 * self.channels);
             // SAFETY: one thread; a statistic is apart from the activations, and `before` is not looked at any more.
             let (batch, after) = unsafe {

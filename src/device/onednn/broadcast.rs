@@ -105,7 +105,7 @@ fn binary_desc(engine: &Rc<Engine>, of: Binary, [a, b, y]: [&Desc; 3]) -> Result
 /// An axis as memory has it: how many elements, and how far apart they are in the larger and in the smaller tensor (0
 /// where that has one for all).
 #[derive(Debug, Clone, Copy)]
-struct Axis {
+struct MemoryAxis {
     extent: usize,
     large: usize,
     small: usize,
@@ -114,7 +114,7 @@ struct Axis {
 /// How the elements of a larger tensor and those of a smaller one belong together.
 struct Axes {
     /// Slowest first; the last ones are neighbours in the larger tensor.
-    all: Vec<Axis>,
+    all: Vec<MemoryAxis>,
     /// Which of them threads share out: the slowest along which the smaller tensor has elements too.
     shared: Option<usize>,
     /// Extents of the smaller tensor with the padding of a blocked axis.
@@ -153,12 +153,12 @@ impl Axes {
         let outer = |axis: usize| {
             let size = if axis == blocked { size } else { 1 };
             let extent = large.0[axis].div_ceil(size);
-            Axis { extent, large: strides[axis] as usize, small: small_strides[axis] * size }
+            MemoryAxis { extent, large: strides[axis] as usize, small: small_strides[axis] * size }
         };
-        let mut all: Vec<Axis> = (0..rank).map(outer).collect();
+        let mut all: Vec<MemoryAxis> = (0..rank).map(outer).collect();
         all.sort_by_key(|axis| std::cmp::Reverse(axis.large));
         if blocked < rank {
-            all.push(Axis { extent: size, large: 1, small: small_strides[blocked] });
+            all.push(MemoryAxis { extent: size, large: 1, small: small_strides[blocked] });
         }
         let all = merged(all);
         let shared = all.iter().position(|axis| axis.small > 0);
@@ -166,7 +166,7 @@ impl Axes {
     }
 
     /// Calls `f` with the place of each run of the last axis in both tensors, for element `part` of the shared axis.
-    fn runs(&self, part: usize, f: &mut impl FnMut(usize, usize, Axis)) {
+    fn runs(&self, part: usize, f: &mut impl FnMut(usize, usize, MemoryAxis)) {
         let mut axes = self.all.clone();
         let [mut large, mut small] = [0; 2];
         if let Some(shared) = self.shared.filter(|&shared| shared + 1 < axes.len()) {
@@ -187,25 +187,25 @@ impl Axes {
 }
 
 /// Neighbouring axes along which both tensors go on as along one are one.
-fn merged(axes: Vec<Axis>) -> Vec<Axis> {
-    let mut merged: Vec<Axis> = Vec::new();
+fn merged(axes: Vec<MemoryAxis>) -> Vec<MemoryAxis> {
+    let mut merged: Vec<MemoryAxis> = Vec::new();
     for axis in axes.into_iter().filter(|axis| axis.extent > 1) {
         match merged.last_mut() {
             Some(last)
                 if last.large == axis.large * axis.extent && last.small == axis.small * axis.extent =>
             {
-                *last = Axis { extent: last.extent * axis.extent, ..axis };
+                *last = MemoryAxis { extent: last.extent * axis.extent, ..axis };
             }
             _ => merged.push(axis),
         }
     }
     if merged.last().is_none_or(|last| last.large != 1) {
-        merged.push(Axis { extent: 1, large: 1, small: 0 });
+        merged.push(MemoryAxis { extent: 1, large: 1, small: 0 });
     }
     merged
 }
 
-fn walk(axes: &[Axis], large: usize, small: usize, f: &mut impl FnMut(usize, usize, Axis)) {
+fn walk(axes: &[MemoryAxis], large: usize, small: usize, f: &mut impl FnMut(usize, usize, MemoryAxis)) {
     match axes {
         [last] => f(large, small, *last),
         [axis, rest @ ..] => {

@@ -88,10 +88,10 @@ impl Grid {
     }
 
     /// Pieces count through the rows, the images and the blocks.
-    pub fn piece(&self, index: usize) -> Piece {
+    pub fn piece(&self, index: usize) -> ChannelPiece {
         let (row_parts, within) = (self.rows.div_ceil(self.rows_a_piece), index % self.pieces_a_block());
         let cut = |part: usize, size: usize, whole: usize| part * size..whole.min((part + 1) * size);
-        Piece {
+        ChannelPiece {
             block: index / self.pieces_a_block(),
             images: cut(within / row_parts, self.images_a_piece, self.images),
             rows: cut(within % row_parts, self.rows_a_piece, self.rows),
@@ -100,26 +100,26 @@ impl Grid {
 }
 
 /// A part of the numbers of one block of channels.
-pub struct Piece {
+pub struct ChannelPiece {
     block: usize,
     images: Range<usize>,
     rows: Range<usize>,
 }
 
-impl Piece {
+impl ChannelPiece {
     /// Numbers of each channel.
     pub fn count(&self) -> usize {
         self.images.len() * self.rows.len()
     }
 
     /// A sixteenth of it, or a little more.
-    pub fn sample(&self) -> Piece {
+    pub fn sample(&self) -> ChannelPiece {
         let first = |of: &Range<usize>| of.start..of.start + of.len().div_ceil(16);
         let (images, rows) = match self.images.len() {
             1 => (self.images.clone(), first(&self.rows)),
             _ => (first(&self.images), self.rows.clone()),
         };
-        Piece { block: self.block, images, rows }
+        ChannelPiece { block: self.block, images, rows }
     }
 
     /// Where its runs lie.
@@ -148,7 +148,7 @@ pub trait Terms<const M: usize, const K: usize>: Sync {
 /// block.
 pub fn add_up<const M: usize, const K: usize>(
     grid: &Grid,
-    piece: &Piece,
+    piece: &ChannelPiece,
     coefficients: [&[f32]; M],
     terms: &impl Terms<M, K>,
     sums: &mut [f32],
@@ -161,12 +161,12 @@ pub fn add_up<const M: usize, const K: usize>(
     add_up_anywhere(grid, piece, coefficients, terms, sums);
 }
 
-/// The same operations on each number, in wider registers: the same bits.
+/// `add_up` in wider registers: the same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn add_up_avx2<const M: usize, const K: usize>(
     grid: &Grid,
-    piece: &Piece,
+    piece: &ChannelPiece,
     coefficients: [&[f32]; M],
     terms: &impl Terms<M, K>,
     sums: &mut [f32],
@@ -177,7 +177,7 @@ fn add_up_avx2<const M: usize, const K: usize>(
 #[inline(always)]
 fn add_up_anywhere<const M: usize, const K: usize>(
     grid: &Grid,
-    piece: &Piece,
+    piece: &ChannelPiece,
     coefficients: [&[f32]; M],
     terms: &impl Terms<M, K>,
     sums: &mut [f32],
@@ -213,11 +213,11 @@ fn add_up_anywhere<const M: usize, const K: usize>(
     }
 }
 
-/// The same for L channels of the block; returns L.
+/// Adds up L channels of the block; returns L.
 #[inline(always)]
 fn add_up_lanes<const L: usize, const M: usize, const K: usize>(
     grid: &Grid,
-    piece: &Piece,
+    piece: &ChannelPiece,
     lane: usize,
     coefficients: &[&[f32]; M],
     terms: &impl Terms<M, K>,
@@ -342,7 +342,7 @@ impl<'a> Scratch<'a> {
         (0..self.grid.blocks).for_each(|block| unsafe { self.set_block(block, &of) });
     }
 
-    /// The same for the channels of a block.
+    /// Sets the coefficients of a block's channels.
     ///
     /// # Safety
     /// Nothing else uses the block's coefficients meanwhile.
@@ -364,7 +364,7 @@ impl<'a> Scratch<'a> {
     pub fn twice<const M: usize>(
         &self,
         workers: &Workers,
-        first: impl Fn(&Piece, &mut [f32]) + Sync,
+        first: impl Fn(&ChannelPiece, &mut [f32]) + Sync,
         between: impl Fn(usize) -> [f32; M] + Sync,
         then: &impl Terms<M, 0>,
     ) {
@@ -388,7 +388,7 @@ impl<'a> Scratch<'a> {
         });
     }
 
-    fn of_block<const M: usize>(&self, piece: &Piece) -> [&'a [f32]; M] {
+    fn of_block<const M: usize>(&self, piece: &ChannelPiece) -> [&'a [f32]; M] {
         let (lanes, padded) = (piece.lanes(&self.grid), self.grid.padded());
         // SAFETY: written before the threads start.
         std::array::from_fn(|row| unsafe {

@@ -152,27 +152,16 @@ impl Kernel for AddSlice {
     }
 
     fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
-        let sum = self.sum.bind(&inputs[1..], outputs, workspace)?;
-        Ok(Box::new(AddingSlice { from: inputs[0].clone(), to: outputs[0].clone(), sum }))
+        let mut sum = self.sum.bind(&inputs[1..], outputs, workspace)?;
+        let (from, to) = (inputs[0].clone(), outputs[0].clone());
+        Ok(Box::new(move |scalars: &Scalars| {
+            copy(&from, &to, to.bytes());
+            sum.run(scalars)
+        }))
     }
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-struct AddingSlice {
-    from: Memory,
-    to: Memory,
-    sum: Box<dyn Step>,
-}
-
-impl Step for AddingSlice {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        if self.from.address() != self.to.address() {
-            copy(&self.from, &self.to, self.to.bytes());
-        }
-        self.sum.run(scalars)
     }
 }
 

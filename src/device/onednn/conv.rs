@@ -10,7 +10,7 @@ use super::host::Workers;
 use super::layout::data_type;
 use super::primitive::{PrimitiveKernel, attributes, inputs, multiplied, nchw, outputs, prop_kind};
 use super::sys;
-use super::window::Window;
+use super::window::WindowGeometry;
 use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 use crate::graph::{Conv2d, Spec};
@@ -18,21 +18,21 @@ use crate::graph::{Conv2d, Spec};
 const DIRECT: sys::AlgKind = sys::CONVOLUTION_DIRECT;
 
 /// The descriptors of a convolution's tensors, all of layouts to be chosen, and its geometry.
-struct Tensors {
+struct ConvTensors {
     x: Desc,
     w: Desc,
     b: Option<Desc>,
     y: Desc,
-    window: Window,
+    window: WindowGeometry,
 }
 
 /// The types of x (or dx), w (or dw) and y (or dy).
 type Types = [sys::DataType; 3];
 
-impl Tensors {
-    fn new(engine: &Engine, conv: &Conv2d, [x, w, y]: [&Spec; 3], types: Types) -> Result<Tensors> {
+impl ConvTensors {
+    fn new(engine: &Engine, conv: &Conv2d, [x, w, y]: [&Spec; 3], types: Types) -> Result<ConvTensors> {
         let (x, w, y) = (nchw(x)?, nchw(w)?, nchw(y)?);
-        let window = Window::of_conv(conv, x, y)?;
+        let window = WindowGeometry::of_conv(conv, x, y)?;
         let (c, o, groups) = (x[1], y[1], conv.groups);
         if groups == 0 || c % groups != 0 || o % groups != 0 {
             return Err(Error::usage(format!(
@@ -44,7 +44,7 @@ impl Tensors {
         }
         // oneDNN gives the groups a dimension of their own; the order of the elements stays the same.
         let grouped = [groups, o / groups, w[1], w[2], w[3]];
-        Ok(Tensors {
+        Ok(ConvTensors {
             x: Desc::any(engine, &x, types[0])?,
             w: Desc::any(engine, if groups == 1 { &grouped[1..] } else { &grouped }, types[1])?,
             b: conv.bias.then(|| Desc::plain(engine, &[o], sys::F32)).transpose()?,
@@ -59,7 +59,12 @@ impl Tensors {
 }
 
 /// The primitive of a forward pass, which those of the ways back take as a hint.
-fn forward_desc(engine: &Rc<Engine>, t: &Tensors, kind: sys::PropKind, relu: bool) -> Result<PrimitiveDesc> {
+fn forward_desc(
+    engine: &Rc<Engine>,
+    t: &ConvTensors,
+    kind: sys::PropKind,
+    relu: bool,
+) -> Result<PrimitiveDesc> {
     let attributes = Attributes::new(engine, relu)?;
     let window = &t.window;
     let name = "dnnl_convolution_forward_primitive_desc_create";
@@ -102,7 +107,7 @@ impl Hint<'_> {
         if let Some(kernel) = kernel.filter(|kernel| kernel.is_forward()) {
             return Ok(Hint::Given(&kernel.desc));
         }
-        let t = Tensors::new(engine, conv, tensors, [multiplied([tensors[0], tensors[2]]); 3])?;
+        let t = ConvTensors::new(engine, conv, tensors, [multiplied([tensors[0], tensors[2]]); 3])?;
         Ok(Hint::Made(forward_desc(engine, &t, sys::FORWARD_TRAINING, false)?))
     }
 
@@ -122,7 +127,7 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d)
         false => inputs(request)?,
     };
     let multiplied = multiplied([x, y]);
-    let t = Tensors::new(engine, conv, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
+    let t = ConvTensors::new(engine, conv, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
     let desc = forward_desc(engine, &t, prop_kind(request), conv.relu)?;
     let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
     PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
@@ -134,7 +139,7 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d)
 pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d) -> Result<PrimitiveKernel> {
     let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
     let multiplied = multiplied([dx, dy]);
-    let t = Tensors::new(engine, conv, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
+    let t = ConvTensors::new(engine, conv, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, Hint::new(engine, request, conv, [dx, w, dy])?);
     let (hint, window) = (hint.desc(), &t.window);
     let name = "dnnl_convolution_backward_data_primitive_desc_create";
@@ -179,7 +184,7 @@ pub fn backward_weights(
         false => outputs(request).map(|[dw]| dw)?,
     };
     let multiplied = multiplied([x, dy]);
-    let t = Tensors::new(engine, conv, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
+    let t = ConvTensors::new(engine, conv, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, Hint::new(engine, request, conv, [x, dw, dy])?);
     let (hint, window) = (hint.desc(), &t.window);
     let name = "dnnl_convolution_backward_weights_primitive_desc_create";

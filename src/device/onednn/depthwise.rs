@@ -140,13 +140,13 @@ impl Geometry {
     }
 }
 
-type Sums<const KW: usize> = [[[f32; LANES]; KW]; MOST_ROWS];
+type WeightSums<const KW: usize> = [[[f32; LANES]; KW]; MOST_ROWS];
 
 fn add_up<T: Element, const KW: usize>(
     at: &Geometry,
     block: usize,
     tensors: [&Numbers<T>; 2],
-    sums: &mut Sums<KW>,
+    sums: &mut WeightSums<KW>,
 ) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
@@ -156,14 +156,14 @@ fn add_up<T: Element, const KW: usize>(
     add_up_anywhere(at, block, tensors, sums);
 }
 
-/// The same operations on each number, in wider registers: the same bits.
+/// `add_up` in wider registers: the same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn add_up_avx2<T: Element, const KW: usize>(
     at: &Geometry,
     block: usize,
     tensors: [&Numbers<T>; 2],
-    sums: &mut Sums<KW>,
+    sums: &mut WeightSums<KW>,
 ) {
     add_up_anywhere(at, block, tensors, sums);
 }
@@ -173,7 +173,7 @@ fn add_up_anywhere<T: Element, const KW: usize>(
     at: &Geometry,
     block: usize,
     [x, dy]: [&Numbers<T>; 2],
-    sums: &mut Sums<KW>,
+    sums: &mut WeightSums<KW>,
 ) {
     let Conv2d { stride, padding, dilation, kernel, .. } = at.conv;
     let ([h, w], [oh, ow]) = (at.x, at.y);

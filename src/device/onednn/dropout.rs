@@ -65,7 +65,7 @@ fn mask(values: &mut [f32], key: [u32; 2], sample: u64, scalars: &Scalars, p: f3
     mask_lanes(values, key, place, p);
 }
 
-/// The same loop compiled for vectors of eight words.
+/// `mask`'s loop compiled for vectors of eight words.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn mask_avx2(values: &mut [f32], key: [u32; 2], place: [u32; 3], p: f32) {

@@ -142,7 +142,7 @@ impl Desc {
         Ok(Desc { library: engine.library, raw })
     }
 
-    /// The same once more.
+    /// A copy of the descriptor.
     pub fn copy(&self) -> Result<Desc> {
         let mut raw = ptr::null_mut();
         // SAFETY: the descriptor is alive; the clone is ours.
@@ -245,7 +245,7 @@ impl Attributes {
         Attributes::with(engine, relu.then_some((sys::ELTWISE_RELU, 0.0)))
     }
 
-    /// The same with any function of each element (`dnnl_alg_kind_t`, alpha) on the result.
+    /// Attributes with any function of each element (`dnnl_alg_kind_t`, alpha) on the result.
     pub fn with(engine: &Engine, then: Option<(sys::AlgKind, f32)>) -> Result<Attributes> {
         let library = engine.library;
         Attributes::having(library, |ops| match then {

@@ -167,24 +167,12 @@ impl Kernel for HostKernel {
         check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
         let mut outputs = outputs.to_vec();
         outputs.extend((self.workspace > 0).then(|| workspace.slice(0, self.workspace)));
-        Ok(Box::new(HostStep { inputs: inputs.to_vec(), outputs, work: self.work.clone() }))
+        let (inputs, work) = (inputs.to_vec(), self.work.clone());
+        Ok(Box::new(move |scalars: &Scalars| work(&inputs, &outputs, scalars)))
     }
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-/// A loop bound to memory.
-struct HostStep {
-    inputs: Vec<Memory>,
-    outputs: Vec<Memory>,
-    work: Rc<LoopBody>,
-}
-
-impl Step for HostStep {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        (self.work)(&self.inputs, &self.outputs, scalars)
     }
 }
 

@@ -35,7 +35,7 @@ pub fn plain(engine: &Engine, spec: &Spec) -> Result<Layout> {
     layout(plain_desc(engine, spec)?)
 }
 
-/// The same in f32, whatever the tensor's own type.
+/// The plain layout in f32, whatever the tensor's own type.
 pub fn plain_f32(engine: &Engine, spec: &Spec) -> Result<Layout> {
     plain(engine, &Spec { dtype: DType::F32, ..spec.clone() })
 }

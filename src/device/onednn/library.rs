@@ -21,7 +21,7 @@ const REMEDY: &str = "To get it: run `make deps`, or load your site's oneDNN mod
 /// The loaded library.
 pub struct Library {
     pub functions: Functions,
-    found: Found,
+    found: OnednnInfo,
     set_threads: Option<unsafe extern "C" fn(c_int)>,
     // The functions live as long as this does.
     _handle: libloading::Library,
@@ -29,7 +29,7 @@ pub struct Library {
 
 /// What was found, for `dltrain info` and the record.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct OnednnInfo {
     /// The file that it was loaded from.
     pub path: PathBuf,
     /// "3.2.0"
@@ -90,7 +90,7 @@ pub fn library() -> Result<&'static Library> {
 ///
 /// # Errors
 /// As for `library`.
-pub fn probe() -> Result<Found> {
+pub fn probe() -> Result<OnednnInfo> {
     Ok(library()?.found.clone())
 }
 
@@ -157,7 +157,7 @@ pub fn check(status: sys::Status, call: &str) -> Result<()> {
 }
 
 impl Library {
-    pub fn found(&self) -> &Found {
+    pub fn found(&self) -> &OnednnInfo {
         &self.found
     }
 
@@ -274,7 +274,7 @@ fn load(path: &Path) -> std::result::Result<Library, String> {
     // very OpenMP runtime that oneDNN uses.
     let set_threads = unsafe { handle.get(b"omp_set_num_threads\0") }.ok().map(|symbol| *symbol);
     let set_threads = set_threads.filter(|_| version.cpu_runtime == sys::RUNTIME_OMP);
-    let found = Found {
+    let found = OnednnInfo {
         path: file_of(functions.dnnl_get_effective_cpu_isa as *const ()).unwrap_or_else(|| path.into()),
         version: text,
         isa: cpu_isa(),

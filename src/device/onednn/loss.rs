@@ -110,24 +110,24 @@ struct Targets<'a> {
 
 /// A class, and where samples are mixed another one and the share of the first.
 #[derive(Clone, Copy)]
-struct Target {
+struct LossTarget {
     class: usize,
     other: Option<(usize, f32)>,
 }
 
 impl Targets<'_> {
     /// None for a sample that only fills the batch.
-    fn of(&self, sample: usize, classes: usize) -> Result<Option<Target>> {
+    fn of(&self, sample: usize, classes: usize) -> Result<Option<LossTarget>> {
         let Some(class) = class_of(self.labels[sample], classes)? else { return Ok(None) };
         let other = match self.mixed {
             Some((others, shares)) => class_of(others[sample], classes)?.map(|other| (other, shares[sample])),
             None => None,
         };
-        Ok(Some(Target { class, other }))
+        Ok(Some(LossTarget { class, other }))
     }
 }
 
-impl Target {
+impl LossTarget {
     /// The class with the larger share.
     fn dominant(self) -> usize {
         match self.other {
@@ -155,7 +155,7 @@ fn largest(row: &[f32]) -> f32 {
 
 /// ln Σ exp(v) − (1−s)·v[target] − s·mean(v) with s the smoothing; the largest is taken out of all v. Of a mixed target
 /// v[target] is the mean by shares. A NaN anywhere gives NaN.
-fn cross_entropy(row: &[f32], target: Target, smoothing: f32) -> f32 {
+fn cross_entropy(row: &[f32], target: LossTarget, smoothing: f32) -> f32 {
     let largest = largest(row);
     let sum: f64 = row.iter().map(|v| f64::from((v - largest).exp())).sum();
     let mut aim = f64::from(row[target.class] - largest);
@@ -178,7 +178,7 @@ fn hits_target(row: &[f32], target: usize) -> f32 {
 }
 
 /// softmax − target, not yet scaled.
-fn softmax_gradient(row: &[f32], target: Target, smoothing: f32, gradient: &mut [f32]) {
+fn softmax_gradient(row: &[f32], target: LossTarget, smoothing: f32, gradient: &mut [f32]) {
     let largest = largest(row);
     let mut sum = 0f64;
     for (gradient, v) in gradient.iter_mut().zip(row) {

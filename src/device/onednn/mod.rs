@@ -47,11 +47,11 @@ use std::rc::Rc;
 use self::handle::Engine;
 use self::host::{HostKernel, Workers};
 use self::primitive::PrimitiveKernel;
-use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Squares, Step};
+use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Squares, Step, not_lowered};
 use crate::error::{Error, Result};
-use crate::graph::{Op, OpFusions, Spec};
+use crate::graph::{BackwardOp, Op, OpFusions, Spec};
 
-pub use library::{Found, Isa, isa, limit_isa, probe};
+pub use library::{Isa, OnednnInfo, isa, limit_isa, probe};
 
 /// The CPU cores of one rank.
 pub struct Cpu {
@@ -92,12 +92,7 @@ impl Cpu {
         match *request.op {
             Op::Conv2d(conv) => primitive(conv::forward_pass(engine, request, &conv)),
             Op::Conv2dBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
-            Op::Conv2dBackwardWeights(conv) => {
-                conv::backward_weights(engine, workers, request, &conv, subject)
-            }
             Op::Linear { bias, relu } => primitive(linear::forward_pass(engine, request, bias, relu)),
-            Op::LinearBackwardData { .. } => primitive(linear::backward_data(engine, request)),
-            Op::LinearBackwardWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
             Op::BatchNormMoments => host(sync_norm::moments(engine, workers, request)),
             Op::AllToAll { .. } => host(sync_norm::all_to_all(engine, request)),
             Op::Exchange { ranks, .. } => host(sync_norm::exchange(engine, request, ranks)),
@@ -113,34 +108,17 @@ impl Cpu {
                 host(sync_norm::again(engine, workers, request, &norm))
             }
             Op::BatchNormInference(norm) => primitive(batch_norm::inference(engine, request, &norm)),
-            Op::BatchNormSums(norm) => host(sync_norm::sums(engine, workers, request, &norm)),
-            Op::BatchNormBackward(norm) if norm.add => {
-                Ok(Box::new(residual_norm::backward(engine, request, &norm, subject)?))
-            }
-            Op::BatchNormBackward(norm) if norm.given => {
-                host(sync_norm::backward(engine, workers, request, &norm))
-            }
-            Op::BatchNormBackward(norm) => primitive(batch_norm::backward(engine, request, &norm)),
             Op::LocalResponseNorm(norm) => primitive(lrn::forward_pass(engine, request, &norm)),
-            Op::LocalResponseNormBackward(norm) => primitive(lrn::backward(engine, request, &norm)),
             Op::LayerNorm { epsilon, affine } => {
                 primitive(layer_norm::forward_pass(engine, request, epsilon, affine))
             }
-            Op::LayerNormBackward { epsilon, affine } => {
-                primitive(layer_norm::backward(engine, request, epsilon, affine))
-            }
             Op::MatMul(of) => primitive(matmul::matmul(engine, request, &of)),
             Op::Softmax => primitive(matmul::softmax(engine, request)),
-            Op::SoftmaxBackward => primitive(matmul::softmax_backward(engine, request)),
             Op::Activation(of) => primitive(activation::forward_pass(engine, request, of)),
-            Op::ActivationBackward(of) => primitive(activation::backward(engine, request, of)),
             Op::MaxPool(pool) => primitive(pool::max(engine, request, &pool)),
-            Op::MaxPoolBackward(pool) => primitive(pool::max_backward(engine, request, &pool)),
             Op::AvgPool(pool) => primitive(pool::average(engine, request, &pool)),
-            Op::AvgPoolBackward(pool) => primitive(pool::average_backward(engine, request, &pool)),
             Op::AdaptiveAvgPool => host(adaptive::forward_pass(engine, workers, request)),
-            Op::AdaptiveAvgPoolBackward => host(adaptive::backward(engine, workers, request)),
-            Op::Dropout { p, layer, whole } | Op::DropoutBackward { p, layer, whole } => {
+            Op::Dropout { p, layer, whole } => {
                 host(dropout::dropout(engine, workers, request, p, layer, whole))
             }
             Op::Binary(of) => primitive(broadcast::binary(engine, request, of)),
@@ -150,34 +128,59 @@ impl Cpu {
             Op::Concat { axis } => primitive(concat::concat(engine, request, axis)),
             Op::Slice { axis, from } => primitive(concat::slice(engine, request, axis, from)),
             Op::Pad { axis, before } => host(concat::pad(engine, request, axis, before)),
-            Op::AddSlice { axis, from } => Ok(Box::new(concat::add_slice(engine, request, axis, from)?)),
             Op::Trade(_) => host(concat::trade(engine, request)),
-            Op::Halo(_) | Op::HaloBackward(_) => {
-                Err(Error::internal(format!("{} is made of other ops before it runs", request.op.name())))
-            }
+            Op::Halo(_) => Err(not_lowered(request.op)),
             Op::Permute(order) => primitive(concat::permute(engine, request, &order)),
             Op::Add { relu } => primitive(simple::add(engine, request, relu)),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 host(loss::forward_pass(engine, request, smoothing, weight))
             }
-            Op::SoftmaxCrossEntropyBackward { smoothing, weight } => {
-                host(loss::backward(engine, request, smoothing, weight))
+            Op::Backward(op) => self.backward(request, op, subject),
+            Op::Normalise { .. } | Op::Fused(_) => {
+                Err(Error::internal(format!("{} is for GPUs", request.op.name())))
             }
-            Op::Normalise { .. }
-            | Op::Conv2dBackwardDataRelu(_)
-            | Op::Conv2dBackwardDataAdd(_)
-            | Op::Conv2dMoments(_)
-            | Op::Conv2dNormalised(_)
-            | Op::Conv2dNormalisedBackwardWeights(_)
-            | Op::Conv2dBackwardDataNorm(..)
-            | Op::BatchNormScale(_) => Err(joined(request)),
         }
     }
-}
 
-/// What is asked of GPUs only (`Graph::from_pixels`, `Graph::fuse`, `Graph::join_norms`).
-fn joined(request: &KernelRequest) -> Error {
-    Error::internal(format!("{} is for GPUs", request.op.name()))
+    fn backward(&self, request: &KernelRequest, op: BackwardOp, subject: &str) -> Result<Box<dyn Kernel>> {
+        let (engine, workers) = (&self.engine, &self.workers);
+        let primitive = |kernel: Result<PrimitiveKernel>| Ok(Box::new(kernel?.of(subject)) as _);
+        let host = |kernel: Result<HostKernel>| Ok(Box::new(kernel?) as _);
+        match op {
+            BackwardOp::Conv2dWeights(conv) => {
+                conv::backward_weights(engine, workers, request, &conv, subject)
+            }
+            BackwardOp::LinearData { .. } => primitive(linear::backward_data(engine, request)),
+            BackwardOp::LinearWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
+            BackwardOp::BatchNormSums(norm) => host(sync_norm::sums(engine, workers, request, &norm)),
+            BackwardOp::BatchNorm(norm) if norm.add => {
+                Ok(Box::new(residual_norm::backward(engine, request, &norm, subject)?))
+            }
+            BackwardOp::BatchNorm(norm) if norm.given => {
+                host(sync_norm::backward(engine, workers, request, &norm))
+            }
+            BackwardOp::BatchNorm(norm) => primitive(batch_norm::backward(engine, request, &norm)),
+            BackwardOp::LocalResponseNorm(norm) => primitive(lrn::backward(engine, request, &norm)),
+            BackwardOp::LayerNorm { epsilon, affine } => {
+                primitive(layer_norm::backward(engine, request, epsilon, affine))
+            }
+            BackwardOp::Softmax => primitive(matmul::softmax_backward(engine, request)),
+            BackwardOp::Activation(of) => primitive(activation::backward(engine, request, of)),
+            BackwardOp::MaxPool(pool) => primitive(pool::max_backward(engine, request, &pool)),
+            BackwardOp::AvgPool(pool) => primitive(pool::average_backward(engine, request, &pool)),
+            BackwardOp::AdaptiveAvgPool => host(adaptive::backward(engine, workers, request)),
+            BackwardOp::Dropout { p, layer, whole } => {
+                host(dropout::dropout(engine, workers, request, p, layer, whole))
+            }
+            BackwardOp::AddSlice { axis, from } => {
+                Ok(Box::new(concat::add_slice(engine, request, axis, from)?))
+            }
+            BackwardOp::Halo(_) => Err(not_lowered(request.op)),
+            BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
+                host(loss::backward(engine, request, smoothing, weight))
+            }
+        }
+    }
 }
 
 /// "conv2d of 128×1×28×28 and 32×1×3×3": what failed.
@@ -272,19 +275,5 @@ impl Device for Cpu {
 
     fn accumulate(&self, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
         update::accumulate(&self.workers, from, into)
-    }
-
-    fn upload(&self, from: &[u8], to: &Memory) -> Result<()> {
-        to.write(from);
-        Ok(())
-    }
-
-    fn download(&self, from: &Memory, to: &mut [u8]) -> Result<()> {
-        from.read(to);
-        Ok(())
-    }
-    fn zero(&self, memory: &Memory) -> Result<()> {
-        memory.zero();
-        Ok(())
     }
 }

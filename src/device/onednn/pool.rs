@@ -6,7 +6,7 @@ use super::handle::{Desc, Engine, PrimitiveDesc};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, forward, nchw, prop_kind};
 use super::sys;
-use super::window::Window;
+use super::window::WindowGeometry;
 use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Pool2d, Spec};
@@ -46,7 +46,7 @@ fn forward_desc(
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {
     let ((x, given), y) = ends(request)?;
-    let window = Window::of_pool(pool, nchw(x)?, nchw(y)?)?;
+    let window = WindowGeometry::of_pool(pool, nchw(x)?, nchw(y)?)?;
     let x = given.clone().map_or_else(|| plain(engine, x), Ok)?;
     let x = desc(&x)?;
     let y = Desc::any(engine, &nchw(y)?, x.data_type()?)?;
@@ -95,7 +95,7 @@ fn backward_desc(
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {
     let ((dy, _), dx) = ends(request)?;
-    let window = Window::of_pool(pool, nchw(dx)?, nchw(dy)?)?;
+    let window = WindowGeometry::of_pool(pool, nchw(dx)?, nchw(dy)?)?;
     let hint = forward(request)?;
     let (dx, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);
     let attributes = attributes(engine)?;

@@ -78,7 +78,7 @@ impl PrimitiveKernel {
         self
     }
 
-    /// The same of what the primitive gives as an output.
+    /// `sees_in` of an output.
     pub fn gives_in(mut self, output: usize, whole: Layout) -> PrimitiveKernel {
         let place = self.inputs.len() + output;
         self.seen.push((place, std::mem::replace(&mut self.outputs[output], whole)));

@@ -45,7 +45,7 @@ pub fn reorder_desc(engine: &Rc<Engine>, from: &Desc, to: &Desc) -> Result<Primi
     reorder_with(engine, from, to, attributes(engine)?)
 }
 
-/// The same with these attributes.
+/// A reorder with these attributes.
 pub fn reorder_with(
     engine: &Rc<Engine>,
     from: &Desc,

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use half::bf16;
 
-use super::channel_loops::{Element, Frame, Piece, Scratch, Terms, load, store};
+use super::channel_loops::{ChannelPiece, Element, Frame, Scratch, Terms, load, store};
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
 use super::primitive::{PrimitiveKernel, check_memory, inputs, outputs};
@@ -19,13 +19,13 @@ use crate::error::{Error, Result};
 use crate::graph::{Activation, BatchNorm, DType, Spec};
 
 /// y = max((x − mean)·scale + b + z, 0).
-struct Normalise<'a, T> {
+struct ResidualNormalise<'a, T> {
     x: Numbers<'a, T>,
     z: Numbers<'a, T>,
     y: Numbers<'a, T>,
 }
 
-impl<T: Element> Terms<3, 0> for Normalise<'_, T> {
+impl<T: Element> Terms<3, 0> for ResidualNormalise<'_, T> {
     #[inline(always)]
     fn of<const L: usize>(&self, at: usize, [mean, scale, b]: &[[f32; L]; 3]) -> [[f32; L]; 0] {
         let (mut y, z): ([f32; L], [f32; L]) = (load(&self.x, at), load(&self.z, at));
@@ -61,14 +61,14 @@ fn train<T: Element>(
 ) {
     let [x, z] = [&inputs[0], &inputs[5]].map(Numbers::<T>::stored);
     let ([w, b], [mean, variance]) = (slices(&inputs[1..3]), [1, 2].map(|index| Vector::of(&outputs[index])));
-    let moments = |piece: &Piece, sums: &mut [f32]| moments_of_piece(&scratch.grid, piece, x, sums);
+    let moments = |piece: &ChannelPiece, sums: &mut [f32]| moments_of_piece(&scratch.grid, piece, x, sums);
     let between = |channel: usize| {
         let [of_mean, of_variance] = put_together(scratch, channel);
         mean.set(channel, of_mean);
         variance.set(channel, of_variance);
         coefficients([w[channel], b[channel], of_mean, of_variance], norm.epsilon)
     };
-    scratch.twice(workers, moments, between, &Normalise { x, z, y: Numbers::stored(&outputs[0]) });
+    scratch.twice(workers, moments, between, &ResidualNormalise { x, z, y: Numbers::stored(&outputs[0]) });
 }
 
 fn apply<T: Element>(
@@ -81,7 +81,7 @@ fn apply<T: Element>(
     let [x, z, y] = [&inputs[0], &inputs[5], &outputs[0]].map(Numbers::<T>::stored);
     let [w, b, mean, variance] = slices(&inputs[1..5]);
     scratch.set(|c| coefficients([w[c], b[c], mean[c], variance[c]], norm.epsilon));
-    scratch.run(workers, &Normalise { x, z, y });
+    scratch.run(workers, &ResidualNormalise { x, z, y });
 }
 
 /// The loop for images of this type.
@@ -143,7 +143,7 @@ pub fn inference(
 
 /// dy, x, w, mean, variance, y → dz (over dy if possible), dw, db, dx: the library's ReLU gives dz, and its
 /// normalisation the rest of that.
-pub struct Backward {
+pub struct ResidualBackward {
     relu: PrimitiveKernel,
     norm: PrimitiveKernel,
     inputs: Vec<Layout>,
@@ -155,7 +155,7 @@ pub fn backward(
     request: &KernelRequest,
     norm: &BatchNorm,
     subject: &str,
-) -> Result<Backward> {
+) -> Result<ResidualBackward> {
     let [dy, x, vectors @ .., y] = inputs::<6>(request)?;
     let [dz, dw, db, dx] = outputs(request)?;
     check(x, &[dy, y, dx, dz], &[&vectors[..], &[dw, db]].concat())?;
@@ -176,10 +176,10 @@ pub fn backward(
     inputs[0] = relu.inputs()[0].clone();
     inputs.push(relu.inputs()[1].clone());
     let outputs = [relu.outputs(), &norm.outputs()[1..], &norm.outputs()[..1]].concat();
-    Ok(Backward { relu: relu.of(subject), norm: norm.of(subject), inputs, outputs })
+    Ok(ResidualBackward { relu: relu.of(subject), norm: norm.of(subject), inputs, outputs })
 }
 
-impl Kernel for Backward {
+impl Kernel for ResidualBackward {
     fn inputs(&self) -> &[Layout] {
         &self.inputs
     }
@@ -208,25 +208,21 @@ impl Kernel for Backward {
         };
         let [dz, dw, db, dx] = outputs else { return Err(Error::internal("a normalisation lacks outputs")) };
         let room = |kernel: &PrimitiveKernel| workspace.slice(0, kernel.workspace());
-        let relu = self.relu.bind(&[dy.clone(), y.clone()], std::slice::from_ref(dz), &room(&self.relu))?;
-        let norm = self.norm.bind(
+        let mut relu =
+            self.relu.bind(&[dy.clone(), y.clone()], std::slice::from_ref(dz), &room(&self.relu))?;
+        let mut norm = self.norm.bind(
             &[std::slice::from_ref(dz), vectors].concat(),
             &[dx, dw, db].map(Memory::clone),
             &room(&self.norm),
         )?;
-        Ok(Box::new(InTurn([relu, norm])))
+        Ok(Box::new(move |scalars: &Scalars| {
+            relu.run(scalars)?;
+            norm.run(scalars)
+        }))
     }
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-struct InTurn([Box<dyn Step>; 2]);
-
-impl Step for InTurn {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        self.0.iter_mut().try_for_each(|step| step.run(scalars))
     }
 }
 

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use half::bf16;
 
-use super::channel_loops::{Element, Frame, Grid, MOST_SUMS, Piece, Scratch, Terms, add_up, load, store};
+use super::channel_loops::{
+    ChannelPiece, Element, Frame, Grid, MOST_SUMS, Scratch, Terms, add_up, load, store,
+};
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers, copy};
 use super::layout::plain;
@@ -246,7 +248,7 @@ fn moments_of_pieces<T: Element>(scratch: &Scratch, workers: &Workers, x: &Memor
 /// Mean and Σ(x − mean)² of a piece, for each lane: of the deviations from the mean c of a sample, in one pass, with
 /// Σ(x − c)² − (Σ(x − c))²/n. What cancels there is small: a sample of a sixteenth is at most four of the piece's
 /// standard deviations away from its mean, since its own numbers are part of them.
-pub fn moments_of_piece<T: Element>(grid: &Grid, piece: &Piece, x: Numbers<T>, sums: &mut [f32]) {
+pub fn moments_of_piece<T: Element>(grid: &Grid, piece: &ChannelPiece, x: Numbers<T>, sums: &mut [f32]) {
     let (sample, count) = (piece.sample(), piece.count() as f64);
     let (sums, about) = sums.split_at_mut(MOST_SUMS * grid.lanes);
     add_up(grid, &sample, [], &Sum(x), about);

@@ -137,128 +137,78 @@ impl PieceSums {
     }
 }
 
-/// The sums of squares of pieces.
-struct SumsOfSquares {
-    parts: Vec<Memory>,
-    /// Elements of a part.
-    pieces: Vec<(usize, Range<usize>)>,
-    sums: PieceSums,
-    /// Where they are left.
-    written: Memory,
-    workers: Rc<Workers>,
-}
-
 /// The sums of squares of all gradients in these parts.
 pub fn squares(workers: &Rc<Workers>, parts: &[Memory]) -> Result<Squares> {
     let of_part = |(index, part): (usize, &Memory)| pieces(part.bytes() / 4).map(move |piece| (index, piece));
     let pieces: Vec<_> = parts.iter().enumerate().flat_map(of_part).collect();
     let written = Memory::host(pieces.len() * size_of::<f64>())?;
     let (sums, parts, workers) = (PieceSums::new(pieces.len()), parts.to_vec(), workers.clone());
-    let step = SumsOfSquares { parts, pieces, sums, written: written.clone(), workers };
-    Ok(Squares::new(Box::new(step), written))
-}
-
-impl Step for SumsOfSquares {
-    fn run(&mut self, _: &Scalars) -> Result<()> {
-        let (pieces, sums) = (&self.pieces, &self.sums);
-        let numbers: Vec<Numbers> = self.parts.iter().map(Numbers::of).collect();
-        self.workers.each(pieces.len(), |piece| {
+    let to = written.clone();
+    let step = move |_: &Scalars| {
+        let numbers: Vec<Numbers> = parts.iter().map(Numbers::of).collect();
+        workers.each(pieces.len(), |piece| {
             let (part, range) = &pieces[piece];
             // SAFETY: nothing writes the gradients now.
             sums.set(piece, sum_of_squares(unsafe { numbers[*part].part(range.clone()) }));
         });
         let sums: Vec<f64> = (0..pieces.len()).map(|piece| sums.get(piece)).collect();
-        self.written.write(bytes_of(&sums));
+        to.write(bytes_of(&sums));
         Ok(())
-    }
+    };
+    Ok(Squares::new(Box::new(step), written))
 }
 
-/// Gradients times `Scalars::rescale`.
-struct Scale {
-    gradients: Memory,
-    broken: Memory,
-    workers: Rc<Workers>,
-}
-
-/// The scaling of all gradients in a memory, as a step that sees whether any is broken.
+/// Gradients times `Scalars::rescale`, as a step that sees whether any is broken.
 pub fn scale(workers: &Rc<Workers>, gradients: &Memory, broken: &Memory) -> Box<dyn Step> {
-    Box::new(Scale { gradients: gradients.clone(), broken: broken.clone(), workers: workers.clone() })
-}
-
-impl Step for Scale {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        let (gradients, factor) = (Numbers::of(&self.gradients), scalars.rescale);
-        let broken = AtomicBool::new(false);
-        self.workers.each_piece(self.gradients.bytes() / 4, |range| {
+    let (workers, gradients, broken) = (workers.clone(), gradients.clone(), broken.clone());
+    Box::new(move |scalars: &Scalars| {
+        let (numbers, factor) = (Numbers::of(&gradients), scalars.rescale);
+        let found = AtomicBool::new(false);
+        workers.each_piece(gradients.bytes() / 4, |range| {
             // SAFETY: pieces do not overlap, and nothing else uses the gradients now.
-            let part = unsafe { gradients.part_mut(range) };
+            let part = unsafe { numbers.part_mut(range) };
             part.iter_mut().for_each(|g| *g *= factor);
             if part.iter().any(|g| !g.is_finite()) {
-                broken.store(true, Ordering::Relaxed);
+                found.store(true, Ordering::Relaxed);
             }
         });
-        if broken.into_inner() {
-            self.broken.write(bytes_of(&[1i32]));
+        if found.into_inner() {
+            broken.write(bytes_of(&[1i32]));
         }
         Ok(())
-    }
+    })
 }
 
-/// `into` is the moving average of `from`.
-struct Average {
-    decay: f32,
-    from: Memory,
-    into: Memory,
-    workers: Rc<Workers>,
-}
-
-/// One step of a moving average, as a step.
+/// One step of the moving average `into` of `from`.
 pub fn average(workers: &Rc<Workers>, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
-    apart(from, into)?;
-    Ok(Box::new(Average { decay, from: from.clone(), into: into.clone(), workers: workers.clone() }))
-}
-
-impl Step for Average {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        let (from, into, decay) = (Numbers::of(&self.from), Numbers::of(&self.into), self.decay);
-        self.workers.each_piece(self.into.bytes() / 4, |range| {
-            // SAFETY: pieces do not overlap, and the regions are apart.
-            let (from, into) = unsafe { (from.part(range.clone()), into.part_mut(range)) };
-            update::average(scalars, decay, from, into);
-        });
-        Ok(())
-    }
-}
-
-/// Refuses two memories that are not alike or share a byte.
-fn apart(from: &Memory, into: &Memory) -> Result<()> {
-    if from.bytes() != into.bytes() || from.overlaps(into) {
-        return Err(Error::internal(format!("cannot add {from:?} to {into:?}")));
-    }
-    Ok(())
+    of_both(workers, from, into, move |scalars, from, into| update::average(scalars, decay, from, into))
 }
 
 /// `into` += `from`.
-struct Accumulate {
-    from: Memory,
-    into: Memory,
-    workers: Rc<Workers>,
-}
-
-/// The addition of one region to another, as a step.
 pub fn accumulate(workers: &Rc<Workers>, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
-    apart(from, into)?;
-    Ok(Box::new(Accumulate { from: from.clone(), into: into.clone(), workers: workers.clone() }))
+    of_both(workers, from, into, |_, from, into| {
+        into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+    })
 }
 
-impl Step for Accumulate {
-    fn run(&mut self, _: &Scalars) -> Result<()> {
-        let (from, into) = (Numbers::of(&self.from), Numbers::of(&self.into));
-        self.workers.each_piece(self.into.bytes() / 4, |range| {
+/// A step over two memories that are alike and share no byte, piece by piece.
+fn of_both(
+    workers: &Rc<Workers>,
+    from: &Memory,
+    into: &Memory,
+    work: impl Fn(&Scalars, &[f32], &mut [f32]) + Sync + Send + 'static,
+) -> Result<Box<dyn Step>> {
+    if from.bytes() != into.bytes() || from.overlaps(into) {
+        return Err(Error::internal(format!("cannot add {from:?} to {into:?}")));
+    }
+    let (workers, from, into) = (workers.clone(), from.clone(), into.clone());
+    Ok(Box::new(move |scalars: &Scalars| {
+        let (reads, writes) = (Numbers::of(&from), Numbers::of(&into));
+        workers.each_piece(into.bytes() / 4, |range| {
             // SAFETY: pieces do not overlap, and the regions are apart.
-            let (from, into) = unsafe { (from.part(range.clone()), into.part_mut(range)) };
-            into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+            let (from, into) = unsafe { (reads.part(range.clone()), writes.part_mut(range)) };
+            work(scalars, from, into);
         });
         Ok(())
-    }
+    }))
 }

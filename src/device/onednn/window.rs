@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Conv2d, Pool2d};
 
 /// Kernel, stride and padding as the C API takes them.
-pub struct Window {
+pub struct WindowGeometry {
     pub kernel: sys::Dims,
     pub stride: sys::Dims,
     /// Before the image.
@@ -16,19 +16,20 @@ pub struct Window {
     pub dilation: sys::Dims,
 }
 
-impl Window {
-    pub fn of_conv(conv: &Conv2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
+impl WindowGeometry {
+    pub fn of_conv(conv: &Conv2d, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
         let Conv2d { stride, padding, dilation, .. } = *conv;
         if dilation.contains(&0) {
             return Err(Error::usage(format!("dilation {dilation:?} must be at least 1")));
         }
         // Of a convolution the weights say what its kernel is; here it is as long as it reaches.
         let kernel = if conv.kernel.contains(&0) { conv.kernel } else { conv.reach() };
-        let window = Window::new(&Pool2d { kernel, stride, padding, ..Pool2d::square(1) }, input, output)?;
-        Ok(Window { dilation: pair(dilation.map(|apart| apart - 1)), ..window })
+        let window =
+            WindowGeometry::new(&Pool2d { kernel, stride, padding, ..Pool2d::square(1) }, input, output)?;
+        Ok(WindowGeometry { dilation: pair(dilation.map(|apart| apart - 1)), ..window })
     }
 
-    pub fn of_pool(pool: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
+    pub fn of_pool(pool: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
         let [n, c, ..] = input;
         if [n, c] != output[..2] {
             return Err(Error::internal(format!("a pooling of {input:?} cannot give {output:?}")));
@@ -40,11 +41,11 @@ impl Window {
                 pool.padding, pool.kernel
             )));
         }
-        Window::new(pool, input, output)
+        WindowGeometry::new(pool, input, output)
     }
 
     /// Checks the geometry against the images of shape (N, C, H, W) that it is applied to.
-    fn new(window: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<Window> {
+    fn new(window: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
         let ([_, _, h, w], Pool2d { kernel, stride, padding, .. }) = (input, *window);
         if stride.contains(&0) || kernel.contains(&0) {
             return Err(Error::usage(format!("kernel {kernel:?} and stride {stride:?} must be at least 1")));
@@ -61,7 +62,7 @@ impl Window {
             Some(size) => {
                 let reach = |axis: usize| (size[axis] - 1) * stride[axis] + kernel[axis];
                 let after = |axis: usize| reach(axis).saturating_sub([h, w][axis] + padding[axis]);
-                Ok(Window {
+                Ok(WindowGeometry {
                     kernel: pair(kernel),
                     stride: pair(stride),
                     padding: pair(padding),

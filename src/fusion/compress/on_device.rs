@@ -7,14 +7,16 @@ use super::work::{Compressor, Kept, names};
 use crate::collective;
 use crate::config::Compression;
 use crate::config::environment;
-use crate::device::{CodecBucket, CodecKind, CodecSetup, Device, DeviceCodec, Event, Memory, Piece};
+use crate::device::{
+    CodecBucket, CodecKind, CodecPiece, CodecSetup, Device, DeviceCodec, DeviceEvent, Memory,
+};
 use crate::error::{Error, Result};
 
 pub struct OnDevice {
     coder: Box<dyn DeviceCodec>,
     residuals: Memory,
     /// Of each bucket the point behind its last encoding.
-    left: Vec<Option<Event>>,
+    left: Vec<Option<DeviceEvent>>,
     name: &'static str,
 }
 
@@ -60,7 +62,7 @@ fn coded(bucket: &Bucket, ranks: usize) -> CodecBucket {
     let pieces = bucket.phases.iter().flatten().filter_map(|unit| match unit {
         Unit::Encode(tensor, range, word) => {
             let shape = &bucket.tensors[*tensor];
-            Some(Piece {
+            Some(CodecPiece {
                 gradient: shape.start + range.start,
                 residual: shape.residual + range.start,
                 count: range.len(),

@@ -1,11 +1,11 @@
 //! Activations: functions of one number. What is said of one is said here, in one table; devices have a line for it too
 //! (CONTRIBUTING.md names the places).
 
-use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, TensorId};
+use crate::graph::differentiate::BackwardPass;
+use crate::graph::{BackwardOp, Builder, Node, NodeId, Op, TensorId};
 
 /// What is said of an activation besides its formula.
-struct Row {
+struct ActivationTraits {
     kind: &'static str,
     backward: &'static str,
     number: Option<f32>,
@@ -34,9 +34,9 @@ macro_rules! activations {
             /// Some of each kind, for tests.
             pub const ALL: &'static [Activation] = &[$($($example),+),+];
 
-            fn row(self) -> Row {
+            fn row(self) -> ActivationTraits {
                 match self {
-                    $(Activation::$variant $({ $number })? => Row {
+                    $(Activation::$variant $({ $number })? => ActivationTraits {
                         kind: $kind,
                         backward: concat!($kind, " backward"),
                         number: None$(.or(Some($number)))?,
@@ -131,7 +131,7 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, of: Activation, dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, of: Activation, dy: TensorId) {
     let read = if of.from_output() { node.outputs[0] } else { node.inputs[0] };
-    b.simple(id, node, Op::ActivationBackward(of), vec![dy, read]);
+    b.simple(id, node, BackwardOp::Activation(of), vec![dy, read]);
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
+use crate::graph::differentiate::BackwardPass;
 use crate::graph::{Builder, MatMul, Node, NodeId, Op, Shape, TensorId, dims};
 
 /// Axes a permutation may have.
@@ -57,7 +57,7 @@ impl Permutation {
 }
 
 impl Builder {
-    /// The same elements in another shape.
+    /// Adds a layer that gives the elements in another shape.
     ///
     /// # Errors
     /// `Usage` where that has not as many.
@@ -246,7 +246,7 @@ impl Builder {
     }
 }
 
-pub fn add_backward(b: &mut Backward, id: NodeId, node: &Node, relu: bool, mut dy: TensorId) {
+pub fn add_backward(b: &mut BackwardPass, id: NodeId, node: &Node, relu: bool, mut dy: TensorId) {
     if relu {
         dy = b.relu(id, node, dy);
     }
@@ -256,7 +256,7 @@ pub fn add_backward(b: &mut Backward, id: NodeId, node: &Node, relu: bool, mut d
 }
 
 /// Each input of a concatenation gets its part of the gradient.
-pub fn concat_backward(b: &mut Backward, id: NodeId, node: &Node, axis: usize, dy: TensorId) {
+pub fn concat_backward(b: &mut BackwardPass, id: NodeId, node: &Node, axis: usize, dy: TensorId) {
     let mut from = 0;
     for &part in &node.inputs {
         if b.needs(part) {

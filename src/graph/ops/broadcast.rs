@@ -2,7 +2,7 @@
 //! back: sums over axes.
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
+use crate::graph::differentiate::BackwardPass;
 use crate::graph::{Builder, DType, Node, NodeId, Op, Role, Shape, TensorId};
 
 /// What is done with two numbers.
@@ -32,7 +32,7 @@ impl Binary {
         }
     }
 
-    /// Of two numbers.
+    /// The op of two numbers.
     pub fn of(self, a: f32, b: f32) -> f32 {
         match self {
             Binary::Add => a + b,
@@ -103,7 +103,7 @@ impl Builder {
     }
 }
 
-impl Backward {
+impl BackwardPass {
     /// Adds `scale` times `gradient`, summed over the axes along which `of` was stretched, to what is known of the
     /// gradient of `of`, which may be a parameter.
     pub fn contribute_sum(&mut self, id: NodeId, of: TensorId, gradient: TensorId, scale: f32) {
@@ -139,10 +139,10 @@ impl Backward {
     }
 }
 
-pub fn binary_backward(b: &mut Backward, id: NodeId, node: &Node, of: Binary, dy: TensorId) {
+pub fn binary_backward(b: &mut BackwardPass, id: NodeId, node: &Node, of: Binary, dy: TensorId) {
     let ([first, second], y) = ([node.inputs[0], node.inputs[1]], node.outputs[0]);
     let of_both =
-        |b: &mut Backward, kind: Binary, by: TensorId| b.node(id, Op::Binary(kind), vec![dy, by], y);
+        |b: &mut BackwardPass, kind: Binary, by: TensorId| b.node(id, Op::Binary(kind), vec![dy, by], y);
     match of {
         Binary::Add | Binary::Subtract => {
             b.contribute_sum(id, second, dy, if of == Binary::Add { 1.0 } else { -1.0 });

@@ -1,8 +1,8 @@
 //! Convolution.
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
-use crate::graph::{Binary, Builder, Node, NodeId, Op, TensorId, dims};
+use crate::graph::differentiate::BackwardPass;
+use crate::graph::{BackwardOp, Binary, Builder, Node, NodeId, Op, TensorId, dims};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
 /// Output height = `(H + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
@@ -39,17 +39,17 @@ impl Conv2d {
         }
     }
 
-    /// The same with this stride, for height and width.
+    /// The convolution with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Conv2d {
         Conv2d { stride: [stride; 2], ..self }
     }
 
-    /// The same with so many zeros on each side.
+    /// The convolution with so many zeros on each side.
     pub fn padding(self, padding: usize) -> Conv2d {
         Conv2d { padding: [padding; 2], ..self }
     }
 
-    /// The same with so many places from one weight's element to the next one's.
+    /// The convolution with so many places from one weight's element to the next one's.
     pub fn dilation(self, dilation: usize) -> Conv2d {
         Conv2d { dilation: [dilation; 2], ..self }
     }
@@ -170,23 +170,23 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, mut dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, mut dy: TensorId) {
     if conv.relu {
         dy = b.relu(id, node, dy);
     }
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, Op::Conv2dBackwardWeights(conv), x, dy, &node.inputs[1..]);
+    b.weights(id, BackwardOp::Conv2dWeights(conv), x, dy, &node.inputs[1..]);
     if b.needs(x) {
         let dx = b.node(id, Op::Conv2dBackwardData(conv), vec![dy, w], x);
         b.contribute(x, dx);
     }
 }
 
-/// Of a transposed convolution. Its gradients are the convolution itself, and that of the convolution's weights with x
-/// and dy in each other's place.
-pub fn transposed_backward(b: &mut Backward, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
+/// Differentiates a transposed convolution. Its gradients are the convolution itself, and that of the convolution's
+/// weights with x and dy in each other's place.
+pub fn transposed_backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, Op::Conv2dBackwardWeights(conv), dy, x, &node.inputs[1..]);
+    b.weights(id, BackwardOp::Conv2dWeights(conv), dy, x, &node.inputs[1..]);
     if b.needs(x) {
         let dx = b.node(id, Op::Conv2d(conv), vec![dy, w], x);
         b.contribute(x, dx);

@@ -1,8 +1,8 @@
 //! Layer normalisation over the last axes, and group normalisation, which is one of groups of channels.
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
-use crate::graph::{Binary, Builder, DType, Init, Node, NodeId, Op, Role, Shape, TensorId, dims};
+use crate::graph::differentiate::BackwardPass;
+use crate::graph::{BackwardOp, Binary, Builder, DType, Init, Node, NodeId, Op, Role, Shape, TensorId, dims};
 
 impl Builder {
     /// Layer normalisation over the last `axes` axes (Ba, Kiros, Hinton 2016). Parameters `name.weight` and
@@ -21,7 +21,7 @@ impl Builder {
         Ok(self.normalised(name, vec![x, weight, bias], first, epsilon))
     }
 
-    /// The same over the channels of images, for each pixel by itself.
+    /// Layer normalisation over the channels of images, for each pixel by itself.
     ///
     /// # Errors
     /// `Usage` where x is no image.
@@ -82,7 +82,7 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, (epsilon, affine): (f32, bool), dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, (epsilon, affine): (f32, bool), dy: TensorId) {
     let (x, mut inputs) = (node.inputs[0], vec![dy, node.inputs[0]]);
     inputs.extend(node.inputs.get(1));
     inputs.extend(&node.outputs[1..]);
@@ -90,7 +90,7 @@ pub fn backward(b: &mut Backward, id: NodeId, node: &Node, (epsilon, affine): (f
     let mut outputs = vec![dx];
     outputs
         .extend(node.inputs[1..].iter().map(|&parameter| b.graph.gradient_of(parameter)).collect::<Vec<_>>());
-    let (name, op) = (node.name.clone(), Op::LayerNormBackward { epsilon, affine });
+    let (name, op) = (node.name.clone(), Op::Backward(BackwardOp::LayerNorm { epsilon, affine }));
     b.graph.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
     b.contribute(x, dx);
 }

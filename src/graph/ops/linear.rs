@@ -1,8 +1,8 @@
 //! Fully connected layers.
 
 use crate::error::Result;
-use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
+use crate::graph::differentiate::BackwardPass;
+use crate::graph::{BackwardOp, Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 impl Builder {
     /// A fully connected layer to `features` outputs, with bias. Parameters `name.weight` (features, inputs),
@@ -11,7 +11,7 @@ impl Builder {
         self.linear_with(name, x, features, true)
     }
 
-    /// The same without bias.
+    /// A linear layer without bias.
     pub fn linear_without_bias(&mut self, name: &str, x: TensorId, features: usize) -> TensorId {
         self.linear_with(name, x, features, false)
     }
@@ -24,7 +24,7 @@ impl Builder {
         self.linear_of(name, x, weight, bias, dims([batch, features]))
     }
 
-    /// The same with parameters that were made before (`learned`), to this shape.
+    /// A linear layer with parameters that were made before (`learned`), to this shape.
     pub fn linear_of(
         &mut self,
         name: &str,
@@ -51,14 +51,14 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, [bias, relu]: [bool; 2], mut dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, [bias, relu]: [bool; 2], mut dy: TensorId) {
     if relu {
         dy = b.relu(id, node, dy);
     }
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, Op::LinearBackwardWeights { bias }, x, dy, &node.inputs[1..]);
+    b.weights(id, BackwardOp::LinearWeights { bias }, x, dy, &node.inputs[1..]);
     if b.needs(x) {
-        let dx = b.node(id, Op::LinearBackwardData { bias }, vec![dy, w], x);
+        let dx = b.node(id, BackwardOp::LinearData { bias }, vec![dy, w], x);
         b.contribute(x, dx);
     }
 }

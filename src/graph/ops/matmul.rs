@@ -1,7 +1,7 @@
 //! Products of matrices that a batch gives on both sides, softmax, and attention, which is made of them.
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
+use crate::graph::differentiate::BackwardPass;
 use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
 
 /// scale·A·B for each matrix of a batch; an operand may be kept transposed.
@@ -59,7 +59,7 @@ impl Builder {
         self.attention_with(name, x, length, heads, |_, scores| Ok(scores))
     }
 
-    /// The same with something done to the scores (sequences, heads, length, length) before the softmax.
+    /// Attention with something done to the scores (sequences, heads, length, length) before the softmax.
     ///
     /// # Errors
     /// As above, and those of what is done.
@@ -98,7 +98,7 @@ impl Builder {
 }
 
 /// With y = s·A·B: dA = s·dy·Bᵀ and dB = s·Aᵀ·dy, or the transposes of these where the operands are.
-pub fn backward(b: &mut Backward, id: NodeId, node: &Node, of: MatMul, dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, of: MatMul, dy: TensorId) {
     let ([first, second], [ta, tb]) = ([node.inputs[0], node.inputs[1]], of.transposed);
     let of_first = if ta { ([second, dy], [tb, true]) } else { ([dy, second], [false, !tb]) };
     let of_second = if tb { ([dy, first], [true, ta]) } else { ([first, dy], [!ta, false]) };

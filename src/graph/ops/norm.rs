@@ -2,8 +2,8 @@
 //! local response normalisation.
 
 use crate::error::{Error, Result};
-use crate::graph::differentiate::Backward;
-use crate::graph::{Builder, DType, Init, Node, NodeId, Op, Role, Rows, TensorId, dims};
+use crate::graph::differentiate::BackwardPass;
+use crate::graph::{BackwardOp, Builder, DType, Init, Node, NodeId, Op, Role, Rows, TensorId, dims};
 
 /// Batch normalisation (Ioffe and Szegedy 2015) over N, H and W, for each channel by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -80,14 +80,14 @@ impl Builder {
 
 /// Numbers of each channel that ranks tell each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Statistics {
+pub enum NormStatistics {
     /// Mean and variance.
     Moments,
     /// Sums over gradients.
     Sums,
 }
 
-impl Statistics {
+impl NormStatistics {
     /// Makes what ranks with unlike many rows have told each other, a row of `all` a rank, what ranks with as many
     /// would have: means and variances are those of all rows, and sums are stretched as this rank's number of rows is
     /// from its even share.
@@ -98,11 +98,11 @@ impl Statistics {
         let weight = |rank: usize| rows.of(rank % rows.parts).len() as f64;
         let (length, whole) = (all.len() / ranks, (0..ranks).map(weight).sum::<f64>());
         match self {
-            Statistics::Sums => {
+            NormStatistics::Sums => {
                 let factor = ranks as f64 * rows.own().len() as f64 / whole;
                 all.iter_mut().for_each(|sum| *sum = (f64::from(*sum) * factor) as f32);
             }
-            Statistics::Moments => {
+            NormStatistics::Moments => {
                 for channel in 0..length / 2 {
                     let of = |rank: usize, which: usize| {
                         f64::from(all[rank * length + which * (length / 2) + channel])
@@ -147,7 +147,7 @@ impl BatchNorm {
 
 /// The one node that gives the gradients of the input, the weight and the bias; with given moments the sums, their
 /// exchange and the gradient of the input.
-pub fn batch_norm_backward(b: &mut Backward, id: NodeId, node: &Node, norm: BatchNorm, dy: TensorId) {
+pub fn batch_norm_backward(b: &mut BackwardPass, id: NodeId, node: &Node, norm: BatchNorm, dy: TensorId) {
     let ([x, weight, bias], [mean, variance]) =
         ([0, 1, 2].map(|index| node.inputs[index]), [1, 2].map(|index| node.outputs[index]));
     let dx = if norm.given {
@@ -158,7 +158,7 @@ pub fn batch_norm_backward(b: &mut Backward, id: NodeId, node: &Node, norm: Batc
         inputs.extend(node.outputs.get(5));
         let dx = b.graph.gradient_like(x);
         let outputs = vec![dx, b.graph.gradient_of(weight), b.graph.gradient_of(bias)];
-        let (name, op) = (node.name.clone(), Op::BatchNormBackward(norm));
+        let (name, op) = (node.name.clone(), Op::Backward(BackwardOp::BatchNorm(norm)));
         b.graph.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
         dx
     };
@@ -203,13 +203,13 @@ impl Builder {
 }
 
 pub fn local_response_backward(
-    b: &mut Backward,
+    b: &mut BackwardPass,
     id: NodeId,
     node: &Node,
     norm: LocalResponseNorm,
     dy: TensorId,
 ) {
-    b.simple(id, node, Op::LocalResponseNormBackward(norm), vec![dy, node.inputs[0], node.outputs[1]]);
+    b.simple(id, node, BackwardOp::LocalResponseNorm(norm), vec![dy, node.inputs[0], node.outputs[1]]);
 }
 
 #[cfg(test)]
@@ -232,7 +232,7 @@ mod tests {
         let whole = moments(&values.concat());
         for own in 0..3 {
             let mut all = told.clone();
-            Statistics::Moments.even_out(place(own), &mut all, 6);
+            NormStatistics::Moments.even_out(place(own), &mut all, 6);
             for rank in all.chunks(2) {
                 assert!(
                     rank.iter().zip(whole).all(|(&found, exact)| (f64::from(found) - exact).abs() < 1e-6)
@@ -240,7 +240,7 @@ mod tests {
             }
             // Σ over all values, divided by as many as six ranks like this one would have.
             let mut sums = vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
-            Statistics::Sums.even_out(place(own), &mut sums, 6);
+            NormStatistics::Sums.even_out(place(own), &mut sums, 6);
             let (as_many, of_all) = (6 * place(own).own().len(), 14);
             let mean = f64::from(sums.iter().sum::<f32>()) / as_many as f64;
             assert!((mean - 63.0 / f64::from(of_all)).abs() < 1e-6);

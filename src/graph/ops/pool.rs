@@ -32,17 +32,17 @@ impl Pool2d {
         }
     }
 
-    /// The same, keeping a last window that reaches beyond the padding.
+    /// The pooling, keeping a last window that reaches beyond the padding.
     pub fn ceil(self) -> Pool2d {
         Pool2d { ceil: true, ..self }
     }
 
-    /// The same with this stride, for height and width.
+    /// The pooling with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Pool2d {
         Pool2d { stride: [stride; 2], ..self }
     }
 
-    /// The same with this padding on each side.
+    /// The pooling with this padding on each side.
     pub fn padding(self, padding: usize) -> Pool2d {
         Pool2d { padding: [padding; 2], ..self }
     }

@@ -10,12 +10,12 @@ const MOST_SHARES: usize = 1 << 20;
 /// Where an element of the result lies among those of the operand. With i its number, s how many times longer the
 /// result is, and n and m the lengths:
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Places {
+pub enum ResizeCoordinates {
     /// (i + ½)/s − ½: an element is the middle of a pixel.
     HalfPixel,
-    /// The same, and 0 where the result has one element.
+    /// As `HalfPixel`, and 0 where the result has one element.
     HalfPixelOrFirst,
-    /// The same, around the middle of the image where its new length is cut to whole elements.
+    /// As `HalfPixel`, around the middle of the image where its new length is cut to whole elements.
     HalfPixelAroundMiddle,
     /// i·(n − 1)/(m − 1): the first and the last stay where they are.
     Corners,
@@ -25,7 +25,7 @@ pub enum Places {
 
 /// How a number is read between elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Reading {
+pub enum Interpolation {
     /// The element at the place rounded down.
     Below,
     /// The element at the place rounded up.
@@ -34,10 +34,10 @@ pub enum Reading {
     NearestBelow,
     /// The nearest element, of two equally near ones the one behind.
     NearestAbove,
-    /// Of the two around it, the nearer the more.
+    /// The mean of the two around it, the nearer the more.
     Linear,
-    /// Of the four around it by the cubic convolution of Keys 1981 with this a. With `inside` the first and the last do
-    /// not stand for what would be beyond them.
+    /// The mean of the four around it by the cubic convolution of Keys 1981 with this a. With `inside` the first and
+    /// the last do not stand for what would be beyond them.
     Cubic {
         /// Keys's −½, or PyTorch's −¾.
         a: f64,
@@ -50,18 +50,21 @@ pub enum Reading {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resize {
     /// Where elements lie.
-    pub places: Places,
+    pub places: ResizeCoordinates,
     /// What is there.
-    pub reading: Reading,
+    pub reading: Interpolation,
 }
 
 impl Resize {
     /// PyTorch's `nearest`.
-    pub const NEAREST: Resize = Resize { places: Places::Asymmetric, reading: Reading::Below };
+    pub const NEAREST: Resize =
+        Resize { places: ResizeCoordinates::Asymmetric, reading: Interpolation::Below };
     /// PyTorch's `bilinear`.
-    pub const BILINEAR: Resize = Resize { places: Places::HalfPixel, reading: Reading::Linear };
+    pub const BILINEAR: Resize =
+        Resize { places: ResizeCoordinates::HalfPixel, reading: Interpolation::Linear };
     /// PyTorch's `bilinear` with `align_corners`.
-    pub const BILINEAR_CORNERS: Resize = Resize { places: Places::Corners, reading: Reading::Linear };
+    pub const BILINEAR_CORNERS: Resize =
+        Resize { places: ResizeCoordinates::Corners, reading: Interpolation::Linear };
 
     /// The share that each of n elements has in each of m: a row of n for each. `scale` is m/n, or what that was before
     /// m was cut to a whole number.
@@ -81,31 +84,31 @@ impl Resize {
     fn place(&self, index: f64, [n, m]: [f64; 2], scale: f64) -> f64 {
         let half = (index + 0.5) / scale - 0.5;
         match self.places {
-            Places::HalfPixel => half,
-            Places::HalfPixelOrFirst if m > 1.0 => half,
-            Places::HalfPixelAroundMiddle => half + n / 2.0 * (1.0 - m / (scale * n)),
-            Places::Corners if scale * n != 1.0 => index * (n - 1.0) / (scale * n - 1.0),
-            Places::HalfPixelOrFirst | Places::Corners => 0.0,
-            Places::Asymmetric => index / scale,
+            ResizeCoordinates::HalfPixel => half,
+            ResizeCoordinates::HalfPixelOrFirst if m > 1.0 => half,
+            ResizeCoordinates::HalfPixelAroundMiddle => half + n / 2.0 * (1.0 - m / (scale * n)),
+            ResizeCoordinates::Corners if scale * n != 1.0 => index * (n - 1.0) / (scale * n - 1.0),
+            ResizeCoordinates::HalfPixelOrFirst | ResizeCoordinates::Corners => 0.0,
+            ResizeCoordinates::Asymmetric => index / scale,
         }
     }
 }
 
-impl Reading {
+impl Interpolation {
     /// Which of n elements have shares in what is read at a place.
     fn shares(self, place: f64, n: usize) -> Vec<(usize, f64)> {
         let last = n.saturating_sub(1) as f64;
         let at = |place: f64| place.clamp(0.0, last) as usize;
         match self {
-            Reading::Below => vec![(at(place.floor()), 1.0)],
-            Reading::Above => vec![(at(place.ceil()), 1.0)],
-            Reading::NearestBelow => vec![(at((place - 0.5).ceil()), 1.0)],
-            Reading::NearestAbove => vec![(at((place + 0.5).floor()), 1.0)],
-            Reading::Linear => {
+            Interpolation::Below => vec![(at(place.floor()), 1.0)],
+            Interpolation::Above => vec![(at(place.ceil()), 1.0)],
+            Interpolation::NearestBelow => vec![(at((place - 0.5).ceil()), 1.0)],
+            Interpolation::NearestAbove => vec![(at((place + 0.5).floor()), 1.0)],
+            Interpolation::Linear => {
                 let (below, part) = (place.floor(), place - place.floor());
                 vec![(at(below), 1.0 - part), (at(below + 1.0), part)]
             }
-            Reading::Cubic { a, inside } => {
+            Interpolation::Cubic { a, inside } => {
                 let near = |t: f64| ((a + 2.0) * t - (a + 3.0)) * t * t + 1.0;
                 let far = |t: f64| ((a * t - 5.0 * a) * t + 8.0 * a) * t - 4.0 * a;
                 let (below, t) = (place.floor(), place - place.floor());
@@ -183,7 +186,7 @@ impl Builder {
 mod tests {
     use super::*;
 
-    /// Of the documentation of ONNX's Resize.
+    /// The numbers are those of the documentation of ONNX's Resize.
     #[test]
     fn shares_are_those_of_the_definition() {
         let of = |how: Resize, n, m| how.shares(n, m, m as f64 / n as f64);
@@ -191,7 +194,7 @@ mod tests {
         assert_eq!(of(Resize::BILINEAR, 2, 4), [1.0, 0.0, 0.75, 0.25, 0.25, 0.75, 0.0, 1.0]);
         assert_eq!(of(Resize::BILINEAR_CORNERS, 2, 3), [1.0, 0.0, 0.5, 0.5, 0.0, 1.0]);
         assert_eq!(of(Resize::BILINEAR_CORNERS, 3, 1), [1.0, 0.0, 0.0]);
-        let cubic = Resize { reading: Reading::Cubic { a: -0.75, inside: false }, ..Resize::BILINEAR };
+        let cubic = Resize { reading: Interpolation::Cubic { a: -0.75, inside: false }, ..Resize::BILINEAR };
         let row = &of(cubic, 4, 8)[3 * 4..4 * 4];
         let expected = [-0.03515625, 0.26171875, 0.87890625, -0.10546875];
         assert_eq!([row[3], row[2], row[1], row[0]], expected, "{row:?}");

@@ -1,7 +1,7 @@
 //! Values that are known before anything runs: what exporters write to compute shapes, masks and places. They are
 //! computed when a network is imported, for its batch and image (`fold`).
 
-use super::tensor::{Tensor, Wrong};
+use super::tensor::{OnnxTensor, Reason};
 
 /// Numbers of more than this are weights, and nothing is computed from them. It also limits what a file can make of
 /// few bytes.
@@ -9,41 +9,41 @@ pub const MOST: usize = 1 << 20;
 
 /// A small tensor with its numbers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Constant {
+pub struct ConstantTensor {
     /// How many elements each axis has; none for a single number.
     pub dims: Vec<usize>,
     /// Last dimension fastest.
-    pub numbers: Numbers,
+    pub numbers: ConstantValues,
 }
 
 /// Integers or real numbers.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Numbers {
-    /// Of any width.
+pub enum ConstantValues {
+    /// Integers of any width.
     Integers(Vec<i64>),
-    /// Of any width, as f32.
+    /// Real numbers of any width, as f32.
     Reals(Vec<f32>),
 }
 
-use Numbers::{Integers, Reals};
+use ConstantValues::{Integers, Reals};
 
-impl Constant {
+impl ConstantTensor {
     /// Integers in a row, as shapes are.
-    pub fn row(numbers: Vec<i64>) -> Constant {
-        Constant { dims: vec![numbers.len()], numbers: Integers(numbers) }
+    pub fn row(numbers: Vec<i64>) -> ConstantTensor {
+        ConstantTensor { dims: vec![numbers.len()], numbers: Integers(numbers) }
     }
 
     /// The numbers of a tensor of the file.
-    pub fn of(tensor: &Tensor) -> Result<Constant, Wrong> {
+    pub fn of(tensor: &OnnxTensor) -> Result<ConstantTensor, Reason> {
         if count(&tensor.dims).is_none() {
             return Err(format!("computes with constants of the shape {:?}", tensor.dims));
         }
         let numbers = if tensor.is_real() { Reals(tensor.reals()?) } else { Integers(tensor.integers()?) };
-        Ok(Constant { dims: tensor.dims.clone(), numbers })
+        Ok(ConstantTensor { dims: tensor.dims.clone(), numbers })
     }
 
     /// Its integers.
-    pub fn integers(&self) -> Result<&[i64], Wrong> {
+    pub fn integers(&self) -> Result<&[i64], Reason> {
         match &self.numbers {
             Integers(integers) => Ok(integers),
             Reals(_) => Err("has real numbers where integers belong".into()),
@@ -75,7 +75,7 @@ impl Constant {
     }
 
     /// The elements at these places.
-    pub fn at(&self, places: &[usize], dims: Vec<usize>) -> Option<Constant> {
+    pub fn at(&self, places: &[usize], dims: Vec<usize>) -> Option<ConstantTensor> {
         fn pick<T: Copy>(from: &[T], places: &[usize]) -> Option<Vec<T>> {
             places.iter().map(|&place| from.get(place).copied()).collect()
         }
@@ -83,11 +83,11 @@ impl Constant {
             Integers(integers) => Integers(pick(integers, places)?),
             Reals(reals) => Reals(pick(reals, places)?),
         };
-        Some(Constant { dims, numbers })
+        Some(ConstantTensor { dims, numbers })
     }
 
     /// Stretched to a shape as numpy does it.
-    pub fn stretched(&self, dims: &[usize]) -> Option<Constant> {
+    pub fn stretched(&self, dims: &[usize]) -> Option<ConstantTensor> {
         let missing = dims.len().checked_sub(self.dims.len())?;
         let fits = |(&own, &to): (&usize, &usize)| own == to || own == 1;
         if !self.dims.iter().zip(&dims[missing..]).all(fits) {

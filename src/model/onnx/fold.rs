@@ -1,12 +1,12 @@
 //! What nodes give of constants: the ops that are computed in advance.
 
-use super::constant::Numbers::{Integers, Reals};
+use super::constant::ConstantValues::{Integers, Reals};
 use super::constant::{
-    Constant, common, count, dot, from_front, places, reshaped, squeezed, strides, taken, unsqueezed,
+    ConstantTensor, common, count, dot, from_front, places, reshaped, squeezed, strides, taken, unsqueezed,
 };
-use super::node::{Node, lengths};
+use super::node::{OnnxNode, lengths};
 use super::schema::data_type;
-use super::tensor::{Tensor, Wrong};
+use super::tensor::{OnnxTensor, Reason};
 
 /// The ops that are computed in advance. (A shape is too, of what the network computes.)
 #[rustfmt::skip]
@@ -26,7 +26,7 @@ pub fn is_folded(op: &str) -> bool {
 }
 
 /// What a node gives of constants; `None` for an op that is not computed in advance.
-pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>> {
+pub fn fold(node: &OnnxNode, inputs: &[&ConstantTensor]) -> Option<Result<ConstantTensor, Reason>> {
     let axis = node.int("axis");
     let folded = match (node.op(), inputs) {
         ("Identity", [x]) => Some((*x).clone()),
@@ -43,10 +43,10 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
         ("Unsqueeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, unsqueezed(&x.dims, axes)?)),
         ("Squeeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, squeezed(&x.dims, axes)?)),
         ("Flatten", [x]) => flatten(x, axis.unwrap_or(1)),
-        ("Reshape", [x, shape]) => shape
-            .integers()
-            .ok()
-            .and_then(|shape| shaped(x, reshaped(&x.dims, shape, node.int("allowzero").unwrap_or(0) != 0)?)),
+        ("Reshape", [x, shape]) => {
+            let keeps_zeros = node.int("allowzero").unwrap_or(0) != 0;
+            shape.integers().ok().and_then(|shape| shaped(x, reshaped(&x.dims, shape, keeps_zeros)?))
+        }
         ("Concat", parts) => concat(parts, axis.unwrap_or(0)),
         ("Slice", [x, rest @ ..]) => slice(node, x, rest),
         ("Transpose", [x]) => transpose(x, node.ints("perm")),
@@ -57,7 +57,7 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
         ("ScatterND", [x, at, updates]) if node.text("reduction").unwrap_or("none") == "none" => {
             scatter(x, at, updates)
         }
-        ("Size", [x]) => Some(Constant { dims: Vec::new(), numbers: Integers(vec![x.len() as i64]) }),
+        ("Size", [x]) => Some(ConstantTensor { dims: Vec::new(), numbers: Integers(vec![x.len() as i64]) }),
         ("ConstantOfShape", [shape]) => return Some(filled(node, shape)),
         ("Range", [start, end, step]) => range(start, end, step),
         (op, [x]) if is_unary(op) => Some(unary(op, x)),
@@ -73,24 +73,28 @@ pub fn fold(node: &Node, inputs: &[&Constant]) -> Option<Result<Constant, Wrong>
             if node.op() == "Mean" { all.map(|all| of_each(&all, |x| x * share)) } else { all }
         }
         ("Where", [condition, a, b]) => choose(condition, a, b),
-        (op, [x, ..]) if op.starts_with("Reduce") => of_axes(node, inputs, |axes| match op {
-            "ReduceL1" => reduce(node, &of_each(x, f32::abs), axes),
-            "ReduceL2" => Some(of_each(&reduce(node, &of_each(x, |x| x * x), axes)?, f32::sqrt)),
-            "ReduceSumSquare" => reduce(node, &of_each(x, |x| x * x), axes),
-            "ReduceMean" => {
-                let sum = reduce(node, &of_each(x, |x| x), axes)?;
-                let share = sum.len() as f32 / x.len().max(1) as f32;
-                Some(of_each(&sum, |x| x * share))
-            }
-            _ => reduce(node, x, axes),
-        }),
+        (op, [x, ..]) if op.starts_with("Reduce") => of_axes(node, inputs, |axes| reduction(node, x, axes)),
         _ => return None,
     };
     Some(folded.ok_or_else(|| "cannot be computed in advance from these constants".into()))
 }
 
+fn reduction(node: &OnnxNode, x: &ConstantTensor, axes: &[i64]) -> Option<ConstantTensor> {
+    match node.op() {
+        "ReduceL1" => reduce(node, &of_each(x, f32::abs), axes),
+        "ReduceL2" => Some(of_each(&reduce(node, &of_each(x, |x| x * x), axes)?, f32::sqrt)),
+        "ReduceSumSquare" => reduce(node, &of_each(x, |x| x * x), axes),
+        "ReduceMean" => {
+            let sum = reduce(node, &of_each(x, |x| x), axes)?;
+            let share = sum.len() as f32 / x.len().max(1) as f32;
+            Some(of_each(&sum, |x| x * share))
+        }
+        _ => reduce(node, x, axes),
+    }
+}
+
 /// The axes of an op, an attribute in old files and an input in newer ones.
-pub fn axes(node: &Node, inputs: &[&Constant]) -> Result<Vec<i64>, Wrong> {
+pub fn axes(node: &OnnxNode, inputs: &[&ConstantTensor]) -> Result<Vec<i64>, Reason> {
     match inputs.get(1) {
         Some(axes) => Ok(axes.integers()?.to_vec()),
         None => Ok(node.ints("axes").unwrap_or_default().to_vec()),
@@ -98,27 +102,27 @@ pub fn axes(node: &Node, inputs: &[&Constant]) -> Result<Vec<i64>, Wrong> {
 }
 
 fn of_axes(
-    node: &Node,
-    inputs: &[&Constant],
-    of: impl FnOnce(&[i64]) -> Option<Constant>,
-) -> Option<Constant> {
+    node: &OnnxNode,
+    inputs: &[&ConstantTensor],
+    of: impl FnOnce(&[i64]) -> Option<ConstantTensor>,
+) -> Option<ConstantTensor> {
     of(&axes(node, inputs).ok()?)
 }
 
 // ---- the same numbers in other places ----
 
-fn shaped(x: &Constant, dims: Vec<usize>) -> Option<Constant> {
+fn shaped(x: &ConstantTensor, dims: Vec<usize>) -> Option<ConstantTensor> {
     let sound = count(&dims) == Some(x.len());
-    sound.then(|| Constant { dims, numbers: x.numbers.clone() })
+    sound.then(|| ConstantTensor { dims, numbers: x.numbers.clone() })
 }
 
-fn flatten(x: &Constant, axis: i64) -> Option<Constant> {
+fn flatten(x: &ConstantTensor, axis: i64) -> Option<ConstantTensor> {
     let rank = x.dims.len();
     let cut = if axis == rank as i64 { rank } else { from_front(axis, rank)? };
     shaped(x, vec![count(&x.dims[..cut])?, count(&x.dims[cut..])?])
 }
 
-fn gather(x: &Constant, at: &Constant, axis: i64) -> Option<Constant> {
+fn gather(x: &ConstantTensor, at: &ConstantTensor, axis: i64) -> Option<ConstantTensor> {
     let axis = from_front(axis, x.dims.len())?;
     let found = at.integers().ok()?.iter().map(|&place| from_front(place, x.dims[axis]));
     let found: Vec<usize> = found.collect::<Option<_>>()?;
@@ -129,7 +133,7 @@ fn gather(x: &Constant, at: &Constant, axis: i64) -> Option<Constant> {
     x.at(&places, [&x.dims[..axis], &at.dims, &x.dims[axis + 1..]].concat())
 }
 
-fn gather_elements(x: &Constant, at: &Constant, axis: i64) -> Option<Constant> {
+fn gather_elements(x: &ConstantTensor, at: &ConstantTensor, axis: i64) -> Option<ConstantTensor> {
     let axis = from_front(axis, x.dims.len())?;
     let fits = |other: usize| other == axis || at.dims[other] <= x.dims[other];
     if at.dims.len() != x.dims.len() || !(0..at.dims.len()).all(fits) {
@@ -145,7 +149,7 @@ fn gather_elements(x: &Constant, at: &Constant, axis: i64) -> Option<Constant> {
     x.at(&places(&at.dims, place)?, at.dims.clone())
 }
 
-fn gather_blocks(x: &Constant, at: &Constant) -> Option<Constant> {
+fn gather_blocks(x: &ConstantTensor, at: &ConstantTensor) -> Option<ConstantTensor> {
     let (firsts, block) = blocks(&x.dims, at)?;
     let (&depth, outer) = at.dims.split_last()?;
     let dims = [outer, &x.dims[depth..]].concat();
@@ -155,15 +159,15 @@ fn gather_blocks(x: &Constant, at: &Constant) -> Option<Constant> {
 }
 
 /// What lies along an axis.
-pub fn part(x: &Constant, axis: usize, range: std::ops::Range<usize>) -> Option<Constant> {
+pub fn part(x: &ConstantTensor, axis: usize, range: std::ops::Range<usize>) -> Option<ConstantTensor> {
     let at: Vec<i64> = range.map(|place| place as i64).collect();
-    gather(x, &Constant::row(at), axis as i64)
+    gather(x, &ConstantTensor::row(at), axis as i64)
 }
 
-fn concat(parts: &[&Constant], axis: i64) -> Option<Constant> {
+fn concat(parts: &[&ConstantTensor], axis: i64) -> Option<ConstantTensor> {
     let first = parts.first()?;
     let axis = from_front(axis, first.dims.len())?;
-    let alike = |part: &&&Constant| {
+    let alike = |part: &&&ConstantTensor| {
         part.dims.len() == first.dims.len()
             && (0..first.dims.len()).all(|other| other == axis || part.dims[other] == first.dims[other])
     };
@@ -178,7 +182,7 @@ fn concat(parts: &[&Constant], axis: i64) -> Option<Constant> {
         let rows = (0..outer).flat_map(|row| parts.iter().map(move |(all, width)| (row, all, *width)));
         rows.flat_map(|(row, all, width)| all[row * width..(row + 1) * width].to_vec()).collect()
     }
-    let width = |part: &Constant| part.dims[axis] * inner;
+    let width = |part: &ConstantTensor| part.dims[axis] * inner;
     let integers: Option<Vec<(Vec<i64>, usize)>> =
         parts.iter().map(|part| Some((part.integers().ok()?.to_vec(), width(part)))).collect();
     let numbers = match integers {
@@ -188,11 +192,11 @@ fn concat(parts: &[&Constant], axis: i64) -> Option<Constant> {
             Reals(joined(&parts, outer))
         }
     };
-    Some(Constant { dims, numbers })
+    Some(ConstantTensor { dims, numbers })
 }
 
 /// By the numbers that are attributes in old files and inputs in newer ones.
-fn slice(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
+fn slice(node: &OnnxNode, x: &ConstantTensor, rest: &[&ConstantTensor]) -> Option<ConstantTensor> {
     let said = |index: usize, name: &str| match rest.get(index).filter(|constant| constant.len() > 0) {
         Some(constant) => constant.integers().ok().map(<[i64]>::to_vec),
         None => node.ints(name).map(<[i64]>::to_vec),
@@ -215,7 +219,7 @@ fn slice(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
     x.at(&places(&dims, place)?, dims)
 }
 
-pub fn transpose(x: &Constant, perm: Option<&[i64]>) -> Option<Constant> {
+pub fn transpose(x: &ConstantTensor, perm: Option<&[i64]>) -> Option<ConstantTensor> {
     let rank = x.dims.len();
     let order = perm.map_or_else(|| Some((0..rank).rev().collect()), lengths)?;
     if order.len() != rank || !(0..rank).all(|axis| order.contains(&axis)) {
@@ -227,7 +231,7 @@ pub fn transpose(x: &Constant, perm: Option<&[i64]>) -> Option<Constant> {
     x.at(&places(&dims, |index| dot(index, &strides))?, dims)
 }
 
-fn tile(x: &Constant, times: &Constant) -> Option<Constant> {
+fn tile(x: &ConstantTensor, times: &ConstantTensor) -> Option<ConstantTensor> {
     let times = lengths(times.integers().ok()?).filter(|times| times.len() == x.dims.len())?;
     let extents = x.dims.iter().zip(&times).map(|(extent, times)| extent.checked_mul(*times));
     let (dims, own) = (extents.collect::<Option<Vec<usize>>>()?, strides(&x.dims));
@@ -236,7 +240,7 @@ fn tile(x: &Constant, times: &Constant) -> Option<Constant> {
 }
 
 /// The places that the rows of `at` name, each the first of a block of so many.
-pub fn blocks(dims: &[usize], at: &Constant) -> Option<(Vec<usize>, usize)> {
+pub fn blocks(dims: &[usize], at: &ConstantTensor) -> Option<(Vec<usize>, usize)> {
     let (&depth, _) = at.dims.split_last()?;
     let (outer, inner) = (dims.get(..depth)?, dims.get(depth..)?);
     let block = inner.iter().product();
@@ -251,7 +255,7 @@ pub fn blocks(dims: &[usize], at: &Constant) -> Option<(Vec<usize>, usize)> {
     Some((firsts?, block))
 }
 
-fn scatter(x: &Constant, at: &Constant, updates: &Constant) -> Option<Constant> {
+fn scatter(x: &ConstantTensor, at: &ConstantTensor, updates: &ConstantTensor) -> Option<ConstantTensor> {
     fn put<T: Copy>(mut all: Vec<T>, (firsts, block): (Vec<usize>, usize), updates: &[T]) -> Option<Vec<T>> {
         if updates.len() != firsts.len().checked_mul(block)? {
             return None;
@@ -266,22 +270,24 @@ fn scatter(x: &Constant, at: &Constant, updates: &Constant) -> Option<Constant> 
         (Integers(all), Integers(updates)) => Integers(put(all.clone(), blocks, updates)?),
         _ => Reals(put(x.reals(), blocks, &updates.reals())?),
     };
-    Some(Constant { dims: x.dims.clone(), numbers })
+    Some(ConstantTensor { dims: x.dims.clone(), numbers })
 }
 
 // ---- other numbers ----
 
-fn cast_like(x: &Constant, like: &Constant) -> Constant {
+fn cast_like(x: &ConstantTensor, like: &ConstantTensor) -> ConstantTensor {
     let to = if matches!(like.numbers, Reals(_)) { data_type::FLOAT } else { data_type::INT64 };
     cast(x, i64::from(to))
 }
 
-fn clip(node: &Node, x: &Constant, limits: &[&Constant]) -> Option<Constant> {
+fn clip(node: &OnnxNode, x: &ConstantTensor, limits: &[&ConstantTensor]) -> Option<ConstantTensor> {
     let mut y = x.clone();
     for (place, (name, op)) in [("min", "Max"), ("max", "Min")].into_iter().enumerate() {
         let limit = match limits.get(place).filter(|limit| limit.len() > 0) {
             Some(limit) => Some((*limit).clone()),
-            None => node.real(name).map(|limit| Constant { dims: Vec::new(), numbers: Reals(vec![limit]) }),
+            None => {
+                node.real(name).map(|limit| ConstantTensor { dims: Vec::new(), numbers: Reals(vec![limit]) })
+            }
         };
         y = limit.map_or(Some(y.clone()), |limit| binary(op, &y, &limit))?;
     }
@@ -289,7 +295,7 @@ fn clip(node: &Node, x: &Constant, limits: &[&Constant]) -> Option<Constant> {
 }
 
 /// Along an axis each number with those before it.
-fn cumulated(node: &Node, x: &Constant, axis: &Constant) -> Option<Constant> {
+fn cumulated(node: &OnnxNode, x: &ConstantTensor, axis: &ConstantTensor) -> Option<ConstantTensor> {
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
     let axis = from_front(*axis.integers().ok()?.first()?, x.dims.len())?;
     let (inner, extent) = (x.dims[axis + 1..].iter().product::<usize>(), x.dims[axis]);
@@ -316,19 +322,19 @@ fn cumulated(node: &Node, x: &Constant, axis: &Constant) -> Option<Constant> {
         Integers(all) => Integers(sums(all, [inner, extent], how, i64::checked_add)?),
         Reals(all) => Reals(sums(all, [inner, extent], how, |a, b| Some(a + b))?),
     };
-    Some(Constant { dims: x.dims.clone(), numbers })
+    Some(ConstantTensor { dims: x.dims.clone(), numbers })
 }
 
-fn diagonal(x: &Constant, by: i64, dtype: Option<i64>) -> Option<Constant> {
+fn diagonal(x: &ConstantTensor, by: i64, dtype: Option<i64>) -> Option<ConstantTensor> {
     let &[_, columns] = &x.dims[..] else { return None };
     let is_on = |place: usize| (place % columns) as i64 - (place / columns) as i64 == by;
     let ones = Integers((0..x.len()).map(|place| i64::from(is_on(place))).collect());
-    let ones = Constant { dims: x.dims.clone(), numbers: ones };
+    let ones = ConstantTensor { dims: x.dims.clone(), numbers: ones };
     Some(dtype.map_or_else(|| cast_like(&ones, x), |to| cast(&ones, to)))
 }
 
 /// 0 below a diagonal, or above.
-fn triangle(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
+fn triangle(node: &OnnxNode, x: &ConstantTensor, rest: &[&ConstantTensor]) -> Option<ConstantTensor> {
     let by =
         rest.first().filter(|by| by.len() > 0).map_or(Some(0), |by| by.integers().ok()?.first().copied())?;
     let is_upper = node.int("upper").unwrap_or(1) != 0;
@@ -345,11 +351,11 @@ fn triangle(node: &Node, x: &Constant, rest: &[&Constant]) -> Option<Constant> {
             Reals(all.iter().enumerate().map(|(place, &x)| if stays(place) { x } else { 0.0 }).collect())
         }
     };
-    Some(Constant { dims: x.dims.clone(), numbers })
+    Some(ConstantTensor { dims: x.dims.clone(), numbers })
 }
 
-/// Of matrices, of which those of a batch are stretched over each other.
-fn product(a: &Constant, b: &Constant) -> Option<Constant> {
+/// The product of matrices, of which those of a batch are stretched over each other.
+fn product(a: &ConstantTensor, b: &ConstantTensor) -> Option<ConstantTensor> {
     let (&[ref outer_a @ .., rows, inner], &[ref outer_b @ .., again, columns]) = (&a.dims[..], &b.dims[..])
     else {
         return None;
@@ -374,10 +380,10 @@ fn product(a: &Constant, b: &Constant) -> Option<Constant> {
             }
         }
     }
-    Some(Constant { dims, numbers: Reals(all) })
+    Some(ConstantTensor { dims, numbers: Reals(all) })
 }
 
-fn cast(x: &Constant, to: i64) -> Constant {
+fn cast(x: &ConstantTensor, to: i64) -> ConstantTensor {
     let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::DOUBLE, data_type::BFLOAT16];
     let is_bool = to == i64::from(data_type::BOOL);
     let numbers = match (&x.numbers, reals.iter().any(|&real| i64::from(real) == to)) {
@@ -387,26 +393,26 @@ fn cast(x: &Constant, to: i64) -> Constant {
         (Reals(all), false) => Integers(all.iter().map(|&number| number as i64).collect()),
         (same, _) => same.clone(),
     };
-    Constant { dims: x.dims.clone(), numbers }
+    ConstantTensor { dims: x.dims.clone(), numbers }
 }
 
-fn filled(node: &Node, shape: &Constant) -> Result<Constant, Wrong> {
+fn filled(node: &OnnxNode, shape: &ConstantTensor) -> Result<ConstantTensor, Reason> {
     let dims = lengths(shape.integers()?).ok_or("fills a shape that is none")?;
     let count = count(&dims).ok_or_else(|| format!("fills {dims:?} constants"))?;
-    let numbers = match node.tensor("value").map(|value| Tensor::new(value.clone(), std::path::Path::new("")))
-    {
-        None => Reals(vec![0.0; count]),
-        Some(value) => match Constant::of(&value?)?.numbers {
-            Integers(one) if one.len() == 1 => Integers(vec![one[0]; count]),
-            Reals(one) if one.len() == 1 => Reals(vec![one[0]; count]),
-            _ => return Err("fills with more than one number".into()),
-        },
-    };
-    Ok(Constant { dims, numbers })
+    let numbers =
+        match node.tensor("value").map(|value| OnnxTensor::new(value.clone(), std::path::Path::new(""))) {
+            None => Reals(vec![0.0; count]),
+            Some(value) => match ConstantTensor::of(&value?)?.numbers {
+                Integers(one) if one.len() == 1 => Integers(vec![one[0]; count]),
+                Reals(one) if one.len() == 1 => Reals(vec![one[0]; count]),
+                _ => return Err("fills with more than one number".into()),
+            },
+        };
+    Ok(ConstantTensor { dims, numbers })
 }
 
-fn range(start: &Constant, end: &Constant, step: &Constant) -> Option<Constant> {
-    let row = |numbers| Some(Constant { dims: vec![count_of(&numbers)], numbers });
+fn range(start: &ConstantTensor, end: &ConstantTensor, step: &ConstantTensor) -> Option<ConstantTensor> {
+    let row = |numbers| Some(ConstantTensor { dims: vec![count_of(&numbers)], numbers });
     if let (Integers(start), Integers(end), Integers(step)) = (&start.numbers, &end.numbers, &step.numbers) {
         let ([start], [end], [step]) = (&start[..], &end[..], &step[..]) else { return None };
         let room = if *step > 0 { end.checked_sub(*start)? } else { start.checked_sub(*end)? };
@@ -421,7 +427,7 @@ fn range(start: &Constant, end: &Constant, step: &Constant) -> Option<Constant> 
     row(Reals((0..count(&[steps])?).map(|place| start + place as f32 * step).collect()))
 }
 
-fn count_of(numbers: &super::constant::Numbers) -> usize {
+fn count_of(numbers: &super::constant::ConstantValues) -> usize {
     match numbers {
         Integers(all) => all.len(),
         Reals(all) => all.len(),
@@ -432,7 +438,7 @@ fn is_unary(op: &str) -> bool {
     of_real(op).is_some() || matches!(op, "IsInf" | "IsNaN" | "Not")
 }
 
-fn unary(op: &str, x: &Constant) -> Constant {
+fn unary(op: &str, x: &ConstantTensor) -> ConstantTensor {
     let numbers = match &x.numbers {
         Integers(all) if op == "Neg" => Integers(all.iter().map(|x| x.wrapping_neg()).collect()),
         Integers(all) if op == "Abs" => Integers(all.iter().map(|x| x.wrapping_abs()).collect()),
@@ -444,11 +450,11 @@ fn unary(op: &str, x: &Constant) -> Constant {
         Reals(all) if op == "IsInf" => Integers(all.iter().map(|x| i64::from(x.is_infinite())).collect()),
         _ => return of_real(op).map_or_else(|| x.clone(), |of| of_each(x, of)),
     };
-    Constant { dims: x.dims.clone(), numbers }
+    ConstantTensor { dims: x.dims.clone(), numbers }
 }
 
-fn of_each(x: &Constant, of: impl Fn(f32) -> f32) -> Constant {
-    Constant { dims: x.dims.clone(), numbers: Reals(x.reals().into_iter().map(of).collect()) }
+fn of_each(x: &ConstantTensor, of: impl Fn(f32) -> f32) -> ConstantTensor {
+    ConstantTensor { dims: x.dims.clone(), numbers: Reals(x.reals().into_iter().map(of).collect()) }
 }
 
 fn of_real(op: &str) -> Option<fn(f32) -> f32> {
@@ -479,8 +485,8 @@ fn of_real(op: &str) -> Option<fn(f32) -> f32> {
     })
 }
 
-/// Of two that are stretched over each other.
-fn binary(op: &str, a: &Constant, b: &Constant) -> Option<Constant> {
+/// An op of two constants that are stretched over each other.
+fn binary(op: &str, a: &ConstantTensor, b: &ConstantTensor) -> Option<ConstantTensor> {
     let dims = common(&[&a.dims, &b.dims])?;
     let (a, b) = (a.stretched(&dims)?, b.stretched(&dims)?);
     let numbers = match (&a.numbers, &b.numbers) {
@@ -496,7 +502,7 @@ fn binary(op: &str, a: &Constant, b: &Constant) -> Option<Constant> {
             }
         }
     };
-    Some(Constant { dims, numbers })
+    Some(ConstantTensor { dims, numbers })
 }
 
 /// Whether two numbers of this order are as the op asks.
@@ -544,7 +550,7 @@ fn of_reals(op: &str, x: f32, y: f32) -> Option<f32> {
     })
 }
 
-fn choose(condition: &Constant, a: &Constant, b: &Constant) -> Option<Constant> {
+fn choose(condition: &ConstantTensor, a: &ConstantTensor, b: &ConstantTensor) -> Option<ConstantTensor> {
     let dims = common(&[&condition.dims, &a.dims, &b.dims])?;
     let [condition, a, b] = [condition, a, b].map(|constant| constant.stretched(&dims));
     let (condition, a, b) = (condition?, a?, b?);
@@ -557,11 +563,11 @@ fn choose(condition: &Constant, a: &Constant, b: &Constant) -> Option<Constant> 
         (Integers(a), Integers(b)) => Integers(chosen(condition, a, b)),
         _ => Reals(chosen(condition, &a.reals(), &b.reals())),
     };
-    Some(Constant { dims, numbers })
+    Some(ConstantTensor { dims, numbers })
 }
 
 /// Over these axes, over all where none is named.
-fn reduce(node: &Node, x: &Constant, axes: &[i64]) -> Option<Constant> {
+fn reduce(node: &OnnxNode, x: &ConstantTensor, axes: &[i64]) -> Option<ConstantTensor> {
     let rank = x.dims.len();
     let over: Vec<usize> = match axes {
         [] if node.int("noop_with_empty_axes").unwrap_or(0) != 0 => return Some(x.clone()),
@@ -606,7 +612,7 @@ fn reduce(node: &Node, x: &Constant, axes: &[i64]) -> Option<Constant> {
         0 => (0..rank).filter(|axis| !over.contains(axis)).map(|axis| x.dims[axis]).collect(),
         _ => kept,
     };
-    Some(Constant { dims, numbers })
+    Some(ConstantTensor { dims, numbers })
 }
 
 #[cfg(test)]
@@ -614,26 +620,26 @@ mod tests {
     use super::*;
     use crate::model::onnx::node::tests::node;
 
-    fn folded(op: &str, ints: &[(&str, &[i64])], inputs: &[Constant]) -> Option<Vec<i64>> {
+    fn folded(op: &str, ints: &[(&str, &[i64])], inputs: &[ConstantTensor]) -> Option<Vec<i64>> {
         let proto = node(op, ints);
-        let inputs: Vec<&Constant> = inputs.iter().collect();
-        let constant = fold(&Node::new(&proto, 0), &inputs)?.ok()?;
+        let inputs: Vec<&ConstantTensor> = inputs.iter().collect();
+        let constant = fold(&OnnxNode::new(&proto, 0), &inputs)?.ok()?;
         constant.integers().ok().map(<[i64]>::to_vec)
     }
 
-    fn row(numbers: &[i64]) -> Constant {
-        Constant::row(numbers.to_vec())
+    fn row(numbers: &[i64]) -> ConstantTensor {
+        ConstantTensor::row(numbers.to_vec())
     }
 
-    fn single(number: i64) -> Constant {
-        Constant { dims: Vec::new(), numbers: Integers(vec![number]) }
+    fn single(number: i64) -> ConstantTensor {
+        ConstantTensor { dims: Vec::new(), numbers: Integers(vec![number]) }
     }
 
     /// What an exporter writes for `x.view(x.size(0), -1)`, op by op.
     #[test]
     fn the_arithmetic_of_shapes_is_that_of_the_format() {
         let shape = row(&[4, 512, 7, 7]);
-        let first = fold(&Node::new(&node("Gather", &[]), 0), &[&shape, &single(0)]).unwrap().unwrap();
+        let first = fold(&OnnxNode::new(&node("Gather", &[]), 0), &[&shape, &single(0)]).unwrap().unwrap();
         assert_eq!(first, single(4));
         assert_eq!(folded("Gather", &[], &[shape.clone(), row(&[-1, 1])]), Some(vec![7, 512]));
         assert_eq!(folded("Gather", &[], &[shape.clone(), row(&[4])]), None);
@@ -648,21 +654,23 @@ mod tests {
         assert_eq!(folded("Mod", &[], &[row(&[-7, 7]), single(5)]), Some(vec![3, 2]));
         assert_eq!(folded("Where", &[], &[row(&[1, 0]), row(&[2, 3]), single(9)]), Some(vec![2, 9]));
         assert_eq!(folded("ReduceProd", &[], std::slice::from_ref(&shape)), Some(vec![4 * 512 * 49]));
-        let real = Constant { dims: Vec::new(), numbers: Reals(vec![2.7]) };
+        let real = ConstantTensor { dims: Vec::new(), numbers: Reals(vec![2.7]) };
         assert_eq!(folded("Cast", &[("to", &[7])], std::slice::from_ref(&real)), Some(vec![2]));
         assert_eq!(folded("Less", &[], &[single(2), real]), Some(vec![1]));
         let reshaped =
-            fold(&Node::new(&node("Reshape", &[]), 0), &[&shape, &row(&[2, -1])]).unwrap().unwrap();
+            fold(&OnnxNode::new(&node("Reshape", &[]), 0), &[&shape, &row(&[2, -1])]).unwrap().unwrap();
         assert_eq!(reshaped.dims, [2, 2]);
-        assert!(fold(&Node::new(&node("Reshape", &[]), 0), &[&shape, &row(&[3, -1])]).unwrap().is_err());
-        assert!(fold(&Node::new(&node("ConstantOfShape", &[]), 0), &[&row(&[1 << 40])]).unwrap().is_err());
-        assert!(fold(&Node::new(&node("Conv", &[]), 0), &[&shape]).is_none());
+        assert!(fold(&OnnxNode::new(&node("Reshape", &[]), 0), &[&shape, &row(&[3, -1])]).unwrap().is_err());
+        assert!(
+            fold(&OnnxNode::new(&node("ConstantOfShape", &[]), 0), &[&row(&[1 << 40])]).unwrap().is_err()
+        );
+        assert!(fold(&OnnxNode::new(&node("Conv", &[]), 0), &[&shape]).is_none());
     }
 
     /// What an exporter writes for a mask: parts of a table are filled, and the table is seen in another shape.
     #[test]
     fn tables_are_filled_turned_and_stretched() {
-        let table = |dims: &[usize], numbers: &[i64]| Constant {
+        let table = |dims: &[usize], numbers: &[i64]| ConstantTensor {
             dims: dims.to_vec(),
             numbers: Integers(numbers.to_vec()),
         };
@@ -681,7 +689,7 @@ mod tests {
         assert_eq!(folded("ScatterND", &[], &[x.clone(), table(&[1, 2], &[0, 3]), row(&[8])]), None);
         assert_eq!(folded("Range", &[], &[single(5), single(0), single(-2)]), Some(vec![5, 3, 1]));
         assert_eq!(folded("Range", &[], &[single(0), single(i64::MAX), single(1)]), None);
-        let nothing = Constant { dims: vec![0], numbers: Integers(Vec::new()) };
+        let nothing = ConstantTensor { dims: vec![0], numbers: Integers(Vec::new()) };
         assert_eq!(folded("Reshape", &[], &[nothing, row(&[0, 1 << 40, 1 << 40])]), None);
         assert_eq!(
             folded("Concat", &[("axis", &[1])], &[x.clone(), table(&[2, 1], &[7, 8])]),
@@ -693,16 +701,16 @@ mod tests {
         assert_eq!(folded("Equal", &[], &[x, row(&[1, 5, 6])]), Some(vec![1, 0, 0, 0, 1, 1]));
     }
 
-    fn reals(op: &str, ints: &[(&str, &[i64])], inputs: &[Constant]) -> Option<Vec<f32>> {
+    fn reals(op: &str, ints: &[(&str, &[i64])], inputs: &[ConstantTensor]) -> Option<Vec<f32>> {
         let proto = node(op, ints);
-        let inputs: Vec<&Constant> = inputs.iter().collect();
-        fold(&Node::new(&proto, 0), &inputs)?.ok().map(|constant| constant.reals())
+        let inputs: Vec<&ConstantTensor> = inputs.iter().collect();
+        fold(&OnnxNode::new(&proto, 0), &inputs)?.ok().map(|constant| constant.reals())
     }
 
     /// What an exporter writes for tables of places: waves of them, sums, triangles, products.
     #[test]
     fn tables_of_places_are_computed() {
-        let table = |dims: &[usize], numbers: &[f32]| Constant {
+        let table = |dims: &[usize], numbers: &[f32]| ConstantTensor {
             dims: dims.to_vec(),
             numbers: Reals(numbers.to_vec()),
         };
@@ -727,7 +735,7 @@ mod tests {
         assert_eq!(reals("ReduceL2", &[("axes", &[0])], &[table(&[2, 1], &[3.0, 4.0])]), Some(vec![5.0]));
         assert_eq!(folded("Clip", &[], &[row(&[-1, 2, 9]), single(0), single(4)]), Some(vec![0, 2, 4]));
         assert_eq!(reals("EyeLike", &[("k", &[1])], one), Some(vec![0.0, 1.0, 0.0, 0.0]));
-        let at = Constant { dims: vec![1, 2], numbers: Integers(vec![1, -2]) };
+        let at = ConstantTensor { dims: vec![1, 2], numbers: Integers(vec![1, -2]) };
         assert_eq!(reals("GatherND", &[], &[x.clone(), at.clone()]), Some(vec![3.0]));
         assert_eq!(reals("GatherElements", &[], &[x.clone(), at]), Some(vec![3.0, 2.0]));
         assert_eq!(folded("Xor", &[], &[row(&[1, 0, 1]), row(&[1, 1, 0])]), Some(vec![0, 1, 1]));

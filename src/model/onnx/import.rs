@@ -3,13 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::constant::{Constant, MOST};
+use super::constant::{ConstantTensor, MOST};
 use super::fold;
 use super::layers;
-use super::node::Node;
+use super::node::OnnxNode;
 use super::schema::NodeProto;
-use super::tensor::Wrong;
-use super::{File, Weight};
+use super::tensor::Reason;
+use super::{OnnxFile, Weight};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, Shape, TensorId};
 
@@ -23,12 +23,12 @@ const ROOM: usize = 16 * MOST;
 pub enum Value {
     /// Something that the network computes.
     Tensor(TensorId),
-    /// What is on the way to an activation that the file spells out; `Step` says how far, from this tensor.
-    Partly(Step, TensorId),
+    /// What is on the way to an activation that the file spells out; `PartialActivation` says how far, from this tensor.
+    Partly(PartialActivation, TensorId),
     /// A tensor of the file, not yet asked for.
-    Stored(Stored),
+    Stored(StoredTensor),
     /// Numbers that are known.
-    Known(Constant),
+    Known(ConstantTensor),
     /// Random numbers on the way to a layer that drops some.
     Noise(Noise),
     /// What a node gives that is not supported; that has been noted.
@@ -37,7 +37,7 @@ pub enum Value {
 
 /// A tensor of the file.
 #[derive(Debug, Clone)]
-pub struct Stored {
+pub struct StoredTensor {
     /// Its number.
     pub index: usize,
     /// The name that it has as a parameter.
@@ -59,7 +59,7 @@ pub struct Noise {
 
 /// A part of an activation's formula, with x the tensor that it begins from.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Step {
+pub enum PartialActivation {
     /// σ(x), which may become x·σ(x).
     Sigmoid,
     /// x times a number.
@@ -79,13 +79,13 @@ pub enum Step {
 /// Why a node becomes no layer.
 pub enum Stop {
     /// It is not supported, in words.
-    Node(Wrong),
+    Node(Reason),
     /// The network cannot be built for this image.
     Error(Error),
 }
 
-impl From<Wrong> for Stop {
-    fn from(wrong: Wrong) -> Stop {
+impl From<Reason> for Stop {
+    fn from(wrong: Reason) -> Stop {
         Stop::Node(wrong)
     }
 }
@@ -113,7 +113,7 @@ pub struct Imported {
 }
 
 /// Refuses shapes of which the number of elements could overflow further on.
-fn within_limits(file: &File, what: &str, shape: &Shape) -> Result<()> {
+fn within_limits(file: &OnnxFile, what: &str, shape: &Shape) -> Result<()> {
     match shape.elements() > MOST_NUMBERS {
         true => Err(Error::usage(format!(
             "{}: {what} would have {shape} numbers, where {MOST_NUMBERS} can be counted; take a smaller --batch or \
@@ -127,7 +127,7 @@ fn within_limits(file: &File, what: &str, shape: &Shape) -> Result<()> {
 /// A walk that is under way.
 pub struct Import<'a> {
     /// What is walked over.
-    pub file: &'a File,
+    pub file: &'a OnnxFile,
     /// What it is described to.
     pub net: &'a mut Builder,
     /// Images that the file is written for.
@@ -135,7 +135,7 @@ pub struct Import<'a> {
     images: TensorId,
     values: HashMap<&'a str, Value>,
     /// What was made of what was begun, of stored tensors by their names, and of constants.
-    made: Vec<(Step, TensorId, TensorId)>,
+    made: Vec<(PartialActivation, TensorId, TensorId)>,
     operands: HashMap<String, TensorId>,
     /// Parameters that an op reads as they are, by their names.
     layers: HashMap<String, TensorId>,
@@ -150,7 +150,7 @@ pub struct Import<'a> {
     weights: Vec<Weight>,
     /// Names that are taken.
     names: HashSet<String>,
-    /// Of what is read by several.
+    /// Names of weights that several layers read.
     shared: Vec<String>,
 }
 
@@ -158,7 +158,7 @@ pub struct Import<'a> {
 ///
 /// # Errors
 /// `Data` with every node that is not supported; `Usage` when the image is too small for a layer.
-pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usize>) -> Result<Imported> {
+pub fn run(file: &OnnxFile, net: &mut Builder, images: TensorId, classes: Option<usize>) -> Result<Imported> {
     let image = net.shape(images).nchw().map_or([0; 3], |[_, c, h, w]| [c, h, w]);
     within_limits(file, "the input", net.shape(images))?;
     // Numbers in the file are right for its own batch.
@@ -179,9 +179,9 @@ pub fn run(file: &File, net: &mut Builder, images: TensorId, classes: Option<usi
     Ok(Imported { logits, weights, ..imported })
 }
 
-/// The same for the batch that the file was written for, or one image.
+/// Describes the network for the batch that the file was written for, or one image.
 fn as_described(
-    file: &File,
+    file: &OnnxFile,
     net: &mut Builder,
     images: TensorId,
     classes: Option<usize>,
@@ -190,38 +190,36 @@ fn as_described(
     within_limits(file, "the input", net.shape(images))?;
     let output = file.graph.output.first().ok_or_else(|| wrong("has no output".into()))?;
     let needed = needed(file, &output.name).map_err(wrong)?;
-    let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.channels_last) {
-        Some(order) => Value::Partly(Step::Turned(order), images),
+    let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.input.channels_last) {
+        Some(order) => Value::Partly(PartialActivation::Turned(order), images),
         None => Value::Tensor(images),
     };
-    let mut values = HashMap::from([(&*file.input, given)]);
-    for (name, &index) in &file.tensor_of {
-        let stored = Stored { index, name: name.clone(), transposed: false };
-        values.insert(name, Value::Stored(stored));
-    }
+    let mut values = HashMap::from([(&*file.input.name, given)]);
+    values.extend(file.tensor_of.iter().map(|(name, &index)| {
+        (&**name, Value::Stored(StoredTensor { index, name: name.clone(), transposed: false }))
+    }));
     let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
     for node in needed.iter().map(|&index| node(file, index)) {
         node.inputs().iter().for_each(|name| readers.entry(name).or_default().push(node.index));
     }
     let head = classes.and_then(|classes| Some((head(file, &needed, &output.name)?, classes)));
-    let (weights, names, shared) = (Vec::new(), HashSet::new(), Vec::new());
-    let (batch, made, operands) = (net.shape(images).batch(), Vec::new(), HashMap::new());
+    let batch = net.shape(images).batch();
     let mut import = Import {
         file,
-        net,
         batch,
+        net,
         images,
         values,
-        made,
-        operands,
-        layers: HashMap::new(),
-        softplus_of: HashMap::new(),
-        room: ROOM,
         readers,
         head,
-        weights,
-        names,
-        shared,
+        room: ROOM,
+        made: Vec::new(),
+        operands: HashMap::new(),
+        layers: HashMap::new(),
+        softplus_of: HashMap::new(),
+        weights: Vec::new(),
+        names: HashSet::new(),
+        shared: Vec::new(),
     };
     import.walk(&needed)?;
     let logits = match import.scores(&needed, &output.name) {
@@ -243,17 +241,17 @@ fn as_described(
     Ok(Imported { logits, weights: import.weights, notes })
 }
 
-fn node(file: &File, index: usize) -> Node<'_> {
-    Node::new(&file.graph.node[index], index)
+fn node(file: &OnnxFile, index: usize) -> OnnxNode<'_> {
+    OnnxNode::new(&file.graph.node[index], index)
 }
 
 /// The nodes that an output needs, in the order of the file, which must be one in which they can run.
-fn needed(file: &File, output: &str) -> std::result::Result<Vec<usize>, String> {
+fn needed(file: &OnnxFile, output: &str) -> std::result::Result<Vec<usize>, String> {
     let mut producer: HashMap<&str, usize> = HashMap::new();
     for (index, node) in file.graph.node.iter().enumerate() {
         for name in node.output.iter().filter(|name| !name.is_empty()) {
             let is_tensor = file.tensor_of.contains_key(name) && node.op_type != "Constant";
-            if producer.insert(name, index).is_some() || is_tensor || *name == file.input {
+            if producer.insert(name, index).is_some() || is_tensor || *name == file.input.name {
                 return Err(format!("{name} is given twice, by node {index} too"));
             }
         }
@@ -262,7 +260,7 @@ fn needed(file: &File, output: &str) -> std::result::Result<Vec<usize>, String> 
     let mut wanted = vec![(output, file.graph.node.len())];
     while let Some((name, reader)) = wanted.pop() {
         match producer.get(name) {
-            _ if name.is_empty() || name == file.input || file.tensor_of.contains_key(name) => {}
+            _ if name.is_empty() || name == file.input.name || file.tensor_of.contains_key(name) => {}
             None if reader == file.graph.node.len() => {
                 return Err(format!("its output {name} is given by no node"));
             }
@@ -299,7 +297,7 @@ fn reads(node: &NodeProto) -> impl Iterator<Item = &str> {
 }
 
 /// The layer whose outputs are the scores: the last with weights on the way to them.
-fn head(file: &File, needed: &[usize], output: &str) -> Option<usize> {
+fn head(file: &OnnxFile, needed: &[usize], output: &str) -> Option<usize> {
     let mut name = output;
     for &index in needed.iter().rev() {
         let node = node(file, index);
@@ -315,11 +313,11 @@ fn head(file: &File, needed: &[usize], output: &str) -> Option<usize> {
 }
 
 /// What a user should know of the file: what its export may have left out, and what became of it.
-fn notes(file: &File, needed: &[usize], shared: &[String]) -> [Vec<String>; 2] {
+fn notes(file: &OnnxFile, needed: &[usize], shared: &[String]) -> [Vec<String>; 2] {
     let [mut notes, mut of_training] = [Vec::new(), Vec::new()];
     let nodes = || needed.iter().map(|&index| node(file, index));
-    let trains = |node: Node| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
-    let draws = |node: Node| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());
+    let trains = |node: OnnxNode| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
+    let draws = |node: OnnxNode| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());
     if !nodes().any(|node| draws(node) || trains(node)) {
         of_training.push(
             "has no dropout, which an export in inference mode leaves out; it is trained without".into(),
@@ -384,7 +382,7 @@ impl<'a> Import<'a> {
         ))
     }
 
-    fn value_of(&mut self, node: Node<'a>) -> std::result::Result<Value, Stop> {
+    fn value_of(&mut self, node: OnnxNode<'a>) -> std::result::Result<Value, Stop> {
         if node.op() == "If" {
             return self.branch(node);
         }
@@ -403,14 +401,14 @@ impl<'a> Import<'a> {
     }
 
     /// What one of two graphs gives, by a condition that is known.
-    fn branch(&mut self, node: Node<'a>) -> std::result::Result<Value, Stop> {
+    fn branch(&mut self, node: OnnxNode<'a>) -> std::result::Result<Value, Stop> {
         let condition = self.named(node.inputs().first().ok_or("reads nothing")?);
         let condition =
             self.constant(&condition).map_err(|_| "chooses by what is computed from the images")?;
         let holds = condition.single().ok_or("chooses by several numbers")? != 0.0;
         let name = if holds { "then_branch" } else { "else_branch" };
         let graph = node.graph(name).ok_or_else(|| format!("has no {name}"))?;
-        for inner in graph.node.iter().map(|proto| Node::new(proto, node.index)) {
+        for inner in graph.node.iter().map(|proto| OnnxNode::new(proto, node.index)) {
             let value = self.value_of(inner)?;
             if let Value::Tensor(id) = value {
                 within_limits(self.file, &inner.name(), self.net.shape(id))?;
@@ -431,7 +429,7 @@ impl<'a> Import<'a> {
     pub fn named(&self, name: &str) -> Value {
         match self.values.get(name) {
             Some(value) => value.clone(),
-            None => Value::Known(Constant::row(Vec::new())),
+            None => Value::Known(ConstantTensor::row(Vec::new())),
         }
     }
 
@@ -443,7 +441,11 @@ impl<'a> Import<'a> {
     }
 
     /// What a node gives that reads constants alone.
-    fn known(&mut self, node: Node, inputs: &[Value]) -> std::result::Result<Option<Constant>, Stop> {
+    fn known(
+        &mut self,
+        node: OnnxNode,
+        inputs: &[Value],
+    ) -> std::result::Result<Option<ConstantTensor>, Stop> {
         let keeps_name = node.op() == "Identity" && matches!(inputs, [Value::Stored(_)]);
         // What is put into a table, and that, are no weights; a bias of which a part is put to 0 is.
         let is_table = |value: &Value| match value {
@@ -455,7 +457,7 @@ impl<'a> Import<'a> {
         if !fold::is_folded(node.op()) || keeps_name || !inputs.iter().all(is_known) {
             return Ok(None);
         }
-        let constants: Vec<Constant> =
+        let constants: Vec<ConstantTensor> =
             inputs.iter().map(|value| self.constant(value)).collect::<std::result::Result<_, _>>()?;
         let folded = fold::fold(&node, &constants.iter().collect::<Vec<_>>());
         let folded = folded.transpose().map_err(Stop::Node)?;
@@ -479,11 +481,11 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// It is computed by the network, or has too many.
-    pub fn constant(&self, value: &Value) -> std::result::Result<Constant, Wrong> {
+    pub fn constant(&self, value: &Value) -> std::result::Result<ConstantTensor, Reason> {
         match value {
             Value::Known(constant) => Ok(constant.clone()),
             Value::Stored(stored) => {
-                let constant = Constant::of(&self.file.tensors[stored.index])?;
+                let constant = ConstantTensor::of(&self.file.tensors[stored.index])?;
                 let turned = stored.transposed.then(|| fold::transpose(&constant, None));
                 turned.unwrap_or(Some(constant)).ok_or_else(|| "turns no matrix".into())
             }
@@ -524,7 +526,7 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// As for `tensor`.
-    pub fn shape_of(&mut self, node: Node, value: &Value) -> std::result::Result<Shape, Stop> {
+    pub fn shape_of(&mut self, node: OnnxNode, value: &Value) -> std::result::Result<Shape, Stop> {
         match self.dims_of(value) {
             Some(dims) => Ok(Shape(dims)),
             None => {
@@ -539,11 +541,12 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// It is no such thing.
-    pub fn tensor(&mut self, node: Node, value: &Value) -> std::result::Result<TensorId, Stop> {
+    pub fn tensor(&mut self, node: OnnxNode, value: &Value) -> std::result::Result<TensorId, Stop> {
         match value {
             Value::Tensor(id) => Ok(*id),
             Value::Partly(step, x) => {
-                let is_same = |made: &&(Step, TensorId, TensorId)| (&made.0, made.1) == (step, *x);
+                let is_same =
+                    |made: &&(PartialActivation, TensorId, TensorId)| (&made.0, made.1) == (step, *x);
                 if let Some(&(.., y)) = self.made.iter().find(is_same) {
                     return Ok(y);
                 }
@@ -567,7 +570,7 @@ impl<'a> Import<'a> {
     }
 
     /// A stored tensor that is no weight of a layer, but an operand: learned, once however many read it.
-    fn operand(&mut self, stored: &Stored) -> std::result::Result<TensorId, Stop> {
+    fn operand(&mut self, stored: &StoredTensor) -> std::result::Result<TensorId, Stop> {
         if let Some(&id) = self.operands.get(&stored.name) {
             return self.turned(id, stored);
         }
@@ -606,7 +609,7 @@ impl<'a> Import<'a> {
         self.turned(id, stored)
     }
 
-    fn turned(&mut self, id: TensorId, stored: &Stored) -> std::result::Result<TensorId, Stop> {
+    fn turned(&mut self, id: TensorId, stored: &StoredTensor) -> std::result::Result<TensorId, Stop> {
         if !stored.transposed {
             return Ok(id);
         }
@@ -615,7 +618,7 @@ impl<'a> Import<'a> {
     }
 
     /// How an operand starts without the file's numbers: alike where these are, else with their standard deviation.
-    fn spread(&self, tensor: usize) -> std::result::Result<Init, Wrong> {
+    fn spread(&self, tensor: usize) -> std::result::Result<Init, Reason> {
         let of = &self.file.tensors[tensor];
         if of.elements() > MOST {
             return Ok(Init::Normal { std: 0.02 });
@@ -638,7 +641,7 @@ impl<'a> Import<'a> {
         value: &Value,
         what: &str,
         rank: usize,
-    ) -> std::result::Result<(Stored, Vec<usize>), Wrong> {
+    ) -> std::result::Result<(StoredTensor, Vec<usize>), Reason> {
         let Value::Stored(stored) = value else { return Err(format!("its {what} is computed, not stored")) };
         let tensor = &self.file.tensors[stored.index];
         let mut dims = tensor.dims.clone();
@@ -652,23 +655,23 @@ impl<'a> Import<'a> {
     }
 
     /// The classes that this node's layer is to have in place of its own.
-    pub fn classes_of(&self, node: Node) -> Option<usize> {
+    pub fn classes_of(&self, node: OnnxNode) -> Option<usize> {
         self.head.filter(|(index, _)| *index == node.index).map(|(_, classes)| classes)
     }
 
     /// The one node that reads what a node gives, where there is one.
-    pub fn reader(&self, node: Node<'a>) -> Option<Node<'a>> {
+    pub fn reader(&self, node: OnnxNode<'a>) -> Option<OnnxNode<'a>> {
         let name = node.outputs().first()?;
         match self.readers.get(&**name).map(Vec::as_slice) {
             Some(&[reader]) if self.file.graph.output.iter().all(|output| output.name != *name) => {
-                Some(Node::new(&self.file.graph.node[reader], reader))
+                Some(OnnxNode::new(&self.file.graph.node[reader], reader))
             }
             _ => None,
         }
     }
 
     /// What a node gives is known already: a later one's whose work is done, or more than the first of one's own.
-    pub fn give(&mut self, node: Node<'a>, place: usize, value: Value) {
+    pub fn give(&mut self, node: OnnxNode<'a>, place: usize, value: Value) {
         if let Some(name) = node.outputs().get(place) {
             self.values.insert(name, value);
         }
@@ -690,12 +693,12 @@ impl<'a> Import<'a> {
     }
 
     /// Whether no layer has this weight yet.
-    pub fn is_free(&self, stored: &Stored) -> bool {
+    pub fn is_free(&self, stored: &StoredTensor) -> bool {
         !self.weights.iter().any(|weight| weight.name == stored.name)
     }
 
     /// The layer that a weight belongs to by its name, or the node's.
-    pub fn layer_of(&mut self, node: Node, weight: &Stored) -> String {
+    pub fn layer_of(&mut self, node: OnnxNode, weight: &StoredTensor) -> String {
         match weight.name.strip_suffix(".weight") {
             Some(layer) if !layer.is_empty() => self.layer(layer),
             _ => self.layer(&node.layer()),
@@ -706,7 +709,7 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// A weight of more than one axis that another layer has too.
-    pub fn learned(&mut self, stored: &[&Stored]) -> std::result::Result<(), Stop> {
+    pub fn learned(&mut self, stored: &[&StoredTensor]) -> std::result::Result<(), Stop> {
         let ids = self.net.kept_of_last();
         for (&id, stored) in ids.iter().zip(stored) {
             let mut name = stored.name.clone();

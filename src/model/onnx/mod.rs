@@ -1,4 +1,4 @@
-//! Networks from ONNX files: `File` is one, opened and found to be trainable; `import` describes its nodes to a
+//! Networks from ONNX files: `OnnxFile` is one, opened and found to be trainable; `import` describes its nodes to a
 //! builder, for a batch and an image; `layers` says what each op becomes; `fold` computes what exporters write to
 //! compute shapes and masks, of `constant`s. `export` writes a network as such a file. docs/onnx.md has the table of
 //! ops.
@@ -22,7 +22,7 @@ use crate::files::{self, Crc};
 use crate::graph::{Builder, TensorId};
 use crate::model::{CLASS_NAMES, PREPROCESSING, Preprocessing};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
-use tensor::Tensor;
+use tensor::OnnxTensor;
 
 /// Height and width of images where the file leaves them open, as ImageNet's are cut.
 const USUAL_SIZE: usize = 224;
@@ -30,32 +30,25 @@ const USUAL_SIZE: usize = 224;
 const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 
 /// An ONNX file: a network and its weights.
-pub struct File {
+pub struct OnnxFile {
     path: PathBuf,
     label: String,
     graph: GraphProto,
     /// Weights and constants, those of nodes behind the others.
-    tensors: Vec<Tensor>,
+    tensors: Vec<OnnxTensor>,
     /// By the name of what gives it.
     tensor_of: HashMap<String, usize>,
-    /// The name of the images among the graph's inputs.
-    input: String,
-    /// Whether the file wants them as (N, H, W, C).
-    channels_last: bool,
-    /// The batch that its shapes are written for, where that is fixed.
-    batch: Option<usize>,
-    /// That of ONNX's ops.
+    input: ImageInput,
+    /// The version of ONNX's ops.
     version: i64,
     /// How many of its tensors are initializers and may be learned; behind them come those of nodes.
     initializers: usize,
     /// Which of them say yes or no: zeros and one other number.
     is_mask: Vec<bool>,
-    /// (C, H, W)
-    image: [usize; 3],
     classes: usize,
     weights: Vec<Weight>,
-    notes: Vec<String>,
-    notes_of_training: Vec<String>,
+    /// What a user should know, and what whoever trains it should.
+    notes: [Vec<String>; 2],
     /// What its writer says of it besides.
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
@@ -77,12 +70,12 @@ pub struct Weight {
     copies: Option<[usize; 3]>,
 }
 
-impl File {
+impl OnnxFile {
     /// Reads a file and imports its network once, for a batch of one.
     ///
     /// # Errors
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
-    pub fn open(path: &Path) -> Result<File> {
+    pub fn open(path: &Path) -> Result<OnnxFile> {
         let wrong =
             |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
@@ -91,21 +84,7 @@ impl File {
         let whole = prost::bytes::Bytes::from(bytes);
         let damaged = |error| files::unreadable(path, format!("cannot be read as ONNX: {error}"));
         let model = ModelProto::decode(whole.clone()).map_err(damaged)?;
-        let version = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
-        let version = match version.map(|set| set.version) {
-            Some(version) if VERSIONS.contains(&version) => version,
-            other => {
-                let version = other.map_or("no version".into(), |version| format!("version {version}"));
-                return Err(Error::data(
-                    path,
-                    format!(
-                        "uses {version} of ONNX's ops; {} to {} are known",
-                        VERSIONS.start(),
-                        VERSIONS.end()
-                    ),
-                ));
-            }
-        };
+        let version = version(&model).map_err(|what| Error::data(path, what))?;
         let said = |name: &str| model.metadata_props.iter().find(|text| text.key == name);
         let said = |name: &str| said(name).map_or("", |text| &*text.value);
         let class_names = serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default();
@@ -117,36 +96,29 @@ impl File {
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
-        let Images { input, channels_last, batch, image } =
-            images(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
-        let mut file = File {
+        let input = ImageInput::of(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
+        let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
             graph,
+            is_mask: tensors.iter().map(is_mask).collect(),
             tensors,
             tensor_of,
             input,
-            channels_last,
-            batch,
             version,
             initializers,
-            is_mask: Vec::new(),
-            image,
             classes: 0,
             weights: Vec::new(),
-            notes: Vec::new(),
+            notes: Default::default(),
             class_names,
             preprocessing,
-            notes_of_training: Vec::new(),
             checksum: sum.sum(),
         };
-        file.is_mask = file.tensors.iter().map(is_mask).collect();
-        let (mut net, images) = Builder::new(file.label(), 1, image);
+        let (mut net, images) = Builder::new(file.label(), 1, file.image());
         net.only_to_test();
         let imported = import::run(&file, &mut net, images, None)?;
         file.classes = net.shape(imported.logits).per_sample();
-        file.weights = imported.weights;
-        [file.notes, file.notes_of_training] = imported.notes;
+        (file.weights, file.notes) = (imported.weights, imported.notes);
         // A run has its weights where it needs them: nothing is to hold the file's bytes, of which all has parts.
         file.tensors.iter_mut().for_each(|tensor| tensor.leave(path, &whole));
         let nodes = file.graph.encode_to_vec();
@@ -184,7 +156,7 @@ impl File {
 
     /// (C, H, W) of its images.
     pub fn image(&self) -> [usize; 3] {
-        self.image
+        self.input.image
     }
 
     /// Classes that it tells apart.
@@ -199,8 +171,8 @@ impl File {
 
     /// What a user should know of the import, a sentence each; whoever trains the network knows more.
     pub fn notes(&self, trains: bool) -> impl Iterator<Item = &String> {
-        let of_training = self.notes_of_training.iter().filter(move |_| trains);
-        self.notes.iter().chain(of_training)
+        let [notes, of_training] = &self.notes;
+        notes.iter().chain(of_training.iter().filter(move |_| trains))
     }
 
     /// What the classes are called; empty where the file does not say.
@@ -220,7 +192,7 @@ impl File {
 
     /// The batch that its shapes are written for, where that is fixed.
     fn batch(&self) -> Option<usize> {
-        self.batch
+        self.input.batch
     }
 
     /// The version of ONNX's ops.
@@ -279,7 +251,7 @@ impl File {
 }
 
 /// Whether a tensor of at least two axes has zeros and one other number, and both: which places attend to which, say.
-fn is_mask(tensor: &Tensor) -> bool {
+fn is_mask(tensor: &OnnxTensor) -> bool {
     let sizes =
         tensor.is_real() && tensor.dims.len() > 1 && (2..=constant::MOST).contains(&tensor.elements());
     let Some(all) = sizes.then(|| tensor.reals().ok()).flatten() else { return false };
@@ -289,7 +261,7 @@ fn is_mask(tensor: &Tensor) -> bool {
 }
 
 /// The tensors of a graph, taken out of it, by the names of what gives them.
-fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<String, usize>)> {
+fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<OnnxTensor>, HashMap<String, usize>)> {
     let mut protos = std::mem::take(&mut graph.initializer);
     take_constants(graph, &mut protos);
     let directory = files::directory_of(path);
@@ -297,7 +269,7 @@ fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<Tensor>, HashMap<
     for proto in protos {
         let name = proto.name.clone();
         let wrong = |what: &str| Error::data(path, format!("tensor {name}: {what}"));
-        tensors.push(Tensor::new(proto, directory).map_err(|what| wrong(&what))?);
+        tensors.push(OnnxTensor::new(proto, directory).map_err(|what| wrong(&what))?);
         if tensor_of.insert(name.clone(), tensors.len() - 1).is_some() {
             return Err(wrong("is there twice"));
         }
@@ -323,46 +295,65 @@ fn take_constants(graph: &mut GraphProto, constants: &mut Vec<TensorProto>) {
     }
 }
 
-/// What the file says of its images.
-struct Images {
-    input: String,
+/// The version of ONNX's ops that a file uses.
+fn version(model: &ModelProto) -> std::result::Result<i64, String> {
+    let set = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
+    match set.map(|set| set.version) {
+        Some(version) if VERSIONS.contains(&version) => Ok(version),
+        other => Err(format!(
+            "uses {} of ONNX's ops; {} to {} are known",
+            other.map_or("no version".into(), |version| format!("version {version}")),
+            VERSIONS.start(),
+            VERSIONS.end()
+        )),
+    }
+}
+
+/// The images among a graph's inputs.
+struct ImageInput {
+    name: String,
+    /// Whether the file wants them as (N, H, W, C).
     channels_last: bool,
+    /// The batch that its shapes are written for, where that is fixed.
     batch: Option<usize>,
+    /// (C, H, W)
     image: [usize; 3],
 }
 
 /// Channels of pictures at most: so many on the last axis, and other than that on the second, are TensorFlow's order.
 const PICTURE: std::ops::RangeInclusive<usize> = 1..=4;
 
-/// The name, the batch and the size of the images: the one input that is no weight.
-fn images(graph: &GraphProto, tensor_of: &HashMap<String, usize>) -> std::result::Result<Images, String> {
-    let inputs: Vec<&ValueInfoProto> =
-        graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name)).collect();
-    let [input] = inputs[..] else {
-        let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
-        return Err(format!(
-            "has {} inputs ({}), where images alone are given",
-            names.len(),
-            names.join(", ")
-        ));
-    };
-    let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
-    let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
-    let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
-    let said: Option<Vec<usize>> =
-        // Some writers give −1 or less for an extent that is not known.
-        axes.iter().map(|axis| Some(node::lengths(&[axis.dim_value.max(0)])?[0])).collect();
-    match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
-        (Some(&[batch, a, b, c]), true) if a > 0 || PICTURE.contains(&c) => {
-            let channels_last = PICTURE.contains(&c) && !PICTURE.contains(&a);
-            let [channels, height, width] = if channels_last { [c, a, b] } else { [a, b, c] };
-            let size = |length| if length == 0 { USUAL_SIZE } else { length };
-            let (input, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
-            Ok(Images { input, channels_last, batch, image: [channels, size(height), size(width)] })
+impl ImageInput {
+    /// The one input that is no weight.
+    fn of(graph: &GraphProto, tensor_of: &HashMap<String, usize>) -> std::result::Result<ImageInput, String> {
+        let inputs: Vec<&ValueInfoProto> =
+            graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name)).collect();
+        let [input] = inputs[..] else {
+            let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
+            return Err(format!(
+                "has {} inputs ({}), where images alone are given",
+                names.len(),
+                names.join(", ")
+            ));
+        };
+        let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
+        let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
+        let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
+        let said: Option<Vec<usize>> =
+            // Some writers give −1 or less for an extent that is not known.
+            axes.iter().map(|axis| Some(node::lengths(&[axis.dim_value.max(0)])?[0])).collect();
+        match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
+            (Some(&[batch, a, b, c]), true) if a > 0 || PICTURE.contains(&c) => {
+                let channels_last = PICTURE.contains(&c) && !PICTURE.contains(&a);
+                let [channels, height, width] = if channels_last { [c, a, b] } else { [a, b, c] };
+                let size = |length| if length == 0 { USUAL_SIZE } else { length };
+                let (name, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
+                Ok(ImageInput { name, channels_last, batch, image: [channels, size(height), size(width)] })
+            }
+            _ => Err(format!(
+                "its input {} is no batch of images: real numbers of four axes, of which that of the channels is fixed",
+                input.name
+            )),
         }
-        _ => Err(format!(
-            "its input {} is no batch of images: real numbers of four axes, of which that of the channels is fixed",
-            input.name
-        )),
     }
 }

@@ -1,20 +1,20 @@
 //! A node of the file with its settings.
 
 use super::schema::{AttributeProto, GraphProto, NodeProto, TensorProto};
-use super::tensor::Wrong;
+use super::tensor::Reason;
 
 /// A node of the file.
 #[derive(Clone, Copy)]
-pub struct Node<'a> {
+pub struct OnnxNode<'a> {
     proto: &'a NodeProto,
     /// Its number in the file.
     pub index: usize,
 }
 
-impl<'a> Node<'a> {
+impl<'a> OnnxNode<'a> {
     /// That of this number.
-    pub fn new(proto: &'a NodeProto, index: usize) -> Node<'a> {
-        Node { proto, index }
+    pub fn new(proto: &'a NodeProto, index: usize) -> OnnxNode<'a> {
+        OnnxNode { proto, index }
     }
 
     /// What it computes.
@@ -67,7 +67,7 @@ impl<'a> Node<'a> {
     }
 
     /// Refuses settings other than these: one that nobody reads may mean another computation.
-    pub fn only(&self, known: &[&str]) -> Result<(), Wrong> {
+    pub fn only(&self, known: &[&str]) -> Result<(), Reason> {
         match self.proto.attribute.iter().find(|attribute| !known.contains(&&*attribute.name)) {
             Some(other) => Err(format!("attribute {} is not known", other.name)),
             None => Ok(()),
@@ -114,7 +114,7 @@ impl<'a> Node<'a> {
     }
 
     /// Two lengths, for height and width, with this value where they are not said. A row has a height of 1.
-    pub fn pair(&self, name: &str, default: usize) -> Result<[usize; 2], Wrong> {
+    pub fn pair(&self, name: &str, default: usize) -> Result<[usize; 2], Reason> {
         let Some(ints) = self.ints(name) else { return Ok([default; 2]) };
         match lengths(ints).as_deref() {
             Some(&[height, width]) => Ok([height, width]),
@@ -160,7 +160,7 @@ pub mod tests {
             ("", "Relu", "relu7"),
         ] {
             let proto = NodeProto { name: name.into(), op_type: op.into(), ..NodeProto::default() };
-            assert_eq!(Node::new(&proto, 7).layer(), layer);
+            assert_eq!(OnnxNode::new(&proto, 7).layer(), layer);
         }
     }
 }

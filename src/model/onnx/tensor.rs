@@ -12,10 +12,10 @@ use super::schema::{TensorProto, data_type};
 use crate::files::{self, Crc};
 
 /// What is wrong with a tensor, in words.
-pub type Wrong = String;
+pub type Reason = String;
 
 /// A tensor of the file: its shape is sound, and its bytes are there.
-pub struct Tensor {
+pub struct OnnxTensor {
     /// How many elements each axis has.
     pub dims: Vec<usize>,
     proto: TensorProto,
@@ -23,13 +23,13 @@ pub struct Tensor {
     elsewhere: Option<(PathBuf, u64)>,
 }
 
-impl Tensor {
+impl OnnxTensor {
     /// Checks the tensor of a file in this directory.
     ///
     /// # Errors
     /// A shape that is none, a type that is not read, fewer or more bytes than the shape has, a place outside the
     /// directory.
-    pub fn new(proto: TensorProto, directory: &Path) -> Result<Tensor, Wrong> {
+    pub fn new(proto: TensorProto, directory: &Path) -> Result<OnnxTensor, Reason> {
         let dims: Result<Vec<usize>, _> = proto.dims.iter().map(|&extent| usize::try_from(extent)).collect();
         let dims = dims.map_err(|_| format!("has the shape {:?}", proto.dims))?;
         let width = width(proto.data_type)?;
@@ -52,7 +52,7 @@ impl Tensor {
         {
             return Err(format!("has the shape {dims:?}, {elements} numbers, and {there} of them are there"));
         }
-        Ok(Tensor { dims, proto, elsewhere })
+        Ok(OnnxTensor { dims, proto, elsewhere })
     }
 
     /// Lets go of the file's bytes, which are these: what is large is read again when it is wanted.
@@ -81,7 +81,7 @@ impl Tensor {
     }
 
     /// The sum goes on with what lies outside the file.
-    pub fn add_to(&self, sum: &mut Crc) -> Result<(), Wrong> {
+    pub fn add_to(&self, sum: &mut Crc) -> Result<(), Reason> {
         if self.elsewhere.is_some() {
             sum.update(&self.bytes()?);
         }
@@ -92,7 +92,7 @@ impl Tensor {
     ///
     /// # Errors
     /// It holds integers, or can no longer be read.
-    pub fn reals(&self) -> Result<Vec<f32>, Wrong> {
+    pub fn reals(&self) -> Result<Vec<f32>, Reason> {
         use data_type::{BFLOAT16, DOUBLE, FLOAT, FLOAT16};
         let TensorProto { float_data, double_data, int32_data, .. } = &self.proto;
         let bits = |word: &i32| *word as u16;
@@ -117,7 +117,7 @@ impl Tensor {
     ///
     /// # Errors
     /// It holds real numbers, or can no longer be read.
-    pub fn integers(&self) -> Result<Vec<i64>, Wrong> {
+    pub fn integers(&self) -> Result<Vec<i64>, Reason> {
         use data_type::{BOOL, INT8, INT32, INT64, UINT8};
         let TensorProto { int64_data, int32_data, data_type, .. } = &self.proto;
         Ok(match *data_type {
@@ -133,7 +133,7 @@ impl Tensor {
         })
     }
 
-    fn bytes(&self) -> Result<Bytes, Wrong> {
+    fn bytes(&self) -> Result<Bytes, Reason> {
         let Some((path, offset)) = &self.elsewhere else { return Ok(self.proto.raw_data.clone()) };
         let read = || {
             let mut file = files::open(path)?;
@@ -162,7 +162,7 @@ fn words(proto: &TensorProto) -> usize {
 }
 
 /// Bytes of an element.
-fn width(of: i32) -> Result<usize, Wrong> {
+fn width(of: i32) -> Result<usize, Reason> {
     use data_type::{BFLOAT16, BOOL, DOUBLE, FLOAT, FLOAT16, INT8, INT32, INT64, UINT8};
     match of {
         UINT8 | INT8 | BOOL => Ok(1),
@@ -176,7 +176,7 @@ fn width(of: i32) -> Result<usize, Wrong> {
 }
 
 /// The file beside the network's in which so many bytes are, and where in it.
-fn place(proto: &TensorProto, directory: &Path, bytes: u64) -> Result<(PathBuf, u64), Wrong> {
+fn place(proto: &TensorProto, directory: &Path, bytes: u64) -> Result<(PathBuf, u64), Reason> {
     let said =
         |key: &str| proto.external_data.iter().find(|entry| entry.key == key).map(|entry| &entry.value);
     let location = said("location").ok_or("is in another file, and which is not said")?;

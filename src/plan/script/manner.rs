@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::config::{MeshShape, PipelineSchedule, Wire};
-use crate::strategy::{Meeting, Owners, Relaxed, Seat, Share};
+use crate::strategy::{ModelAveraging, OwnerShare, Owners, Relaxed, Seat};
 
 /// How a step is done.
 #[derive(Debug, Clone)]
@@ -65,10 +65,10 @@ impl Turn {
     /// Of the last step of a round, for so many ranks.
     fn last(relaxed: Relaxed, ranks: usize) -> Turn {
         match relaxed.meeting {
-            Meeting::Anchor { resets, .. } => Turn::Anchor { resets },
-            Meeting::Elastic { .. } => Turn::Elastic,
-            Meeting::Gossip if ranks == 1 => Turn::Alone,
-            Meeting::Gossip => Turn::Mix { distance: 1 << (relaxed.every - 1) },
+            ModelAveraging::Anchor { resets, .. } => Turn::Anchor { resets },
+            ModelAveraging::Elastic { .. } => Turn::Elastic,
+            ModelAveraging::Gossip if ranks == 1 => Turn::Alone,
+            ModelAveraging::Gossip => Turn::Mix { distance: 1 << (relaxed.every - 1) },
         }
     }
 }
@@ -117,7 +117,7 @@ type Does = Vec<(bool, Vec<bool>)>;
 /// Ranks that stand for all: nodes whose ranks do the same actions are rehearsed as few of them, with every rank that
 /// has most to update of a bucket, or of all. Where shares are even that is one node of each kind, and their times are
 /// those of all; where they differ by a cache line, the slowest rank is among them but for what that takes.
-pub fn representatives(manner: &Manner, buckets: usize, share: Share) -> Vec<usize> {
+pub fn representatives(manner: &Manner, buckets: usize, share: OwnerShare) -> Vec<usize> {
     let (owners, seats) = (manner.owners, Seat::all(&manner.nodes));
     let owned = |rank: usize| -> Vec<usize> {
         (0..buckets).map(|bucket| owners.owned(bucket, rank, seats[rank], share).len()).collect()

@@ -6,7 +6,7 @@ use super::{Action, Kind, Manner, Script, representatives, scripts};
 use crate::config::Rule;
 use crate::plan::windows::{Windows, learned};
 use crate::plan::{Bucket, Contexts, Edge, Pass, Phase, Plan, PlannedStep};
-use crate::strategy::{Owners, Seat, Share};
+use crate::strategy::{OwnerShare, Owners, Seat};
 
 /// What a script needs to know of a plan.
 pub struct Outline<'a> {
@@ -30,7 +30,7 @@ pub struct Outline<'a> {
     /// The bytes of where gradients are added up over ranks, with their tail.
     pub sums: usize,
     /// How a bucket is divided among owners.
-    pub share: Share<'a>,
+    pub share: OwnerShare<'a>,
     /// What a stage of a pipeline exchanges with others, and which steps run without a pause.
     pub edges: &'a [Edge],
     /// The forward and the backward pass, or those of each chunk.

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use dltrain::graph::{Activation, Op};
+use dltrain::graph::{Activation, BackwardOp, Op};
 
 use super::{
     STARTS, channels_first, channels_last, close, equal, pairs, random, random_in, reference, stream,
@@ -106,7 +106,7 @@ fn activations_are_what_they_are_defined_to_be() {
 
             let read = if of.from_output() { all_rounded(t, &y) } else { x.clone() };
             let inputs: [(&[usize], &[f32]); 2] = [(&extents, &dy), (&extents, &read)];
-            let dx = reference(Op::ActivationBackward(of), &inputs, &[&extents])[0].clone();
+            let dx = reference(Op::Backward(BackwardOp::Activation(of)), &inputs, &[&extents])[0].clone();
             let (place, read) = (Buffer::of(&dy, t, start), Buffer::of(&read, t, start));
             let backward = format!("{name}_backward_{t}");
             match max {

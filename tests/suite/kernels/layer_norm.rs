@@ -1,6 +1,6 @@
 //! Layer normalisation.
 
-use dltrain::graph::Op;
+use dltrain::graph::{BackwardOp, Op};
 
 use super::{STARTS, close, random, random_in, reference};
 use crate::launch;
@@ -58,7 +58,7 @@ fn rows_are_normalised_and_differentiated() {
             inputs.extend(affine.then_some((row, &w[..])));
             inputs.extend([(&all[..1], &expected[1][..]), (&all[..1], &expected[2][..])]);
             let outputs = [all, row, row];
-            let op = Op::LayerNormBackward { epsilon: EPSILON, affine };
+            let op = Op::Backward(BackwardOp::LayerNorm { epsilon: EPSILON, affine });
             let gradients = reference(op, &inputs, &outputs[..if affine { 3 } else { 1 }]);
             let (of_dy, dx) = (there(&dy), Buffer::empty(rows * width, t, start));
             // One over √ε multiplies what is left of a single number.

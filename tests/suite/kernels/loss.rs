@@ -1,6 +1,6 @@
 //! The loss, and dropout.
 
-use dltrain::graph::Op;
+use dltrain::graph::{BackwardOp, Op};
 
 use super::{
     SCALARS, STARTS, channels_first, channels_last, close, equal, random_in, reference, scalars, stream,
@@ -113,7 +113,7 @@ fn the_losses_gradient_is_that_of_the_definition() {
         let as_numbers: Vec<f32> = labels.iter().map(|&label| label as f32).collect();
         let mixture = mixed.then(|| mixture(rows, classes));
         let more = mixture.as_ref().map(mixture_there);
-        let op = Op::SoftmaxCrossEntropyBackward { smoothing, weight: WEIGHT };
+        let op = Op::Backward(BackwardOp::SoftmaxCrossEntropy { smoothing, weight: WEIGHT });
         let (both, per_row): (&[usize], &[usize]) = (&[rows, classes], &[rows]);
         let mut inputs: Vec<(&[usize], &[f32])> = vec![(both, &logits), (per_row, &as_numbers)];
         inputs.extend(mixture.iter().flatten().map(|values| (per_row, values.as_slice())));

@@ -1,6 +1,6 @@
 //! Batch normalisation in its parts, column sums, local response normalisation: against the reference device.
 
-use dltrain::graph::{BatchNorm, LocalResponseNorm, Op};
+use dltrain::graph::{BackwardOp, BatchNorm, LocalResponseNorm, Op};
 
 use super::{STARTS, channels_first, channels_last, close, random, random_in, reference};
 use crate::launch;
@@ -479,14 +479,15 @@ fn the_gradient_goes_back_as_defined() {
             (one, &mean),
             (one, &variance),
         ];
-        let sums = reference(Op::BatchNormSums(case.norm()), &inputs, &[&[2, c], one, one]);
+        let sums =
+            reference(Op::Backward(BackwardOp::BatchNormSums(case.norm())), &inputs, &[&[2, c], one, one]);
         for ranks in [1, 3] {
             let of_all = sums[0].repeat(ranks);
             let of_ranks: &[usize] = &[ranks, 2, c];
             let mut with_sums = inputs.to_vec();
             with_sums.push((of_ranks, &of_all));
             let dx = reference(
-                Op::BatchNormBackward(BatchNorm { given: true, ..case.norm() }),
+                Op::Backward(BackwardOp::BatchNorm(BatchNorm { given: true, ..case.norm() })),
                 &with_sums,
                 &[&case.extents],
             );
@@ -539,7 +540,8 @@ fn a_sum_behind_the_normalisation_goes_with_it() {
             (one, &variance),
             (&case.extents, &mask),
         ];
-        let back = reference(Op::BatchNormBackward(case.norm()), &inputs, &[&case.extents, one, one]);
+        let back =
+            reference(Op::Backward(BackwardOp::BatchNorm(case.norm())), &inputs, &[&case.extents, one, one]);
         let [dx, dw, db] = backward(&case, case.relu.then_some(&bits), &mean, &variance, 1);
         let bound = |v: f32| 1e-4 + 1e-5 * v.abs();
         close(&dw, &back[1], bound, "dw");
@@ -588,7 +590,7 @@ fn responses_are_normalised_as_defined_both_ways() {
         );
         close(&case.back(&y), &all_rounded(case.t, &expected[0]), case.bound(), "response");
 
-        let op = Op::LocalResponseNormBackward(norm);
+        let op = Op::Backward(BackwardOp::LocalResponseNorm(norm));
         let back = reference(op, &[(same, &case.dy), (same, x), (same, &expected[1])], &[same]);
         let dx = case.room();
         launch!(

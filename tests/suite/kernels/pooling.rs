@@ -1,6 +1,6 @@
 //! Pooling, against the reference device.
 
-use dltrain::graph::{Op, Pool2d};
+use dltrain::graph::{BackwardOp, Op, Pool2d};
 
 use super::{STARTS, channels_first, channels_last, close, random_in, reference, stream};
 use crate::launch;
@@ -90,7 +90,7 @@ fn the_largest_wins_and_its_gradient_goes_back_to_it() {
         let dy = steps(case.y, 2);
         // The reference keeps its winners as numbers, in f32 as the test gives them.
         let winners_there: Vec<f32> = expected[1].clone();
-        let op = Op::MaxPoolBackward(case.pool);
+        let op = Op::Backward(BackwardOp::MaxPool(case.pool));
         let back = reference(op, &[(&case.y, &dy), (&case.y, &winners_there)], &[&case.x]);
         let (dy, dx) = (Buffer::of(&last(&dy, case.y), t, start), Buffer::empty(count(case.x), t, start));
         let pointers = vec![(&dy).into(), (&winners).into(), (&dx).into()];
@@ -152,7 +152,7 @@ fn common_poolings_are_those_of_the_definition_both_ways() {
 
             let dy = steps(case.y, 100 + at as u32);
             let inputs: [(&[usize], &[f32]); 2] = [(&case.y, &dy), (&case.y, &expected[1])];
-            let back = reference(Op::MaxPoolBackward(pool), &inputs, &[&case.x]);
+            let back = reference(Op::Backward(BackwardOp::MaxPool(pool)), &inputs, &[&case.x]);
             let (dy, dx) =
                 (Buffer::of(&last(&dy, case.y), t, STARTS[0]), Buffer::empty(count(case.x), t, STARTS[0]));
             run(format!("max_pool_backward_{name}_{t}"), vec![(&dy).into(), (&winners).into(), (&dx).into()]);
@@ -193,7 +193,7 @@ fn averages_are_those_of_the_definition_both_ways() {
         close(&found, &all_rounded(t, &expected[0]), bound(t), &format!("{:?}", case.pool));
 
         let dy = random_in(t, count(case.y), 4);
-        let expected = reference(Op::AvgPoolBackward(case.pool), &[(&case.y, &dy)], &[&case.x]);
+        let expected = reference(Op::Backward(BackwardOp::AvgPool(case.pool)), &[(&case.y, &dy)], &[&case.x]);
         let (dy, dx) = (Buffer::of(&last(&dy, case.y), t, start), Buffer::empty(count(case.x), t, start));
         case.run(&format!("average_pool_backward_{t}"), vec![(&dy).into(), (&dx).into()], include);
         let found = channels_first(&dx.read(t), planes(case.x));
@@ -228,7 +228,7 @@ fn adaptive_averages_are_those_of_the_definition_both_ways() {
             );
 
             let dy = random_in(t, count(y), 6);
-            let expected = reference(Op::AdaptiveAvgPoolBackward, &[(&y, &dy)], &[&x]);
+            let expected = reference(Op::Backward(BackwardOp::AdaptiveAvgPool), &[(&y, &dy)], &[&x]);
             let (input, output) = (Buffer::of(&last(&dy, y), t, start), Buffer::empty(count(x), t, start));
             run(format!("adaptive_pool_backward_{t}"), &input, &output);
             close(
@@ -281,7 +281,7 @@ fn a_mean_over_all_pixels_is_that_of_the_definition_both_ways() {
             close(&output.read(t), &all_rounded(t, &expected[0]), bound(t), "mean");
 
             let dy = random_in(t, count(y), 8);
-            let expected = reference(Op::AdaptiveAvgPoolBackward, &[(&y, &dy)], &[&x]);
+            let expected = reference(Op::Backward(BackwardOp::AdaptiveAvgPool), &[(&y, &dy)], &[&x]);
             let (input, output) = (Buffer::of(&dy, t, STARTS[0]), Buffer::empty(count(x), t, STARTS[0]));
             run(format!("global_pool_backward_{t}"), &input, &output);
             let found = channels_first(&output.read(t), planes(x));

@@ -1,6 +1,6 @@
 //! Softmax.
 
-use dltrain::graph::Op;
+use dltrain::graph::{BackwardOp, Op};
 
 use super::{STARTS, close, random, random_in, reference};
 use crate::launch;
@@ -28,7 +28,9 @@ fn rows_become_shares() {
 
             let y = all_rounded(t, &y);
             let dx =
-                reference(Op::SoftmaxBackward, &[(&extents, &dy), (&extents, &y)], &[&extents])[0].clone();
+                reference(Op::Backward(BackwardOp::Softmax), &[(&extents, &dy), (&extents, &y)], &[&extents])
+                    [0]
+                .clone();
             let (place, of_y) = (Buffer::of(&dy, t, start), Buffer::of(&y, t, start));
             launch!(
                 format!("softmax_backward_{t}"),

@@ -10,21 +10,21 @@ pub const IMAGES: [usize; 2] = [2, 3];
 
 /// Images along one axis: in each of `outer` parts all of them, with `inner` neighbouring places each.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Batch {
+pub struct BatchAxis {
     pub axis: usize,
     pub outer: usize,
     pub inner: usize,
 }
 
-impl Batch {
+impl BatchAxis {
     /// How many axes the file has in place of that one.
     pub fn axes(&self) -> usize {
         [self.outer, 1, self.inner].into_iter().filter(|&places| places > 1).count() + 1
     }
 
-    /// The same where one axis stands for all of them.
-    pub fn joined(self) -> Batch {
-        Batch { outer: 1, inner: 1, ..self }
+    /// The axis where one axis stands for all of them.
+    pub fn joined(self) -> BatchAxis {
+        BatchAxis { outer: 1, inner: 1, ..self }
     }
 }
 
@@ -32,14 +32,14 @@ impl Batch {
 ///
 /// # Errors
 /// `Usage` where a layer does not do the same for each image, whatever their number.
-pub fn batches(graph: &Graph, other: &Graph) -> Result<Vec<Option<Batch>>> {
+pub fn batches(graph: &Graph, other: &Graph) -> Result<Vec<Option<BatchAxis>>> {
     let alike = |(a, b): (&Node, &Node)| (a.op, &a.inputs, &a.outputs) == (b.op, &b.inputs, &b.outputs);
     let counts = |graph: &Graph| [graph.nodes.len(), graph.tensors.len()];
     if counts(graph) != counts(other) || !graph.nodes.iter().zip(&other.nodes).all(alike) {
         return Err(unwritable(&graph.name, "its layers depend on how many images there are"));
     }
     let mut batches = vec![None; graph.tensors.len()];
-    batches[graph.images.0] = Some(Batch { axis: 0, outer: 1, inner: 1 });
+    batches[graph.images.0] = Some(BatchAxis { axis: 0, outer: 1, inner: 1 });
     let leads = graph.leads_to(graph.logits);
     for node in graph.nodes.iter().zip(leads).filter(|(_, leads)| *leads).map(|(node, _)| node) {
         let mixes = || unwritable(&node.name, "it computes of all images of a batch together");
@@ -56,19 +56,19 @@ pub fn batches(graph: &Graph, other: &Graph) -> Result<Vec<Option<Batch>>> {
                 };
             }
         }
-        let read: Vec<(TensorId, Batch)> =
+        let read: Vec<(TensorId, BatchAxis)> =
             node.inputs.iter().filter_map(|id| Some((*id, batches[id.0]?))).collect();
         let y = node.outputs[0];
         batches[y.0] = match (along(y)?, &read[..]) {
             (None, []) => None,
             (None, _) => return Err(mixes()),
-            (Some((axis, inner)), []) => Some(Batch { axis, outer: 1, inner }),
+            (Some((axis, inner)), []) => Some(BatchAxis { axis, outer: 1, inner }),
             (Some((axis, places)), [(x, first), others @ ..]) => {
                 let batch = match node.op {
                     Op::Reshape => reshaped(graph, [*x, y], *first, (axis, places)).ok_or_else(mixes)?,
-                    _ => Batch { axis, ..*first },
+                    _ => BatchAxis { axis, ..*first },
                 };
-                let parts = |batch: &Batch| (batch.outer, batch.inner);
+                let parts = |batch: &BatchAxis| (batch.outer, batch.inner);
                 let is_same = others.iter().all(|(_, other)| parts(other) == parts(first));
                 if !is_same || batch.outer * batch.inner != places || mixes_images(graph, node, batch, *first)
                 {
@@ -103,30 +103,30 @@ fn growing([few, more]: [&[usize]; 2]) -> Option<Option<(usize, usize)>> {
 }
 
 /// Constants that were written out for the batch of a run, if they are the same for each image.
-fn repeated(tensor: &Tensor, axis: usize, inner: usize) -> Option<Batch> {
+fn repeated(tensor: &Tensor, axis: usize, inner: usize) -> Option<BatchAxis> {
     let each = inner * tensor.spec.shape.0[axis + 1..].iter().product::<usize>();
     let values = tensor.values.as_ref()?;
     let is_same = |images: &[f32]| images.chunks(each).all(|image| *image == images[..each]);
-    values.chunks(IMAGES[0] * each).all(is_same).then_some(Batch { axis, outer: 1, inner })
+    values.chunks(IMAGES[0] * each).all(is_same).then_some(BatchAxis { axis, outer: 1, inner })
 }
 
 /// Images stay as far apart in the order of elements as they were.
 fn reshaped(
     graph: &Graph,
     [x, y]: [TensorId; 2],
-    before: Batch,
+    before: BatchAxis,
     (axis, places): (usize, usize),
-) -> Option<Batch> {
+) -> Option<BatchAxis> {
     let behind =
         |id: TensorId, axis: usize| -> usize { graph.tensor(id).spec.shape.0[axis + 1..].iter().product() };
     let (apart, each) = (before.inner * behind(x, before.axis), behind(y, axis));
     let inner = apart / each;
     let fits = apart.is_multiple_of(each) && inner > 0 && places.is_multiple_of(inner);
-    fits.then(|| Batch { axis, outer: places / inner, inner })
+    fits.then(|| BatchAxis { axis, outer: places / inner, inner })
 }
 
 /// Whether a layer's sums or windows go over images.
-fn mixes_images(graph: &Graph, node: &Node, y: Batch, x: Batch) -> bool {
+fn mixes_images(graph: &Graph, node: &Node, y: BatchAxis, x: BatchAxis) -> bool {
     let shape = &graph.tensor(node.outputs[0]).spec.shape;
     match node.op {
         Op::Softmax => y.axis + 1 == shape.rank(),

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::Writer;
+use super::OnnxWriter;
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, Graph, Node, Op, TensorId};
 
@@ -22,7 +22,7 @@ pub fn pairs(graph: &Graph) -> HashMap<usize, usize> {
         .collect()
 }
 
-impl Writer<'_> {
+impl OnnxWriter<'_> {
     /// One convolution in place of it and of the normalisation behind it: with s = w/√(variance + epsilon) of each
     /// channel, weights times s and the bias (bias − mean)·s + b.
     pub(super) fn convolution_with_norm(&mut self, node: &Node, norm: &Node) -> Result<String> {

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 
 use prost::Message;
 
-use self::batch::{Batch, batches};
+use self::batch::{BatchAxis, batches};
 use self::proto::int;
 use super::schema::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, StringStringEntryProto, TensorProto,
@@ -33,16 +33,16 @@ const LOGITS: &str = "logits";
 const BATCH: &str = "N";
 
 /// Gives the numbers of the parameter or running statistic of a name, last dimension fastest.
-pub type Values<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
+pub type TensorValues<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
 
 /// The bytes of an ONNX file of a network. `build` gives its forward graph for so many images; with `fold` what
 /// normalises behind a convolution is made part of it.
 ///
 /// # Errors
 /// `Usage` where a layer cannot be written, or the file would be too large; those of `build` and `values`.
-pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: Values) -> Result<Vec<u8>> {
+pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: TensorValues) -> Result<Vec<u8>> {
     let (graph, batches) = batched(build)?;
-    let mut writer = Writer::new(&graph, batches, values);
+    let mut writer = OnnxWriter::new(&graph, batches, values);
     if fold {
         writer.folded = fold::pairs(&graph);
     }
@@ -86,7 +86,7 @@ pub fn check(build: impl Fn(usize) -> Result<Graph>) -> Result<()> {
 }
 
 /// The network that evaluation runs, and where its images lie.
-fn batched(build: impl Fn(usize) -> Result<Graph>) -> Result<(Graph, Vec<Option<Batch>>)> {
+fn batched(build: impl Fn(usize) -> Result<Graph>) -> Result<(Graph, Vec<Option<BatchAxis>>)> {
     let [few, more] = batch::IMAGES.map(build);
     let [few, more] = [few?, more?].map(Graph::for_evaluation);
     let batches = batches(&few, &more)?;
@@ -94,11 +94,11 @@ fn batched(build: impl Fn(usize) -> Result<Graph>) -> Result<(Graph, Vec<Option<
 }
 
 /// A file under construction.
-struct Writer<'a> {
+struct OnnxWriter<'a> {
     graph: &'a Graph,
     /// Where images lie in each tensor.
-    batches: Vec<Option<Batch>>,
-    values: Values<'a>,
+    batches: Vec<Option<BatchAxis>>,
+    values: TensorValues<'a>,
     /// Convolutions, by the number of their node, with the normalisation that becomes part of each.
     folded: HashMap<usize, usize>,
     /// What the file calls a tensor of the graph.
@@ -110,15 +110,15 @@ struct Writer<'a> {
     tensors: Vec<TensorProto>,
 }
 
-impl<'a> Writer<'a> {
-    fn new(graph: &'a Graph, batches: Vec<Option<Batch>>, values: Values<'a>) -> Writer<'a> {
+impl<'a> OnnxWriter<'a> {
+    fn new(graph: &'a Graph, batches: Vec<Option<BatchAxis>>, values: TensorValues<'a>) -> OnnxWriter<'a> {
         let is_kept = |role| matches!(role, Role::Parameter | Role::Statistic);
         let kept =
             graph.tensors.iter().filter(|tensor| is_kept(tensor.role)).map(|tensor| tensor.name.clone());
         let kept: HashSet<String> = kept.collect();
         let (folded, nodes, tensors) = (HashMap::new(), Vec::new(), Vec::new());
         let (named, taken) = (HashMap::new(), kept.clone());
-        let mut writer = Writer { graph, batches, values, folded, named, taken, kept, nodes, tensors };
+        let mut writer = OnnxWriter { graph, batches, values, folded, named, taken, kept, nodes, tensors };
         let images = writer.free(IMAGES);
         writer.named.insert(graph.images, images);
         writer
@@ -145,7 +145,7 @@ impl<'a> Writer<'a> {
 
     /// Where the file has several axes for the images, and a node's op must see one, it gets one. Returns what was
     /// otherwise, with names of inputs.
-    fn join_axes(&mut self, node: &Node) -> Result<Vec<(TensorId, Batch, Option<String>)>> {
+    fn join_axes(&mut self, node: &Node) -> Result<Vec<(TensorId, BatchAxis, Option<String>)>> {
         let mut apart = Vec::new();
         if !self.sees_one_axis(node) {
             return Ok(apart);
@@ -223,7 +223,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Numbers that are the same for each image.
-    fn of_each_image(&mut self, id: TensorId, batch: Batch, numbers: &[f32]) -> Result<String> {
+    fn of_each_image(&mut self, id: TensorId, batch: BatchAxis, numbers: &[f32]) -> Result<String> {
         let (graph, shape) = (self.graph, self.shape(id));
         let Tensor { name, spec, .. } = graph.tensor(id);
         let each = batch.inner * spec.shape.0[batch.axis + 1..].iter().product::<usize>();
@@ -238,7 +238,7 @@ impl<'a> Writer<'a> {
     fn shape(&self, id: TensorId) -> Vec<i64> {
         let mut dims: Vec<i64> =
             self.graph.tensor(id).spec.shape.0.iter().map(|&extent| extent as i64).collect();
-        if let Some(Batch { axis, outer, inner }) = self.batches[id.0] {
+        if let Some(BatchAxis { axis, outer, inner }) = self.batches[id.0] {
             let places = |places: usize| Some(places as i64).filter(|&places| places > 1);
             dims.splice(axis..=axis, [places(outer), Some(-1), places(inner)].into_iter().flatten());
         }
@@ -256,7 +256,7 @@ impl<'a> Writer<'a> {
         self.batches[id.0].is_some_and(|batch| batch.axes() > 1)
     }
 
-    /// The same elements in another shape.
+    /// Writes a node that gives the elements in another shape.
     fn reshaped(&mut self, layer: &str, x: String, shape: &[i64]) -> String {
         let shape = self.integers(&format!("{layer}.shape"), shape);
         self.node(&format!("{layer}.reshape"), "Reshape", vec![x, shape], Vec::new())

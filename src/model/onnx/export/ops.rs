@@ -1,56 +1,40 @@
 //! What each op of a graph becomes in a file. An op without a line in the table does not compile.
 
 use super::super::schema::AttributeProto;
-use super::Writer;
+use super::OnnxWriter;
 use super::proto::{int, ints, real};
 use crate::error::{Error, Result};
 use crate::graph::{
     Activation, BatchNorm, Binary, Conv2d, MatMul, Node, Op, Pool2d, TensorId, adaptive_window,
 };
 
-impl Writer<'_> {
+impl OnnxWriter<'_> {
     /// The table: writes a node, and gives the name of what it computes.
     pub(super) fn value(&mut self, node: &Node) -> Result<String> {
         let name = &node.name;
         match node.op {
-            Op::Conv2d(conv) => {
-                let inputs = self.all(&node.inputs)?;
-                Ok(self.convolution(name, conv, inputs))
-            }
+            Op::Conv2d(conv) => self.all(&node.inputs).map(|inputs| self.convolution(name, conv, inputs)),
             Op::Conv2dBackwardData(conv) => self.transposed(node, conv),
-            Op::Linear { relu, .. } => {
-                let y = self.linear(node)?;
-                Ok(self.relu(relu, name, y))
-            }
+            Op::Linear { relu, .. } => self.linear(node).map(|y| self.relu(relu, name, y)),
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) => self.batch_norm(node, norm),
             Op::LocalResponseNorm(norm) => {
-                let numbers = [("alpha", norm.alpha), ("beta", norm.beta), ("bias", norm.k)];
-                let numbers = numbers.map(|(name, number)| real(name, number)).into_iter();
-                self.simple(node, "LRN", numbers.chain([int("size", norm.size as i64)]).collect())
+                let [alpha, beta] = [real("alpha", norm.alpha), real("beta", norm.beta)];
+                let [bias, size] = [real("bias", norm.k), int("size", norm.size as i64)];
+                self.simple(node, "LRN", vec![alpha, beta, bias, size])
             }
             Op::LayerNorm { epsilon, affine } => self.layer_norm(node, epsilon, affine),
             Op::MatMul(of) => self.matmul(node, of),
             Op::Softmax => self.simple(node, "Softmax", vec![int("axis", -1)]),
             Op::Activation(of) => self.activation(node, of),
-            Op::MaxPool(pool) => {
-                let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
-                // Readers differ in whether they count a last window that covers nothing; where there is one, what is
-                // left without it is what is left of the rounding down.
-                let counts = |axis: usize| {
-                    let room = (x[axis] + 2 * pool.padding[axis]).saturating_sub(pool.kernel[axis]);
-                    room.div_ceil(pool.stride[axis]) + 1 == y[axis]
-                };
-                let ceil = pool.ceil && counts(0) && counts(1);
-                self.pool(node, "MaxPool", pool, int("ceil_mode", i64::from(ceil)))
-            }
+            Op::MaxPool(pool) => self.max_pool(node, pool),
             Op::AvgPool(pool) => self.average(node, pool),
             Op::AdaptiveAvgPool => self.adaptive(node),
             // What is dropped in training alone.
             Op::Dropout { .. } => self.read(node.inputs[0]),
             Op::Reshape => self.reshape(node),
             Op::Concat { axis } => {
-                let axis = self.axis(node.outputs[0], axis);
-                self.simple(node, "Concat", vec![int("axis", axis as i64)])
+                let axis = int("axis", self.axis(node.outputs[0], axis) as i64);
+                self.simple(node, "Concat", vec![axis])
             }
             Op::Slice { axis, from } => self.slice(node, axis, from),
             Op::Pad { axis, before } => self.pad(node, axis, before),
@@ -70,35 +54,14 @@ impl Writer<'_> {
             }
             // What a device or a training puts into a graph, and the loss, which no file has.
             Op::Normalise { .. }
-            | Op::Conv2dMoments(_)
-            | Op::Conv2dNormalised(_)
-            | Op::Conv2dNormalisedBackwardWeights(_)
-            | Op::Conv2dBackwardDataNorm(..)
-            | Op::Conv2dBackwardDataRelu(_)
-            | Op::Conv2dBackwardDataAdd(_)
-            | Op::Conv2dBackwardWeights(_)
-            | Op::LinearBackwardData { .. }
-            | Op::LinearBackwardWeights { .. }
             | Op::BatchNormMoments
             | Op::Exchange { .. }
             | Op::AllToAll { .. }
-            | Op::BatchNormScale(_)
-            | Op::BatchNormSums(_)
-            | Op::BatchNormBackward(_)
-            | Op::LocalResponseNormBackward(_)
-            | Op::LayerNormBackward { .. }
-            | Op::SoftmaxBackward
-            | Op::ActivationBackward(_)
-            | Op::MaxPoolBackward(_)
-            | Op::AvgPoolBackward(_)
-            | Op::AdaptiveAvgPoolBackward
-            | Op::DropoutBackward { .. }
-            | Op::AddSlice { .. }
             | Op::Halo(_)
-            | Op::HaloBackward(_)
             | Op::Trade(_)
             | Op::SoftmaxCrossEntropy { .. }
-            | Op::SoftmaxCrossEntropyBackward { .. } => {
+            | Op::Backward(_)
+            | Op::Fused(_) => {
                 Err(Error::internal(format!("layer {name}: {} in a network to write", node.op.name())))
             }
         }
@@ -269,6 +232,18 @@ impl Writer<'_> {
             rest,
         ];
         Ok(self.node(&node.name, op, vec![x], attributes))
+    }
+
+    fn max_pool(&mut self, node: &Node, pool: Pool2d) -> Result<String> {
+        let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
+        // Readers differ in whether they count a last window that covers nothing; where there is one, what is left
+        // without it is what is left of the rounding down.
+        let counts = |axis: usize| {
+            let room = (x[axis] + 2 * pool.padding[axis]).saturating_sub(pool.kernel[axis]);
+            room.div_ceil(pool.stride[axis]) + 1 == y[axis]
+        };
+        let ceil = pool.ceil && counts(0) && counts(1);
+        self.pool(node, "MaxPool", pool, int("ceil_mode", i64::from(ceil)))
     }
 
     fn average(&mut self, node: &Node, pool: Pool2d) -> Result<String> {

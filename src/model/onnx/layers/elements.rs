@@ -1,32 +1,37 @@
 //! Arithmetic: activations, spelled out or not, two tensors of which either is stretched, and sums over axes.
 
-use super::{Outcome, stated};
+use super::{Lowered, stated};
 use crate::graph::{Activation, Binary, Permutation, Pool2d, Shape, TensorId, dims};
-use crate::model::onnx::constant::{Constant, Numbers, common, from_front};
-use crate::model::onnx::import::{Import, Step, Stop, Value};
-use crate::model::onnx::node::Node;
-use crate::model::onnx::tensor::Wrong;
+use crate::model::onnx::constant::{ConstantTensor, ConstantValues, common, from_front};
+use crate::model::onnx::import::{Import, PartialActivation, Stop, Value};
+use crate::model::onnx::node::OnnxNode;
+use crate::model::onnx::tensor::Reason;
 
 /// What is added to a sum of squares before its root is taken: a length of 0 then has a gradient of 0, not none. No sum
 /// of f32 above 2⁻⁵⁶ is changed by it.
 const LEAST_SQUARE: f32 = 1e-24;
 
-pub fn first(inputs: &[Value]) -> std::result::Result<&Value, Wrong> {
+pub fn first(inputs: &[Value]) -> std::result::Result<&Value, Reason> {
     inputs.first().ok_or_else(|| "reads nothing".into())
 }
 
 // ---- activations ----
 
-pub fn activation<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of: Activation) -> Outcome {
+pub fn activation<'a>(
+    import: &mut Import<'a>,
+    node: OnnxNode<'a>,
+    inputs: &[Value],
+    of: Activation,
+) -> Lowered {
     // The order of the axes is nothing to it, and may yet be taken back.
-    if let Value::Partly(turned @ Step::Turned(_), x) = first(inputs)? {
+    if let Value::Partly(turned @ PartialActivation::Turned(_), x) = first(inputs)? {
         return Ok(Value::Partly(*turned, activated(import, node, *x, of)));
     }
     let x = import.tensor(node, first(inputs)?)?;
     Ok(Value::Tensor(activated(import, node, x, of)))
 }
 
-fn activated<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, of: Activation) -> TensorId {
+fn activated<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: TensorId, of: Activation) -> TensorId {
     let layer = import.layer(&node.layer());
     import.net.activation(&layer, x, of)
 }
@@ -34,39 +39,39 @@ fn activated<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, of: Activ
 /// What was begun is an activation by itself, or none.
 pub fn finished(
     import: &mut Import,
-    node: Node,
-    step: Step,
+    node: OnnxNode,
+    step: PartialActivation,
     x: TensorId,
 ) -> std::result::Result<TensorId, Stop> {
     match step {
-        Step::Sigmoid => {
+        PartialActivation::Sigmoid => {
             let layer = import.layer(&format!("{}.sigmoid", node.layer()));
             Ok(import.net.activation(&layer, x, Activation::Sigmoid))
         }
-        Step::Scaled(by) => {
+        PartialActivation::Scaled(by) => {
             let layer = import.layer(&format!("{}.scaled", node.layer()));
             Ok(import.net.scaled(&layer, x, by))
         }
-        Step::Turned(order) => {
+        PartialActivation::Turned(order) => {
             let layer = import.layer(&format!("{}.transposed", node.layer()));
             Ok(import.net.permute(&layer, x, &order.axes())?)
         }
-        Step::Above(_) => Err("chooses by what is computed from the images".into()),
-        Step::Erf | Step::ErfPlusOne | Step::TwiceGelu => {
+        PartialActivation::Above(_) => Err("chooses by what is computed from the images".into()),
+        PartialActivation::Erf | PartialActivation::ErfPlusOne | PartialActivation::TwiceGelu => {
             Err("reads what is a part of GELU's formula".into())
         }
     }
 }
 
-pub fn sigmoid<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn sigmoid<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
-    Ok(Value::Partly(Step::Sigmoid, x))
+    Ok(Value::Partly(PartialActivation::Sigmoid, x))
 }
 
-pub fn erf(_: &mut Import, _: Node, inputs: &[Value]) -> Outcome {
+pub fn erf(_: &mut Import, _: OnnxNode, inputs: &[Value]) -> Lowered {
     match first(inputs)? {
-        Value::Partly(Step::Scaled(by), x) if is_near(*by, std::f32::consts::FRAC_1_SQRT_2) => {
-            Ok(Value::Partly(Step::Erf, *x))
+        Value::Partly(PartialActivation::Scaled(by), x) if is_near(*by, std::f32::consts::FRAC_1_SQRT_2) => {
+            Ok(Value::Partly(PartialActivation::Erf, *x))
         }
         _ => Err("is no part of GELU: x/2·(1 + erf(x/√2))".into()),
     }
@@ -77,7 +82,7 @@ fn is_near(a: f32, b: f32) -> bool {
     (a - b).abs() <= 1e-3 * b.abs()
 }
 
-pub fn leaky_relu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn leaky_relu<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match node.real("alpha").unwrap_or(0.01) {
         slope if slope > 0.0 && slope.is_finite() => {
             activation(import, node, inputs, Activation::LeakyRelu { slope })
@@ -86,7 +91,7 @@ pub fn leaky_relu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value])
     }
 }
 
-pub fn hard_sigmoid<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn hard_sigmoid<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let (alpha, beta) = (node.real("alpha").unwrap_or(0.2), node.real("beta").unwrap_or(0.5));
     if is_near(alpha, 1.0 / 6.0) && beta == 0.5 {
         return activation(import, node, inputs, Activation::HardSigmoid);
@@ -96,7 +101,7 @@ pub fn hard_sigmoid<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value
     limited(import, node, &y, [0.0, 1.0])
 }
 
-pub fn gelu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn gelu<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match node.text("approximate").unwrap_or("none") {
         "none" => activation(import, node, inputs, Activation::Gelu),
         // x·σ(2·√(2/π)·(x + 0.044715·x³)), which is x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
@@ -114,7 +119,7 @@ pub fn gelu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
     }
 }
 
-pub fn swish<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn swish<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match node.real("alpha").unwrap_or(1.0) {
         1.0 => activation(import, node, inputs, Activation::Silu),
         alpha => {
@@ -126,7 +131,7 @@ pub fn swish<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
     }
 }
 
-pub fn clip<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn clip<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let limit = |import: &Import, index: usize, name: &str, default: f32| match inputs.get(index) {
         Some(value) => import.constant(value).map(|constant| constant.single().unwrap_or(default)),
         None => Ok(node.real(name).unwrap_or(default)),
@@ -137,7 +142,7 @@ pub fn clip<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
 }
 
 /// min(max(x, least), most): least + ReLU(x − least) up to most − least, or most − ReLU(most − x).
-fn limited<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, [least, most]: [f32; 2]) -> Outcome {
+fn limited<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: &Value, [least, most]: [f32; 2]) -> Lowered {
     let (has_least, has_most) = (least > f32::MIN, most < f32::MAX);
     if least.is_nan() || most.is_nan() || (has_least && has_most && most <= least) {
         return Err(format!("from {least} to {most}: nothing lies between").into());
@@ -160,7 +165,7 @@ fn limited<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, [least, most]
 }
 
 /// ReLU(x) + slope·(x − ReLU(x)), with a slope for each channel.
-pub fn parametric_relu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn parametric_relu<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, slope] = inputs else { return Err("reads other than a tensor and its slopes".into()) };
     let x = Value::Tensor(import.tensor(node, x)?);
     let [above, below] = halves(import, node, &x)?;
@@ -169,14 +174,14 @@ pub fn parametric_relu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Va
 }
 
 /// ReLU(x) + alpha·(e^(x − ReLU(x)) − 1)
-pub fn elu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn elu<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [above, below] = halves(import, node, first(inputs)?)?;
     let below = less_one(import, node, &below, node.real("alpha").unwrap_or(1.0))?;
     stretched(import, node, &[above, below], Binary::Add)
 }
 
 /// ReLU(x) + alpha·(e^(x − ReLU(x))/alpha − 1)
-pub fn celu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn celu<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let alpha = node.real("alpha").unwrap_or(1.0);
     let [above, below] = halves(import, node, first(inputs)?)?;
     let below = scaled(import, node, &below, 1.0 / alpha)?;
@@ -185,7 +190,7 @@ pub fn celu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
 }
 
 /// gamma·(ReLU(x) + alpha·(e^(x − ReLU(x)) − 1))
-pub fn selu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn selu<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let alpha = node.real("alpha").unwrap_or(1.673_263_2);
     let [above, below] = halves(import, node, first(inputs)?)?;
     let below = less_one(import, node, &below, alpha)?;
@@ -194,7 +199,7 @@ pub fn selu<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
 }
 
 /// alpha·(e^x − 1), of what is not above 0.
-fn less_one<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, alpha: f32) -> Outcome {
+fn less_one<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: &Value, alpha: f32) -> Lowered {
     let y = activation(import, node, std::slice::from_ref(x), Activation::Exp)?;
     let y = add(import, node, &[y, number(-1.0)])?;
     scaled(import, node, &y, alpha)
@@ -202,7 +207,7 @@ fn less_one<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, alpha: f32) 
 
 /// ln(1 + e^x) = ReLU(x) + ln(1 + u) with u = e^−|x|, at most 1. With z = u/(2 + u), at most 1/3, that is 2·(z + z³/3 +
 /// z⁵/5 + …), of which what lies behind z¹⁵ is no digit of an f32.
-pub fn softplus<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn softplus<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let [above, below] = halves(import, node, &Value::Tensor(x))?;
     let size = stretched(import, node, &[below, above.clone()], Binary::Subtract)?;
@@ -227,18 +232,18 @@ pub fn softplus<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
 /// From where on softplus is what it is of, in f32.
 const STRAIGHT: f32 = 18.0;
 
-pub fn greater<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn greater<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match inputs {
         [x, by] => {
             let by = import.single(by).ok_or("compares with other than a number that is known")?;
-            Ok(Value::Partly(Step::Above(by), import.tensor(node, x)?))
+            Ok(Value::Partly(PartialActivation::Above(by), import.tensor(node, x)?))
         }
         _ => Err("compares other than two".into()),
     }
 }
 
 /// x·tanh(ln(1 + e^x))
-pub fn mish<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn mish<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = Value::Tensor(import.tensor(node, first(inputs)?)?);
     let y = softplus(import, node, std::slice::from_ref(&x))?;
     let y = activation(import, node, &[y], Activation::Tanh)?;
@@ -246,7 +251,7 @@ pub fn mish<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
 }
 
 /// x/(1 + |x|)
-pub fn softsign<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn softsign<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = Value::Tensor(import.tensor(node, first(inputs)?)?);
     let size = absolute(import, node, std::slice::from_ref(&x))?;
     let by = add(import, node, &[size, number(1.0)])?;
@@ -254,14 +259,18 @@ pub fn softsign<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
 }
 
 /// The part above 0 and that below, which add up to x.
-fn halves<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value) -> std::result::Result<[Value; 2], Stop> {
+fn halves<'a>(
+    import: &mut Import<'a>,
+    node: OnnxNode<'a>,
+    x: &Value,
+) -> std::result::Result<[Value; 2], Stop> {
     let x = Value::Tensor(import.tensor(node, x)?);
     let above = activation(import, node, std::slice::from_ref(&x), Activation::RELU)?;
     let below = stretched(import, node, &[x, above.clone()], Binary::Subtract)?;
     Ok([above, below])
 }
 
-pub fn absolute<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn absolute<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [above, below] = halves(import, node, first(inputs)?)?;
     stretched(import, node, &[above, below], Binary::Subtract)
 }
@@ -270,16 +279,23 @@ pub fn absolute<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
 
 /// A number by itself.
 pub fn number(number: f32) -> Value {
-    Value::Known(Constant { dims: Vec::new(), numbers: Numbers::Reals(vec![number]) })
+    Value::Known(ConstantTensor { dims: Vec::new(), numbers: ConstantValues::Reals(vec![number]) })
 }
 
-pub fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn multiply<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [a, b] = inputs else { return Err("multiplies other than two tensors".into()) };
     // What is multiplied by a part of its own formula may have been put into another order before.
-    let begun =
-        |value: &Value| matches!(value, Value::Partly(Step::Sigmoid | Step::ErfPlusOne | Step::Scaled(_), _));
+    let begun = |value: &Value| {
+        matches!(
+            value,
+            Value::Partly(
+                PartialActivation::Sigmoid | PartialActivation::ErfPlusOne | PartialActivation::Scaled(_),
+                _
+            )
+        )
+    };
     let seen = |import: &mut Import<'a>, value: &Value| match value {
-        Value::Partly(Step::Turned(_), _) => import.tensor(node, value).map(Value::Tensor),
+        Value::Partly(PartialActivation::Turned(_), _) => import.tensor(node, value).map(Value::Tensor),
         value => Ok(value.clone()),
     };
     let (a, b) = match (begun(a), begun(b)) {
@@ -293,26 +309,30 @@ pub fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
         (Value::Noise(noise), x, _) | (x, Value::Noise(noise), _) => {
             super::random::dropped(import, node, x, noise)
         }
-        (Value::Partly(Step::Sigmoid, x), Value::Tensor(y), _)
-        | (Value::Tensor(y), Value::Partly(Step::Sigmoid, x), _)
+        (Value::Partly(PartialActivation::Sigmoid, x), Value::Tensor(y), _)
+        | (Value::Tensor(y), Value::Partly(PartialActivation::Sigmoid, x), _)
             if x == y =>
         {
             activation(import, node, &[Value::Tensor(*x)], Activation::Silu)
         }
-        (Value::Partly(Step::ErfPlusOne, x), Value::Tensor(y), _)
-        | (Value::Tensor(y), Value::Partly(Step::ErfPlusOne, x), _)
+        (Value::Partly(PartialActivation::ErfPlusOne, x), Value::Tensor(y), _)
+        | (Value::Tensor(y), Value::Partly(PartialActivation::ErfPlusOne, x), _)
             if x == y =>
         {
-            Ok(Value::Partly(Step::TwiceGelu, *x))
+            Ok(Value::Partly(PartialActivation::TwiceGelu, *x))
         }
-        (Value::Partly(Step::ErfPlusOne, x), Value::Partly(Step::Scaled(half), y), _)
-        | (Value::Partly(Step::Scaled(half), y), Value::Partly(Step::ErfPlusOne, x), _)
-            if x == y && *half == 0.5 =>
-        {
-            activation(import, node, &[Value::Tensor(*x)], Activation::Gelu)
-        }
-        (Value::Partly(Step::TwiceGelu, x), _, [_, Some(0.5)])
-        | (_, Value::Partly(Step::TwiceGelu, x), [Some(0.5), _]) => {
+        (
+            Value::Partly(PartialActivation::ErfPlusOne, x),
+            Value::Partly(PartialActivation::Scaled(half), y),
+            _,
+        )
+        | (
+            Value::Partly(PartialActivation::Scaled(half), y),
+            Value::Partly(PartialActivation::ErfPlusOne, x),
+            _,
+        ) if x == y && *half == 0.5 => activation(import, node, &[Value::Tensor(*x)], Activation::Gelu),
+        (Value::Partly(PartialActivation::TwiceGelu, x), _, [_, Some(0.5)])
+        | (_, Value::Partly(PartialActivation::TwiceGelu, x), [Some(0.5), _]) => {
             activation(import, node, &[Value::Tensor(*x)], Activation::Gelu)
         }
         (x, _, [_, Some(by)]) | (_, x, [Some(by), _]) => scaled(import, node, x, by),
@@ -320,11 +340,11 @@ pub fn multiply<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
     }
 }
 
-/// Of two tensors, either stretched over the other.
-pub fn stretched<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], of: Binary) -> Outcome {
+/// An op of two tensors, either stretched over the other.
+pub fn stretched<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value], of: Binary) -> Lowered {
     let [a, b] = inputs else { return Err("reads other than two tensors".into()) };
-    if let (Value::Partly(turned @ Step::Turned(order), _), _)
-    | (_, Value::Partly(turned @ Step::Turned(order), _)) = (a, b)
+    if let (Value::Partly(turned @ PartialActivation::Turned(order), _), _)
+    | (_, Value::Partly(turned @ PartialActivation::Turned(order), _)) = (a, b)
     {
         let both = [before(import, node, a, *order)?, before(import, node, b, *order)?];
         if let [Some(a), Some(b)] = both {
@@ -338,12 +358,12 @@ pub fn stretched<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], 
 /// What becomes an operand when axes are put in this order; `None` where that is more than to give a row other axes.
 fn before<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     value: &Value,
     order: Permutation,
 ) -> std::result::Result<Option<TensorId>, Stop> {
     match value {
-        Value::Partly(Step::Turned(other), x) if *other == order => return Ok(Some(*x)),
+        Value::Partly(PartialActivation::Turned(other), x) if *other == order => return Ok(Some(*x)),
         Value::Partly(..) | Value::Tensor(_) => return Ok(None),
         _ => {}
     }
@@ -362,10 +382,10 @@ fn before<'a>(
     }
 }
 
-/// The same of tensors of the network.
+/// The op of two tensors of the network, either stretched over the other.
 pub fn put_together<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     of: Binary,
     a: TensorId,
     b: TensorId,
@@ -378,7 +398,7 @@ pub fn put_together<'a>(
     Ok(import.net.binary(&layer, of, a, b)?)
 }
 
-pub fn divide<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn divide<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, by] = inputs else { return Err("divides other than two tensors".into()) };
     match (x, import.single(by)) {
         (Value::Noise(noise), Some(by)) => super::random::divided(noise, by),
@@ -387,24 +407,27 @@ pub fn divide<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
     }
 }
 
-pub fn reciprocal<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn reciprocal<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     stretched(import, node, &[number(1.0), first(inputs)?.clone()], Binary::Divide)
 }
 
 /// By 1 nothing is done. Others may begin GELU, or be part of a product, and are multiplied by when they are neither.
-pub fn scaled<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, by: f32) -> Outcome {
+pub fn scaled<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: &Value, by: f32) -> Lowered {
     match x {
-        Value::Partly(Step::Scaled(before), x) => Ok(Value::Partly(Step::Scaled(before * by), *x)),
+        Value::Partly(PartialActivation::Scaled(before), x) => {
+            Ok(Value::Partly(PartialActivation::Scaled(before * by), *x))
+        }
         x if by == 1.0 => Ok(Value::Tensor(import.tensor(node, x)?)),
-        x => Ok(Value::Partly(Step::Scaled(by), import.tensor(node, x)?)),
+        x => Ok(Value::Partly(PartialActivation::Scaled(by), import.tensor(node, x)?)),
     }
 }
 
-pub fn add<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
-    if let [Value::Partly(Step::Erf, x), one] | [one, Value::Partly(Step::Erf, x)] = inputs
+pub fn add<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+    if let [Value::Partly(PartialActivation::Erf, x), one] | [one, Value::Partly(PartialActivation::Erf, x)] =
+        inputs
         && import.single(one) == Some(1.0)
     {
-        return Ok(Value::Partly(Step::ErfPlusOne, *x));
+        return Ok(Value::Partly(PartialActivation::ErfPlusOne, *x));
     }
     let is_zero = |value: &&Value| import.single(value) == Some(0.0);
     let parts: Vec<Value> = inputs.iter().filter(|value| !is_zero(value)).cloned().collect();
@@ -418,21 +441,21 @@ pub fn add<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
     Ok(sum)
 }
 
-pub fn mean<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn mean<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let sum = add(import, node, inputs)?;
     scaled(import, node, &sum, 1.0 / inputs.len() as f32)
 }
 
-pub fn maximum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn maximum<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     extreme(import, node, inputs, true)
 }
 
-pub fn minimum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn minimum<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     extreme(import, node, inputs, false)
 }
 
 /// max(a, b) = a + ReLU(b − a) and min(a, b) = a − ReLU(a − b)
-fn extreme<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], largest: bool) -> Outcome {
+fn extreme<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value], largest: bool) -> Lowered {
     let mut all = first(inputs)?.clone();
     for next in &inputs[1..] {
         let (pair, of) = match largest {
@@ -446,7 +469,7 @@ fn extreme<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value], larges
     Ok(Value::Tensor(import.tensor(node, &all)?))
 }
 
-pub fn power<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn power<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, exponent] = inputs else { return Err("reads other than a tensor and an exponent".into()) };
     let exponent = import.single(exponent).ok_or("its exponent is no single number")?;
     let x = Value::Tensor(import.tensor(node, x)?);
@@ -468,10 +491,11 @@ pub fn power<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
 }
 
 /// By a condition that is known: a·condition + b·(1 − condition), of which the constant part is known too.
-pub fn choose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn choose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [condition, a, b] = inputs else { return Err("reads other than a condition and two tensors".into()) };
     // PyTorch says of softplus that it is x for a large x.
-    if let (Value::Partly(Step::Above(by), x), Value::Tensor(a), Value::Tensor(b)) = (condition, a, b)
+    if let (Value::Partly(PartialActivation::Above(by), x), Value::Tensor(a), Value::Tensor(b)) =
+        (condition, a, b)
         && (x == a && *by >= STRAIGHT && import.softplus_of.get(b) == Some(x))
     {
         return Ok(Value::Tensor(*b));
@@ -481,7 +505,7 @@ pub fn choose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
     let mut sum: Option<Value> = None;
     for (value, wanted) in [(a, true), (b, false)] {
         let is_chosen: Vec<f32> = holds.iter().map(|&holds| f32::from(u8::from(holds == wanted))).collect();
-        let mask = Constant { dims: condition.dims.clone(), numbers: Numbers::Reals(is_chosen) };
+        let mask = ConstantTensor { dims: condition.dims.clone(), numbers: ConstantValues::Reals(is_chosen) };
         let part = match import.known_reals(value) {
             Some(_) => {
                 Value::Known(masked(&import.constant(value)?, &mask).ok_or("stretches unlike shapes")?)
@@ -497,18 +521,18 @@ pub fn choose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 }
 
 /// What is not chosen is 0, infinite or not.
-fn masked(x: &Constant, mask: &Constant) -> Option<Constant> {
+fn masked(x: &ConstantTensor, mask: &ConstantTensor) -> Option<ConstantTensor> {
     let dims = common(&[&x.dims, &mask.dims])?;
     let (x, mask) = (x.stretched(&dims)?, mask.stretched(&dims)?);
     let both = x.reals().into_iter().zip(mask.reals());
-    let numbers = Numbers::Reals(both.map(|(x, mask)| if mask == 0.0 { 0.0 } else { x }).collect());
-    Some(Constant { dims, numbers })
+    let numbers = ConstantValues::Reals(both.map(|(x, mask)| if mask == 0.0 { 0.0 } else { x }).collect());
+    Some(ConstantTensor { dims, numbers })
 }
 
 // ---- sums over axes ----
 
 /// Over height and width of images it is a pooling.
-pub fn mean_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn mean_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let axes = axes_of(import, node, inputs, x)?;
     let shape = import.net.shape(x).clone();
@@ -521,27 +545,27 @@ pub fn mean_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) 
     summed(import, node, x, &axes, 1.0 / count as f32)
 }
 
-pub fn sum_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn sum_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let axes = axes_of(import, node, inputs, x)?;
     summed(import, node, x, &axes, 1.0)
 }
 
-pub fn squares_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn squares_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let axes = axes_of(import, node, inputs, x)?;
     let squares = put_together(import, node, Binary::Multiply, x, x)?;
     summed(import, node, squares, &axes, 1.0)
 }
 
-pub fn norm_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn norm_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let squares = squares_over(import, node, inputs)?;
     let squares = add(import, node, &[squares, number(LEAST_SQUARE)])?;
     activation(import, node, &[squares], Activation::Sqrt)
 }
 
 /// The largest over axes, which a pooling finds: of images whose rows are what lies along them.
-pub fn largest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn largest_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let axes = axes_of(import, node, inputs, x)?;
     let shape = import.net.shape(x).clone();
@@ -566,7 +590,7 @@ pub fn largest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value
 }
 
 /// The smallest over axes: the negated largest of the negated tensor.
-pub fn smallest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn smallest_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = scaled(import, node, first(inputs)?, -1.0)?;
     let rest = inputs.get(1..).unwrap_or_default();
     let y = largest_over(import, node, &[&[x], rest].concat())?;
@@ -576,10 +600,10 @@ pub fn smallest_over<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Valu
 /// The axes that a node names, in their order; all where it names none.
 fn axes_of(
     import: &Import,
-    node: Node,
+    node: OnnxNode,
     inputs: &[Value],
     x: TensorId,
-) -> std::result::Result<Vec<usize>, Wrong> {
+) -> std::result::Result<Vec<usize>, Reason> {
     let shape = import.net.shape(x);
     let said = match stated(import, inputs, 1)? {
         Some(axes) => axes,
@@ -596,7 +620,13 @@ fn axes_of(
     Ok(axes)
 }
 
-fn summed<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, axes: &[usize], scale: f32) -> Outcome {
+fn summed<'a>(
+    import: &mut Import<'a>,
+    node: OnnxNode<'a>,
+    x: TensorId,
+    axes: &[usize],
+    scale: f32,
+) -> Lowered {
     if axes.is_empty() {
         return Ok(Value::Tensor(x));
     }
@@ -606,7 +636,7 @@ fn summed<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, axes: &[usiz
 }
 
 /// With the axes that were summed over, or without.
-fn kept<'a>(import: &mut Import<'a>, node: Node<'a>, y: TensorId, axes: &[usize]) -> Outcome {
+fn kept<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, y: TensorId, axes: &[usize]) -> Lowered {
     if node.int("keepdims").unwrap_or(1) != 0 {
         return Ok(Value::Tensor(y));
     }
@@ -619,7 +649,7 @@ fn kept<'a>(import: &mut Import<'a>, node: Node<'a>, y: TensorId, axes: &[usize]
 /// The numbers of a row with axes of 1 behind them, so many axes in all.
 pub fn with_single_axes<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: TensorId,
     rank: usize,
 ) -> std::result::Result<TensorId, Stop> {

@@ -13,15 +13,15 @@ mod weights;
 mod windows;
 
 use super::import::{Import, Stop, Value};
-use super::node::Node;
-use super::tensor::Wrong;
+use super::node::OnnxNode;
+use super::tensor::Reason;
 use crate::graph::{Activation, Binary, TensorId};
 
 pub use elements::finished;
 
-type Outcome = std::result::Result<Value, Stop>;
+type Lowered = std::result::Result<Value, Stop>;
 /// Makes a layer of a node and of what it reads.
-pub type Handler = for<'a> fn(&mut Import<'a>, Node<'a>, &[Value]) -> Outcome;
+pub type Handler = for<'a> fn(&mut Import<'a>, OnnxNode<'a>, &[Value]) -> Lowered;
 
 /// The ops that become layers, with the attributes that are read, or that say nothing about the numbers.
 #[rustfmt::skip]
@@ -119,7 +119,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
 ///
 /// # Errors
 /// The op or one of its attributes is not known.
-pub fn handler(node: Node) -> std::result::Result<Option<Handler>, Wrong> {
+pub fn handler(node: OnnxNode) -> std::result::Result<Option<Handler>, Reason> {
     match (node.domain(), OPS.iter().find(|(name, ..)| *name == node.op())) {
         ("", Some((_, attributes, handler))) => node.only(attributes).map(|()| Some(*handler)),
         ("", None) if super::fold::is_folded(node.op()) => Ok(None),
@@ -129,7 +129,11 @@ pub fn handler(node: Node) -> std::result::Result<Option<Handler>, Wrong> {
 }
 
 /// The tensor of four axes that a node reads.
-fn image<'a>(import: &mut Import<'a>, node: Node<'a>, value: &Value) -> std::result::Result<TensorId, Stop> {
+fn image<'a>(
+    import: &mut Import<'a>,
+    node: OnnxNode<'a>,
+    value: &Value,
+) -> std::result::Result<TensorId, Stop> {
     let x = import.tensor(node, value)?;
     match import.net.shape(x).rank() {
         4 => Ok(x),
@@ -138,7 +142,7 @@ fn image<'a>(import: &mut Import<'a>, node: Node<'a>, value: &Value) -> std::res
 }
 
 /// The numbers that one of a node's inputs states; `None` where it is left out.
-fn stated(import: &Import, inputs: &[Value], place: usize) -> std::result::Result<Option<Vec<i64>>, Wrong> {
+fn stated(import: &Import, inputs: &[Value], place: usize) -> std::result::Result<Option<Vec<i64>>, Reason> {
     let Some(value) = inputs.get(place) else { return Ok(None) };
     let constant = import.constant(value)?;
     match constant.len() {

@@ -2,14 +2,14 @@
 
 use super::elements::{activation, add, first, number, put_together, with_single_axes};
 use super::weights::learned;
-use super::{Outcome, image};
+use super::{Lowered, image};
 use crate::graph::{Activation, BatchNorm, Binary, LocalResponseNorm, Shape, TensorId, dims};
 use crate::model::onnx::constant::from_front;
 use crate::model::onnx::import::{Import, Stop, Value};
-use crate::model::onnx::node::{Node, lengths};
+use crate::model::onnx::node::{OnnxNode, lengths};
 
-/// Of channels; what is no image is seen as one of a single column or pixel.
-pub fn batch_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+/// Batch normalisation of channels; what is no image is seen as one of a single column or pixel.
+pub fn batch_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, of_channels @ ..] = inputs else { return Err("reads nothing".into()) };
     let is_of_weights = |import: &Import| match x {
         Value::Stored(_) => true,
@@ -58,10 +58,10 @@ pub fn batch_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value])
 /// By a mean and a variance that the network computes, as an exporter spells out what standardises a weight.
 fn by_computed<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     (mut y, channels): (TensorId, usize),
     of_channels: &[Value],
-) -> Outcome {
+) -> Lowered {
     let [scale, shift, mean, variance] = of_channels else { return Err("reads fewer than five".into()) };
     let epsilon = number(node.real("epsilon").unwrap_or(1e-5));
     let variance = add(import, node, &[variance.clone(), epsilon])?;
@@ -78,7 +78,7 @@ fn by_computed<'a>(
 }
 
 /// A weight (1, O, …), each part of which has a mean and a variance of its own.
-fn standardised<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+fn standardised<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, scale, shift, ..] = inputs else { return Err("reads no scale".into()) };
     let x = import.tensor(node, x)?;
     let shape = import.net.shape(x).clone();
@@ -99,8 +99,9 @@ pub fn rounded(number: f64) -> f32 {
     ((number * 1e6).round() / 1e6) as f32
 }
 
-/// Of the last axes, with a learned scale and shift of the same shape, or with whatever scale and shift there are.
-pub fn layer_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+/// Normalisation of the last axes, with a learned scale and shift of the same shape, or with whatever scale and shift
+/// there are.
+pub fn layer_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, scale, rest @ ..] = inputs else { return Err("reads no scale".into()) };
     let x = import.tensor(node, x)?;
     let shape = import.net.shape(x).clone();
@@ -141,13 +142,13 @@ fn does_nothing(import: &Import, of: Binary, value: &Value) -> bool {
     import.known_reals(value).is_some_and(|all| all.iter().all(|&number| number == nothing))
 }
 
-pub fn instance_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn instance_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let channels = import.net.shape(x).0.get(1).copied().unwrap_or(0);
     grouped(import, node, inputs, x, channels)
 }
 
-pub fn group_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn group_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let groups = node.int("num_groups").and_then(|groups| usize::try_from(groups).ok()).unwrap_or(0);
     grouped(import, node, inputs, x, groups)
@@ -157,11 +158,11 @@ pub fn group_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value])
 /// number for each channel, or for each group.
 fn grouped<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     inputs: &[Value],
     x: TensorId,
     groups: usize,
-) -> Outcome {
+) -> Lowered {
     let [_, scale, shift] = inputs else { return Err("reads other than images, a scale and a shift".into()) };
     let shape = import.net.shape(x).clone();
     let channels = shape.0.get(1).copied().unwrap_or(0);
@@ -191,7 +192,7 @@ fn grouped<'a>(
 /// With a number for each of so many channels. Where all of them do nothing, nothing is done.
 fn scaled_by_channel<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     of: Binary,
     x: TensorId,
     (value, channels): (&Value, usize),
@@ -208,7 +209,7 @@ fn scaled_by_channel<'a>(
     put_together(import, node, of, x, by)
 }
 
-pub fn local_response_norm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn local_response_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = image(import, node, first(inputs)?)?;
     let size = lengths(&[node.int("size").unwrap_or(0)]).map_or(0, |length| length[0]);
     if size.is_multiple_of(2) {

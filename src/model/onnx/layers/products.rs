@@ -1,11 +1,11 @@
 //! Products of two tensors that the network computes, and softmax.
 
 use super::elements::first;
-use super::{Outcome, shapes};
+use super::{Lowered, shapes};
 use crate::graph::{MatMul, Shape, TensorId};
 use crate::model::onnx::constant::{common, from_front};
-use crate::model::onnx::import::{Import, Step, Stop, Value};
-use crate::model::onnx::node::Node;
+use crate::model::onnx::import::{Import, PartialActivation, Stop, Value};
+use crate::model::onnx::node::OnnxNode;
 
 /// An operand as a product reads it: with what was to be done to it before, as far as a product does that too.
 struct Factor {
@@ -14,17 +14,24 @@ struct Factor {
     scale: f32,
 }
 
-fn factor<'a>(import: &mut Import<'a>, node: Node<'a>, value: &Value) -> std::result::Result<Factor, Stop> {
+fn factor<'a>(
+    import: &mut Import<'a>,
+    node: OnnxNode<'a>,
+    value: &Value,
+) -> std::result::Result<Factor, Stop> {
     let (id, transposed, scale) = match value {
-        Value::Partly(Step::Scaled(by), x) => (*x, false, *by),
-        Value::Partly(Step::Turned(order), x) if shapes::swaps_last(&order.axes()) => (*x, true, 1.0),
+        Value::Partly(PartialActivation::Scaled(by), x) => (*x, false, *by),
+        Value::Partly(PartialActivation::Turned(order), x) if shapes::swaps_last(&order.axes()) => {
+            (*x, true, 1.0)
+        }
         value => (import.tensor(node, value)?, false, 1.0),
     };
     Ok(Factor { id, transposed, scale })
 }
 
-/// Of the last two axes; those before are stretched over each other. What has one axis is a row or a column.
-pub fn product<'a>(import: &mut Import<'a>, node: Node<'a>, a: &Value, b: &Value) -> Outcome {
+/// The product of the last two axes; those before are stretched over each other. What has one axis is a row or a
+/// column.
+pub fn product<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, a: &Value, b: &Value) -> Lowered {
     let (a, b) = (factor(import, node, a)?, factor(import, node, b)?);
     let layer = import.layer(&node.layer());
     let [x, z] = [&a, &b].map(|factor| import.net.shape(factor.id).0.clone());
@@ -67,9 +74,9 @@ pub fn product<'a>(import: &mut Import<'a>, node: Node<'a>, a: &Value, b: &Value
     shapes::shaped(import, node, y, shape)
 }
 
-/// Of two tensors, as one product of matrices: letters that all three have are batches, those that the two have are
-/// summed over.
-pub fn einsum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+/// The sum of products of two tensors, as one product of matrices: letters that all three have are batches, those that
+/// the two have are summed over.
+pub fn einsum<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let equation: String =
         node.text("equation").unwrap_or("").chars().filter(|c| !c.is_whitespace()).collect();
     let wrong = || format!("equation {equation}: none of two tensors that is a product of matrices");
@@ -112,7 +119,7 @@ pub fn einsum<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 /// The operand with its axes in this order, each group of letters as one axis, and the extents of its letters.
 fn in_order<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     (value, letters): (&Value, &str),
     groups: &[&Vec<char>; 3],
 ) -> std::result::Result<(Value, Vec<(char, usize)>), Stop> {
@@ -134,7 +141,7 @@ fn in_order<'a>(
 }
 
 /// The loss has it, so that at the end of a network there is none.
-pub fn softmax<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn softmax<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let rank = import.net.shape(x).rank();
     let given = node.int("axis").unwrap_or(if import.file.version() < 13 { 1 } else { -1 });
@@ -152,8 +159,8 @@ pub fn softmax<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     shapes::permuted(import, node, &Value::Tensor(y), &axes)
 }
 
-/// The same.
-pub fn log_softmax<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+/// The logarithm of a softmax along an axis.
+pub fn log_softmax<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let rank = import.net.shape(x).rank();
     match from_front(node.int("axis").unwrap_or(-1), rank) {
@@ -163,6 +170,6 @@ pub fn log_softmax<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]
 }
 
 /// Whether it is over the classes, and nothing comes behind it.
-fn is_last(import: &Import, node: Node, rank: usize, axis: usize) -> bool {
+fn is_last(import: &Import, node: OnnxNode, rank: usize, axis: usize) -> bool {
     import.file.gives(node.outputs()) && rank == 2 && axis == 1
 }

@@ -1,14 +1,14 @@
 //! What drops numbers in training: dropout, and samples that are dropped whole, which exporters spell out.
 
-use super::Outcome;
+use super::Lowered;
 use super::elements::first;
 use super::norms::rounded;
 use crate::model::onnx::import::{Import, Noise, Value};
-use crate::model::onnx::node::Node;
+use crate::model::onnx::node::OnnxNode;
 
-/// Of a share of 0 nothing is left. A file says by an input whether it was written for training; layers that it has
-/// are trained all the same, as a normalisation is.
-pub fn dropout<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+/// A dropout; where its share is 0 nothing is left of it. A file says by an input whether it was written for training;
+/// layers that it has are trained all the same, as a normalisation is.
+pub fn dropout<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let share = match inputs.get(1) {
         Some(value) => import.constant(value)?.single().unwrap_or(0.5),
@@ -25,7 +25,7 @@ pub fn dropout<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
 }
 
 /// Numbers in [0, 1), in the shape of what is read.
-pub fn uniform<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn uniform<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let (low, high) = (node.real("low").unwrap_or(0.0), node.real("high").unwrap_or(1.0));
     if low != 0.0 || high != 1.0 {
         return Err(format!("from {low} to {high}, and not from 0 to 1").into());
@@ -35,7 +35,7 @@ pub fn uniform<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
 }
 
 /// 1 with the probability that is read, which is one for all.
-pub fn bernoulli<'a>(import: &mut Import<'a>, _: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn bernoulli<'a>(import: &mut Import<'a>, _: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let constant = import.constant(first(inputs)?)?;
     let all = constant.reals();
     match all.first() {
@@ -47,7 +47,7 @@ pub fn bernoulli<'a>(import: &mut Import<'a>, _: Node<'a>, inputs: &[Value]) -> 
 }
 
 /// Random numbers below a share are 1 with its probability.
-pub fn less<'a>(import: &mut Import<'a>, _: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn less<'a>(import: &mut Import<'a>, _: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match inputs {
         [Value::Noise(noise @ Noise { kept: None, .. }), share] => {
             let kept = import.single(share).ok_or("compares random numbers with several")?;
@@ -58,7 +58,7 @@ pub fn less<'a>(import: &mut Import<'a>, _: Node<'a>, inputs: &[Value]) -> Outco
 }
 
 /// By the share that is kept, so that the mean stays.
-pub fn divided(noise: &Noise, by: f32) -> Outcome {
+pub fn divided(noise: &Noise, by: f32) -> Lowered {
     match noise.kept {
         Some(kept) if (kept - by).abs() <= 1e-6 && !noise.is_scaled => {
             Ok(Value::Noise(Noise { is_scaled: true, ..noise.clone() }))
@@ -68,7 +68,7 @@ pub fn divided(noise: &Noise, by: f32) -> Outcome {
 }
 
 /// Times 0 or one over the share that is kept: of each element, or of a sample as a whole.
-pub fn dropped<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, noise: &Noise) -> Outcome {
+pub fn dropped<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: &Value, noise: &Noise) -> Lowered {
     let x = import.tensor(node, x)?;
     let shape = import.net.shape(x).clone();
     let kept = noise.kept.filter(|&kept| noise.is_scaled && kept > 0.0 && kept <= 1.0);

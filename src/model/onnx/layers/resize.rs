@@ -1,18 +1,18 @@
 //! Images in another size.
 
 use super::elements::first;
-use super::{Outcome, stated};
-use crate::graph::{Places, Reading, Resize};
+use super::{Lowered, stated};
+use crate::graph::{Interpolation, Resize, ResizeCoordinates};
 use crate::model::onnx::constant::from_front;
 use crate::model::onnx::import::{Import, Value};
-use crate::model::onnx::node::{Node, lengths};
-use crate::model::onnx::tensor::Wrong;
+use crate::model::onnx::node::{OnnxNode, lengths};
+use crate::model::onnx::tensor::Reason;
 
 /// An axis, and how long it becomes: in elements, or by what factor.
 type Change = (usize, std::result::Result<usize, f64>);
 
 /// Each axis by itself.
-pub fn resize<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn resize<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let mut x = import.tensor(node, first(inputs)?)?;
     let shape = import.net.shape(x).clone();
     for (axis, to) in changes(import, node, inputs, shape.rank())? {
@@ -38,10 +38,10 @@ pub fn resize<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 /// What it is to become, of the axes that are named. (Factors are an attribute in the oldest files.)
 fn changes(
     import: &Import,
-    node: Node,
+    node: OnnxNode,
     inputs: &[Value],
     rank: usize,
-) -> std::result::Result<Vec<Change>, Wrong> {
+) -> std::result::Result<Vec<Change>, Reason> {
     let all: Vec<i64> = (0..rank as i64).collect();
     let named = node.ints("axes").unwrap_or(&all);
     let axes: Option<Vec<usize>> = named.iter().map(|&axis| from_front(axis, rank)).collect();
@@ -67,7 +67,7 @@ fn changes(
     }
 }
 
-fn how(import: &Import, node: Node, scale: f64) -> std::result::Result<Resize, Wrong> {
+fn how(import: &Import, node: OnnxNode, scale: f64) -> std::result::Result<Resize, Reason> {
     let is_old = node.op() != "Resize" || import.file.version() < 11;
     let text = |name: &'static str, default: &'static str| node.text(name).unwrap_or(default);
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
@@ -80,20 +80,20 @@ fn how(import: &Import, node: Node, scale: f64) -> std::result::Result<Resize, W
     }
     let usual = if is_old { ["asymmetric", "floor"] } else { ["half_pixel", "round_prefer_floor"] };
     let places = match text("coordinate_transformation_mode", usual[0]) {
-        "half_pixel" => Places::HalfPixel,
-        "pytorch_half_pixel" => Places::HalfPixelOrFirst,
-        "half_pixel_symmetric" => Places::HalfPixelAroundMiddle,
-        "align_corners" => Places::Corners,
-        "asymmetric" => Places::Asymmetric,
+        "half_pixel" => ResizeCoordinates::HalfPixel,
+        "pytorch_half_pixel" => ResizeCoordinates::HalfPixelOrFirst,
+        "half_pixel_symmetric" => ResizeCoordinates::HalfPixelAroundMiddle,
+        "align_corners" => ResizeCoordinates::Corners,
+        "asymmetric" => ResizeCoordinates::Asymmetric,
         other => return Err(format!("coordinate_transformation_mode {other}")),
     };
     let reading = match (text("mode", "nearest"), text("nearest_mode", usual[1])) {
-        ("nearest", "floor") => Reading::Below,
-        ("nearest", "ceil") => Reading::Above,
-        ("nearest", "round_prefer_floor") => Reading::NearestBelow,
-        ("nearest", "round_prefer_ceil") => Reading::NearestAbove,
-        ("linear" | "bilinear", _) => Reading::Linear,
-        ("cubic", _) => Reading::Cubic {
+        ("nearest", "floor") => Interpolation::Below,
+        ("nearest", "ceil") => Interpolation::Above,
+        ("nearest", "round_prefer_floor") => Interpolation::NearestBelow,
+        ("nearest", "round_prefer_ceil") => Interpolation::NearestAbove,
+        ("linear" | "bilinear", _) => Interpolation::Linear,
+        ("cubic", _) => Interpolation::Cubic {
             a: f64::from(node.real("cubic_coeff_a").unwrap_or(-0.75)),
             inside: is_set("exclude_outside"),
         },

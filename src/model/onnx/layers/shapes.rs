@@ -1,20 +1,20 @@
 //! What moves numbers and changes none: shapes, parts, orders; and what is no layer.
 
 use super::elements::{self, first, multiply};
-use super::{Outcome, stated};
+use super::{Lowered, stated};
 use crate::graph::{Permutation, Shape, TensorId};
 use crate::model::onnx::constant::{
-    Constant, Numbers, common, from_front, places, reshaped, squeezed, taken, unsqueezed,
+    ConstantTensor, ConstantValues, common, from_front, places, reshaped, squeezed, taken, unsqueezed,
 };
 use crate::model::onnx::fold;
-use crate::model::onnx::import::{Import, Step, Stop, Stored, Value};
-use crate::model::onnx::node::{Node, lengths};
-use crate::model::onnx::tensor::Wrong;
+use crate::model::onnx::import::{Import, PartialActivation, Stop, StoredTensor, Value};
+use crate::model::onnx::node::{OnnxNode, lengths};
+use crate::model::onnx::tensor::Reason;
 
 // ---- the same elements in another shape ----
 
-/// The same elements in this shape.
-pub fn shaped<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, to: Vec<usize>) -> Outcome {
+/// The elements in this shape.
+pub fn shaped<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: TensorId, to: Vec<usize>) -> Lowered {
     let shape = import.net.shape(x).clone();
     if shape.0 == to {
         return Ok(Value::Tensor(x));
@@ -26,7 +26,7 @@ pub fn shaped<'a>(import: &mut Import<'a>, node: Node<'a>, x: TensorId, to: Vec<
     Ok(Value::Tensor(import.net.reshape(&layer, x, Shape(to))?))
 }
 
-pub fn flatten<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn flatten<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let shape = import.net.shape(x).clone();
     let axis = node.int("axis").unwrap_or(1);
@@ -36,7 +36,7 @@ pub fn flatten<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     shaped(import, node, x, vec![before.iter().product(), behind.iter().product()])
 }
 
-pub fn reshape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn reshape<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
     let x = import.tensor(node, x)?;
     let before = import.net.shape(x).clone();
@@ -48,7 +48,7 @@ pub fn reshape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     }
 }
 
-pub fn squeeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn squeeze<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let shape = import.net.shape(x).clone();
     let over = axes_of(import, node, inputs)?;
@@ -58,7 +58,7 @@ pub fn squeeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     }
 }
 
-pub fn unsqueeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn unsqueeze<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let shape = import.net.shape(x).clone();
     let over = axes_of(import, node, inputs)?;
@@ -68,13 +68,13 @@ pub fn unsqueeze<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) 
     }
 }
 
-fn axes_of(import: &Import, node: Node, inputs: &[Value]) -> std::result::Result<Vec<i64>, Wrong> {
+fn axes_of(import: &Import, node: OnnxNode, inputs: &[Value]) -> std::result::Result<Vec<i64>, Reason> {
     let given = inputs.get(1).map(|value| import.constant(value)).transpose()?;
-    let inputs: Vec<&Constant> = given.iter().flat_map(|axes| [axes, axes]).collect();
+    let inputs: Vec<&ConstantTensor> = given.iter().flat_map(|axes| [axes, axes]).collect();
     fold::axes(&node, &inputs)
 }
 
-pub fn shape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn shape<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = first(inputs)?;
     let dims = import.shape_of(node, x)?.0;
     let rank = dims.len() as i64;
@@ -84,16 +84,16 @@ pub fn shape<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
     };
     let (from, to) = (place("start", 0), place("end", rank));
     let part = dims.get(from..to).unwrap_or_default();
-    Ok(Value::Known(Constant::row(part.iter().map(|&extent| extent as i64).collect())))
+    Ok(Value::Known(ConstantTensor::row(part.iter().map(|&extent| extent as i64).collect())))
 }
 
 // ---- another order ----
 
-pub fn transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = first(inputs)?;
     let rank = match (import.dims_of(x), x) {
         (Some(dims), _) => dims.len(),
-        (None, Value::Partly(Step::Turned(order), _)) => order.axes().len(),
+        (None, Value::Partly(PartialActivation::Turned(order), _)) => order.axes().len(),
         (None, _) => {
             let x = import.tensor(node, x)?;
             import.net.shape(x).rank()
@@ -109,14 +109,14 @@ pub fn transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) 
 /// With its axes in this order. That of a stored matrix is kept in mind, and so is any other until somebody reads it: a
 /// product may read a transpose as it is, and exporters that want channels last put two orders behind each other that
 /// come to nothing.
-pub fn permuted<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, order: &[usize]) -> Outcome {
+pub fn permuted<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: &Value, order: &[usize]) -> Lowered {
     let is_none = |order: &[usize]| order.iter().enumerate().all(|(place, &axis)| place == axis);
     let (x, axes) = match x {
         Value::Stored(stored) if order == [1, 0] => {
-            return Ok(Value::Stored(Stored { transposed: !stored.transposed, ..stored.clone() }));
+            return Ok(Value::Stored(StoredTensor { transposed: !stored.transposed, ..stored.clone() }));
         }
         x if is_none(order) => return Ok(x.clone()),
-        Value::Partly(Step::Turned(before), x) => {
+        Value::Partly(PartialActivation::Turned(before), x) => {
             let before = before.axes();
             (*x, order.iter().filter_map(|&axis| before.get(axis).copied()).collect())
         }
@@ -125,7 +125,7 @@ pub fn permuted<'a>(import: &mut Import<'a>, node: Node<'a>, x: &Value, order: &
     let shape = import.net.shape(x);
     match Permutation::new(&axes).filter(|_| axes.len() == shape.rank() && order.len() == axes.len()) {
         Some(_) if is_none(&axes) => Ok(Value::Tensor(x)),
-        Some(order) => Ok(Value::Partly(Step::Turned(order), x)),
+        Some(order) => Ok(Value::Partly(PartialActivation::Turned(order), x)),
         None => Err(format!("orders {} axes of {shape}", order.len()).into()),
     }
 }
@@ -143,7 +143,7 @@ pub fn swaps_last(order: &[usize]) -> bool {
 
 // ---- parts, and several together ----
 
-pub fn concat<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn concat<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let mut parts = Vec::new();
     for value in inputs {
         if import.dims_of(value).is_none_or(|dims| !dims.contains(&0)) {
@@ -171,10 +171,10 @@ pub fn concat<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 }
 
 /// A part along one axis, or along several one after the other. The numbers are attributes in old files.
-pub fn slice<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn slice<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let mut x = import.tensor(node, first(inputs)?)?;
     let numbers = |import: &Import, place: usize, name: &str| match stated(import, inputs, place)? {
-        Some(numbers) => Ok::<_, Wrong>(Some(numbers)),
+        Some(numbers) => Ok::<_, Reason>(Some(numbers)),
         None => Ok(node.ints(name).map(<[i64]>::to_vec)),
     };
     let starts = numbers(import, 1, "starts")?.ok_or("reads no starts")?;
@@ -205,7 +205,7 @@ pub fn slice<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
 }
 
 /// All parts along an axis.
-pub fn split<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn split<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let known = import.is_known(first(inputs)?).then(|| import.constant(&inputs[0])).transpose()?;
     let (x, shape) = match &known {
         Some(constant) => (None, Shape(constant.dims.clone())),
@@ -249,7 +249,7 @@ pub fn split<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> O
 }
 
 /// One place along an axis, neighbouring ones, or any.
-pub fn gather<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn gather<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, at] = inputs else { return Err("reads other than a tensor and places".into()) };
     let at = import.constant(at).map_err(|_| "takes from places that are computed")?;
     let x = import.tensor(node, x)?;
@@ -290,7 +290,7 @@ pub fn gather<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 }
 
 /// Blocks from known places.
-pub fn gather_blocks<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn gather_blocks<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, at] = inputs else { return Err("reads other than a tensor and places".into()) };
     if node.int("batch_dims").unwrap_or(0) != 0 {
         return Err("batch_dims is not 0".into());
@@ -313,7 +313,7 @@ pub fn gather_blocks<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Valu
 }
 
 /// Numbers at known places of what is computed: that is multiplied by 0 there, and they are added.
-pub fn scatter<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn scatter<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, at, updates] = inputs else { return Err("reads other than a tensor, places and numbers".into()) };
     if node.text("reduction").unwrap_or("none") != "none" {
         return Err("reduction is not none".into());
@@ -358,7 +358,7 @@ pub fn scatter<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
     if places(&dims, |_| 0).is_none() {
         return Err(wrong().into());
     }
-    let kept = Value::Known(Constant { dims, numbers: Numbers::Reals(kept) });
+    let kept = Value::Known(ConstantTensor { dims, numbers: ConstantValues::Reals(kept) });
     let x = multiply(import, node, &[x.clone(), kept])?;
     elements::add(import, node, &[x, Value::Tensor(part)])
 }
@@ -366,7 +366,7 @@ pub fn scatter<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) ->
 // ---- around, and stretched ----
 
 /// A number around a tensor; less than none is a part of it.
-pub fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn pad<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = import.tensor(node, first(inputs)?)?;
     let mode = node.text("mode").unwrap_or("constant");
     let by = inputs.get(2).map(|value| import.constant(value)).transpose()?;
@@ -395,12 +395,12 @@ pub fn pad<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Out
 /// With a number along an axis: zeros, to which it is added. An infinite one is the largest that there is.
 pub fn padded_with<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: &Value,
     axis: usize,
     around: [i64; 2],
     by: f32,
-) -> Outcome {
+) -> Lowered {
     let x = import.tensor(node, x)?;
     let y = padded_along(import, node, x, axis, around)?;
     let [before, behind] = around.map(|by| usize::try_from(by).unwrap_or(0));
@@ -414,14 +414,14 @@ pub fn padded_with<'a>(
     let by = by.clamp(f32::MIN, f32::MAX);
     let is_around = |place: usize| place < before || place >= extent - behind;
     let numbers = (0..extent).map(|place| if is_around(place) { by } else { 0.0 }).collect();
-    let numbers = Value::Known(Constant { dims, numbers: Numbers::Reals(numbers) });
+    let numbers = Value::Known(ConstantTensor { dims, numbers: ConstantValues::Reals(numbers) });
     elements::add(import, node, &[Value::Tensor(y), numbers])
 }
 
 /// With so many zeros before and behind along an axis; of a number below 0 as many less.
 pub fn padded_along<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     mut x: TensorId,
     axis: usize,
     around: [i64; 2],
@@ -445,7 +445,7 @@ pub fn padded_along<'a>(
 /// Zeros around an image.
 pub fn padded<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: TensorId,
     [top, left, bottom, right]: [usize; 4],
 ) -> std::result::Result<TensorId, Stop> {
@@ -453,7 +453,7 @@ pub fn padded<'a>(
     padded_along(import, node, x, 3, [left as i64, right as i64])
 }
 
-pub fn expand<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn expand<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
     let wanted = import.constant(shape)?.integers()?.to_vec();
     let x = import.tensor(node, x)?;
@@ -469,36 +469,38 @@ pub fn expand<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
 
 // ---- what is nothing, or no layer ----
 
-pub fn same<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn same<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match first(inputs)? {
-        same @ (Value::Noise(_) | Value::Partly(Step::Turned(_), _)) => Ok(same.clone()),
+        same @ (Value::Noise(_) | Value::Partly(PartialActivation::Turned(_), _)) => Ok(same.clone()),
         x => Ok(Value::Tensor(import.tensor(node, x)?)),
     }
 }
 
 /// Exports give one tensor several names where layers begin with the same numbers.
-pub fn identity<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn identity<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match (first(inputs)?, node.outputs()) {
         (Value::Stored(stored), [name, ..]) => {
-            Ok(Value::Stored(Stored { name: name.clone(), ..stored.clone() }))
+            Ok(Value::Stored(StoredTensor { name: name.clone(), ..stored.clone() }))
         }
         _ => same(import, node, inputs),
     }
 }
 
 /// One with a tensor was read with the file.
-pub fn constant<'a>(_: &mut Import<'a>, node: Node<'a>, _: &[Value]) -> Outcome {
-    let single = |numbers| Constant { dims: Vec::new(), numbers };
+pub fn constant<'a>(_: &mut Import<'a>, node: OnnxNode<'a>, _: &[Value]) -> Lowered {
+    let single = |numbers| ConstantTensor { dims: Vec::new(), numbers };
     let is = |name: &str| node.only(&[name]).is_ok();
     let known = if is("value_int") {
-        node.int("value_int").map(|number| single(Numbers::Integers(vec![number])))
+        node.int("value_int").map(|number| single(ConstantValues::Integers(vec![number])))
     } else if is("value_ints") {
-        node.ints("value_ints").map(|ints| Constant::row(ints.to_vec()))
+        node.ints("value_ints").map(|ints| ConstantTensor::row(ints.to_vec()))
     } else if is("value_float") {
-        node.real("value_float").map(|number| single(Numbers::Reals(vec![number])))
+        node.real("value_float").map(|number| single(ConstantValues::Reals(vec![number])))
     } else if is("value_floats") {
-        let row =
-            |reals: &[f32]| Constant { dims: vec![reals.len()], numbers: Numbers::Reals(reals.to_vec()) };
+        let row = |reals: &[f32]| ConstantTensor {
+            dims: vec![reals.len()],
+            numbers: ConstantValues::Reals(reals.to_vec()),
+        };
         node.reals("value_floats").map(row)
     } else {
         None

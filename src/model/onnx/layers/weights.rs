@@ -1,24 +1,24 @@
 //! Layers with weights: convolutions and products with a stored matrix.
 
 use super::windows::{as_images, pads, strides};
-use super::{Outcome, elements, image, products, shapes};
+use super::{Lowered, elements, image, products, shapes};
 use crate::graph::{Conv2d, TensorId, dims};
-use crate::model::onnx::import::{Import, Stop, Stored, Value};
-use crate::model::onnx::node::{Node, lengths};
-use crate::model::onnx::tensor::Wrong;
+use crate::model::onnx::import::{Import, Stop, StoredTensor, Value};
+use crate::model::onnx::node::{OnnxNode, lengths};
+use crate::model::onnx::tensor::Reason;
 
-pub fn conv<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn conv<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
     as_images(import, node, x, |import, x| convolution(import, node, x, w, rest))
 }
 
 fn convolution<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: TensorId,
     w: &Value,
     rest: &[Value],
-) -> Outcome {
+) -> Lowered {
     let extents = import.shape_of(node, w)?.0;
     let ([outputs, of_group], kernel) = match extents[..] {
         [o, i, width] => ([o, i], [1, width]),
@@ -28,21 +28,8 @@ fn convolution<'a>(
     if extents.contains(&0) {
         return Err(format!("its weight has the shape {extents:?}").into());
     }
-    let bias = match rest {
-        [] => None,
-        [Value::Known(constant)] if constant.dims == [0] => None,
-        [bias, ..] => Some(bias),
-    };
-    let of_kernel = &extents[2..];
-    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(of_kernel)) {
-        return Err(format!("kernel_shape is not that of its weight, {of_kernel:?}").into());
-    }
-    let groups = node.int("group").unwrap_or(1);
+    let (groups, dilation) = groups_and_dilation(node, &extents[2..])?;
     let channels = import.net.shape(x).0[1];
-    let dilation = node.pair("dilations", 1)?;
-    if dilation.contains(&0) {
-        return Err("dilations of 0".into());
-    }
     let reach =
         [0, 1].map(|axis| dilation[axis].saturating_mul(kernel[axis].saturating_sub(1)).saturating_add(1));
     let pads = pads(import, node, x, reach)?;
@@ -50,13 +37,13 @@ fn convolution<'a>(
         [top, left, bottom, right] if top == bottom && left == right => (x, [top, left]),
         _ => (shapes::padded(import, node, x, pads)?, [0, 0]),
     };
-    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
     let conv = Conv2d { kernel, stride: strides(node)?, padding, dilation, groups, bias: false, relu: false };
-    let wanted = of_group.saturating_mul(conv.groups);
+    let wanted = of_group.saturating_mul(groups);
     if channels != wanted {
         return Err(format!("its weight is for {wanted} channels, not for {channels}").into());
     }
     let stored = import.stored(w, "weight", extents.len()).ok().filter(|(of, _)| import.is_free(of));
+    let bias = bias_of(rest);
     let own = bias.map(|bias| import.stored(bias, "bias", 1));
     if let (Some((weight, _)), None | Some(Ok(_))) = (stored, &own) {
         let bias = own.and_then(Result::ok).map(|(stored, _)| stored);
@@ -66,43 +53,67 @@ fn convolution<'a>(
         learned(import, &[Some(weight), bias])?;
         return Ok(Value::Tensor(y));
     }
-    // One that is computed, or that several layers have.
-    let w = import.tensor(node, w)?;
+    let of_image = (extents.len() == 3).then_some([outputs, of_group, 1, kernel[1]]);
+    with_shared_weight(import, node, x, (w, of_image), bias, conv)
+}
+
+/// A convolution by a weight that is computed, or that several layers have. Where it is of rows, `of_image` is its
+/// shape for images.
+fn with_shared_weight<'a>(
+    import: &mut Import<'a>,
+    node: OnnxNode<'a>,
+    x: TensorId,
+    (w, of_image): (&Value, Option<[usize; 4]>),
+    bias: Option<&Value>,
+    conv: Conv2d,
+) -> Lowered {
+    let mut w = import.tensor(node, w)?;
     let layer = import.layer(&node.layer());
-    let w = match extents.len() {
-        3 => {
-            let name = format!("{layer}.weight.image");
-            import.net.reshape(&name, w, dims([outputs, of_group, 1, kernel[1]]))?
-        }
-        _ => w,
-    };
+    if let Some(shape) = of_image {
+        w = import.net.reshape(&format!("{layer}.weight.image"), w, dims(shape))?;
+    }
+    let channels = import.net.shape(w).batch();
     let y = Value::Tensor(import.net.conv2d_of(&layer, x, w, conv)?);
     match bias {
         None => Ok(y),
         Some(bias) => {
             let bias = import.tensor(node, bias)?;
-            let bias = shapes::shaped(import, node, bias, vec![outputs, 1, 1])?;
+            let bias = shapes::shaped(import, node, bias, vec![channels, 1, 1])?;
             elements::add(import, node, &[y, bias])
         }
     }
 }
 
+/// The bias, unless it is none or has no elements.
+fn bias_of(rest: &[Value]) -> Option<&Value> {
+    match rest {
+        [] => None,
+        [Value::Known(constant)] if constant.dims == [0] => None,
+        [bias, ..] => Some(bias),
+    }
+}
+
+/// `group` and `dilations`, after a look at whether `kernel_shape` is that of the weight.
+fn groups_and_dilation(node: OnnxNode, kernel: &[usize]) -> std::result::Result<(usize, [usize; 2]), Reason> {
+    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(kernel)) {
+        return Err(format!("kernel_shape is not that of its weight, {kernel:?}"));
+    }
+    let groups = node.int("group").unwrap_or(1);
+    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
+    match node.pair("dilations", 1)? {
+        [0, _] | [_, 0] => Err("dilations of 0".into()),
+        dilation => Ok((groups, dilation)),
+    }
+}
+
 /// The way back of a convolution. What its geometry has that no convolution's way back has (other paddings on the two
 /// sides, more rows than a stride) is cut off, or zeros that are added.
-pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
     let x = image(import, node, x)?;
     let (weight, extents) = import.stored(w, "weight", 4)?;
     let kernel = [extents[2], extents[3]];
-    if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(&kernel)) {
-        return Err(format!("kernel_shape is not that of its weight, {kernel:?}").into());
-    }
-    let groups = node.int("group").unwrap_or(1);
-    let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
-    let dilation = node.pair("dilations", 1)?;
-    if dilation.contains(&0) {
-        return Err("dilations of 0".into());
-    }
+    let (groups, dilation) = groups_and_dilation(node, &kernel)?;
     let (stride, more, shape) =
         (strides(node)?, node.pair("output_padding", 0)?, import.net.shape(x).clone());
     if shape.0[1] != extents[0] {
@@ -135,10 +146,9 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Val
             shapes::padded_along(import, node, y, 3, [-left, behind[1]])?
         }
     };
-    match rest {
-        [] => Ok(Value::Tensor(y)),
-        [Value::Known(constant)] if constant.dims == [0] => Ok(Value::Tensor(y)),
-        [bias, ..] => {
+    match bias_of(rest) {
+        None => Ok(Value::Tensor(y)),
+        Some(bias) => {
             import.stored(bias, "bias", 1)?;
             let bias = import.tensor(node, bias)?;
             let Value::Tensor(bias) = shapes::shaped(import, node, bias, vec![channels, 1, 1])? else {
@@ -151,12 +161,12 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Val
 
 /// What is cut off at the top, at the left, at the bottom and at the right.
 fn transposed_pads(
-    node: Node,
+    node: OnnxNode,
     size: &[usize],
     whole: [usize; 2],
     stride: [usize; 2],
     more: [usize; 2],
-) -> std::result::Result<[i64; 4], Wrong> {
+) -> std::result::Result<[i64; 4], Reason> {
     let same = node.text("auto_pad").unwrap_or("NOTSET");
     let wanted = match (node.ints("output_shape").map(lengths), same) {
         (Some(Some(shape)), _) if shape.len() >= 2 => Some([shape[shape.len() - 2], shape[shape.len() - 1]]),
@@ -179,7 +189,7 @@ fn transposed_pads(
 }
 
 /// With a stored matrix a linear layer; else a product, and what is added to it.
-pub fn gemm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn gemm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than two matrices".into()) };
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
     let [alpha, beta] = ["alpha", "beta"].map(|name| node.real(name).unwrap_or(1.0));
@@ -217,12 +227,12 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Ou
 }
 
 /// A stored matrix that no layer has yet.
-fn own_weight(import: &Import, w: &Value) -> Option<(Stored, Vec<usize>)> {
+fn own_weight(import: &Import, w: &Value) -> Option<(StoredTensor, Vec<usize>)> {
     import.stored(w, "weight", 2).ok().filter(|(weight, _)| import.is_free(weight))
 }
 
 /// With a stored matrix a linear layer, and with an addition of a bias behind it, which it then does too.
-pub fn matmul<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn matmul<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w] = inputs else { return Err("reads other than two matrices".into()) };
     let Some((mut weight, extents)) = own_weight(import, w) else {
         return products::product(import, node, x, w);
@@ -241,14 +251,15 @@ pub fn matmul<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> 
     Ok(y)
 }
 
-/// Of the last axis. What is stored and multiplied by another stored matrix is a table of numbers, and not learned.
+/// A linear layer of the last axis. What is stored and multiplied by another stored matrix is a table of numbers, and
+/// not learned.
 fn linear<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     x: &Value,
-    weight: Stored,
+    weight: StoredTensor,
     bias: Option<&Value>,
-) -> Outcome {
+) -> Lowered {
     let x = match x {
         Value::Stored(_) => import.tensor(node, &Value::Known(import.constant(x)?))?,
         x => import.tensor(node, x)?,
@@ -280,6 +291,6 @@ fn linear<'a>(
     Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, to)?))
 }
 
-pub fn learned(import: &mut Import, stored: &[Option<Stored>]) -> std::result::Result<(), Stop> {
+pub fn learned(import: &mut Import, stored: &[Option<StoredTensor>]) -> std::result::Result<(), Stop> {
     import.learned(&stored.iter().flatten().collect::<Vec<_>>())
 }

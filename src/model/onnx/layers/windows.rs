@@ -1,14 +1,14 @@
 //! Windows that slide over images.
 
 use super::elements::{first, multiply};
-use super::{Outcome, image, shapes};
+use super::{Lowered, image, shapes};
 use crate::graph::{Pool2d, TensorId, dims};
-use crate::model::onnx::constant::{Constant, Numbers};
+use crate::model::onnx::constant::{ConstantTensor, ConstantValues};
 use crate::model::onnx::import::{Import, Value};
-use crate::model::onnx::node::{Node, lengths};
-use crate::model::onnx::tensor::Wrong;
+use crate::model::onnx::node::{OnnxNode, lengths};
+use crate::model::onnx::tensor::Reason;
 
-pub fn strides(node: Node) -> std::result::Result<[usize; 2], Wrong> {
+pub fn strides(node: OnnxNode) -> std::result::Result<[usize; 2], Reason> {
     match node.pair("strides", 1)? {
         [0, _] | [_, 0] => Err("strides of 0".into()),
         strides => Ok(strides),
@@ -18,10 +18,10 @@ pub fn strides(node: Node) -> std::result::Result<[usize; 2], Wrong> {
 /// Zeros at the top, at the left, at the bottom and at the right.
 pub fn pads(
     import: &Import,
-    node: Node,
+    node: OnnxNode,
     x: TensorId,
     kernel: [usize; 2],
-) -> std::result::Result<[usize; 4], Wrong> {
+) -> std::result::Result<[usize; 4], Reason> {
     let pads: Vec<usize> = match node.text("auto_pad").unwrap_or("NOTSET") {
         "NOTSET" => match node.ints("pads") {
             None => vec![0; 4],
@@ -50,10 +50,10 @@ pub fn pads(
 /// What a layer of images makes of rows, which are images of one line.
 pub fn as_images<'a>(
     import: &mut Import<'a>,
-    node: Node<'a>,
+    node: OnnxNode<'a>,
     value: &Value,
-    layer: impl FnOnce(&mut Import<'a>, TensorId) -> Outcome,
-) -> Outcome {
+    layer: impl FnOnce(&mut Import<'a>, TensorId) -> Lowered,
+) -> Lowered {
     let x = import.tensor(node, value)?;
     let shape = import.net.shape(x).0.clone();
     match shape[..] {
@@ -71,7 +71,7 @@ pub fn as_images<'a>(
 }
 
 /// A pooling, and what lies around the images where that is not the same on both sides.
-fn pool(import: &Import, node: Node, x: TensorId) -> std::result::Result<(Pool2d, [usize; 4]), Wrong> {
+fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Pool2d, [usize; 4]), Reason> {
     let kernel = node.pair("kernel_shape", 0)?;
     if kernel.contains(&0) {
         return Err("has no kernel_shape".into());
@@ -95,7 +95,7 @@ fn pool(import: &Import, node: Node, x: TensorId) -> std::result::Result<(Pool2d
     Ok((pool, if is_even { [0; 4] } else { around }))
 }
 
-pub fn max_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     as_images(import, node, first(inputs)?, |import, x| {
         let (pool, around) = pool(import, node, x)?;
         // The other word for average pooling means nothing here.
@@ -112,8 +112,9 @@ pub fn max_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -
     })
 }
 
-/// Of windows that reach beyond the padding, or count some of it and some not, each sum is divided by how many it has.
-pub fn average_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+/// Means of windows. Where they reach beyond the padding, or count some of it and some not, each sum is divided by how
+/// many it has.
+pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     as_images(import, node, first(inputs)?, |import, x| {
         let (mut pool, around) = pool(import, node, x)?;
         let size = [2, 3].map(|axis| import.net.shape(x).0[axis]);
@@ -148,7 +149,8 @@ pub fn average_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value
         }
         let [rows, columns] = &shares;
         let all = rows.iter().flat_map(|row| columns.iter().map(move |column| row * column)).collect();
-        let shares = Constant { dims: vec![rows.len(), columns.len()], numbers: Numbers::Reals(all) };
+        let shares =
+            ConstantTensor { dims: vec![rows.len(), columns.len()], numbers: ConstantValues::Reals(all) };
         let layer = import.layer(&node.layer());
         let pool = Pool2d { padding: [0, 0], ceil: false, count_include_pad: true, ..pool };
         let y = import.net.avg_pool(&layer, x, pool)?;
@@ -156,13 +158,13 @@ pub fn average_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value
     })
 }
 
-pub fn global_average_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn global_average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = image(import, node, first(inputs)?)?;
     let layer = import.layer(&node.layer());
     Ok(Value::Tensor(import.net.global_avg_pool(&layer, x)?))
 }
 
-pub fn global_max_pool<'a>(import: &mut Import<'a>, node: Node<'a>, inputs: &[Value]) -> Outcome {
+pub fn global_max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let x = image(import, node, first(inputs)?)?;
     let kernel = [import.net.shape(x).0[2], import.net.shape(x).0[3]];
     let layer = import.layer(&node.layer());

@@ -107,16 +107,21 @@ pub struct Inner {
 
 impl Inner {
     pub fn of(directory: &Path) -> Result<Inner> {
+        Ok(Inner::among(&entries(directory)?))
+    }
+
+    /// Of the entries of a directory.
+    pub fn among(entries: &[PathBuf]) -> Inner {
         let (mut places, mut loose) = (Vec::new(), LeftOut::default());
-        for path in entries(directory)? {
-            match Inner::name(&path) {
+        for path in entries {
+            match Inner::name(path) {
                 name if is_hidden(&name) => loose.add_file(&name),
-                _ if path.is_dir() => places.push(path),
+                _ if path.is_dir() => places.push(path.clone()),
                 name if is_image(&name) => loose.add("images outside of all classes", &name),
                 name => loose.add_file(&name),
             }
         }
-        Ok(Inner { places, loose })
+        Inner { places, loose }
     }
 
     /// What an entry of a directory is called.

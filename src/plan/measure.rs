@@ -1,6 +1,6 @@
 //! How long the steps of a plan take on this rank's device, one after the other, without communication.
 
-use super::{Plan, Program, Regions};
+use super::{Ledger, Plan, Program, Regions};
 use crate::device::memory::bytes_of;
 use crate::device::{Device, Memory, Rule, Scalars, Step};
 use crate::error::Result;
@@ -32,8 +32,8 @@ impl Measured<'_> {
     /// Bytes that this takes with the updates of so many bytes of parameters.
     pub fn bytes(plan: &Plan, rule: &Rule, updated: usize) -> usize {
         let of = &plan.sizes;
-        let steps = of.activations + of.workspace + of.inputs + of.metrics + of.statistics + of.constants;
-        steps + of.parameters + of.gradients + rule.states() * updated
+        let steps = Ledger::of_steps(false, 1, of).of_host();
+        steps + of.inputs + of.parameters + of.gradients + rule.states() * updated
     }
 
     /// Allocates and fills what the plan needs. Updates are those of the first buckets, for as long as all of it takes

@@ -66,15 +66,16 @@ test-torchvision: build ## weights to torchvision's models and back, for all of 
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/weights.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
 # What a network gives is written down by a test of the suite, which the scripts start.
-SCENE = -- cargo test $(CARGO_FLAGS) --quiet --test suite -- --exact onnx::zoo::scene_of_networks --ignored
+SCENE = -- $$(cargo test $(CARGO_FLAGS) --no-run --test suite --message-format json-render-diagnostics | \
+    sed -n 's/.*"name":"suite".*"executable":"\([^"]*\)".*/\1/p') --exact onnx::zoo::scene_of_networks --ignored
 
 # Files that were exported are kept there, and what the table says is equal is not tried again: a run may be stopped.
 KEPT ?= target/onnx-files
 
 test-zoo: deps ## ONNX's own tests of nodes, and what torch.onnx.export makes of torchvision's 80 models and 100 of timm's (MODELS=A,timm/B WAYS=dynamo-fixed AGAIN=1), imported and compared with PyTorch (installs it: 5.5 GB; hours)
 	@.ci/deps $(MPI) zoo onnxruntime
-	@$(WITH_MPI) cargo test $(CARGO_FLAGS) --quiet --no-run --test suite
-	@$(if $(MODELS),,$(WITH_MPI) .deps/torch/bin/python tests/torchvision/nodes.py $(SCENE))
+	@$(if $(MODELS),,$(WITH_MPI) .deps/torch/bin/python tests/torchvision/nodes.py \
+	    --table benchmarks/results/onnx-nodes.txt $(SCENE))
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/torchvision/zoo.py --kept $(KEPT) \
 	    --table benchmarks/results/onnx-exports.txt $(if $(MODELS),--models $(MODELS)) $(if $(WAYS),--ways $(WAYS)) \
 	    $(if $(AGAIN),--again) $(SCENE)
@@ -106,7 +107,7 @@ kernels: ## make the PTX of kernels/ anew, see that all GPUs' assemblers take it
 	@kernels/sass.py
 	@echo "kernels: kernels/kernels.tsv; docs/gpu.md wants the rows that 'make test-one TESTS=kernels::speed' names"
 
-gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the three below (builds HDF5 along; with the tracked files some 40 MB)
+gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the three below (builds HDF5 along; with the tracked files 28 MB)
 	@.ci/gpu-bundle
 
 gpu-minutes: ## on a machine with a GPU: what ten minutes teach, the most important first (gpu-bundle/ten-minutes)

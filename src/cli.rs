@@ -50,8 +50,8 @@ pub use parsed::{Invocation, Parsed, command, complete, parse, refused};
   dltrain --config run.toml --epochs 90
   dltrain info
 
-Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not
-finite, 8 results or checkpoints cannot be written, 9 a rank waited too long for another, 75 stopped by a signal or
+Exit codes: 0 done, 2 flags, 3 data, 4 machine or launcher, 5 a library call, 6 ranks disagree, 7 the loss is not \
+finite, 8 results or checkpoints cannot be written, 9 a rank waited too long for another, 75 stopped by a signal or \
 the time limit (--resume auto goes on), 1 a defect.")]
 pub struct Cli {
     #[command(subcommand)]

@@ -23,7 +23,7 @@ mkdir -p "$results" || exit 1
 results=$(readlink -f "$results")
 cd "$here" || exit 1
 # What make gpu-bundle has packed; the last in there says that all of it is here.
-[ revision -nt programs.tgz ] || tar xzmf programs.tgz || exit 1
+[ revision -nt programs.txz ] || LD_LIBRARY_PATH=unpack unpack/xz -dc programs.txz | tar xmf - || exit 1
 export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PATH=$here/bin:$PATH
 export DLTRAIN_CUDNN_CACHE=$results/cudnn TORCHINDUCTOR_CACHE_DIR=$results/inductor
 # PyTorch's own libraries, wherever its Python has them.

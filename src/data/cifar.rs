@@ -59,21 +59,22 @@ const VARIANTS: [Variant; 2] = [
 pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
     let present = |name: &str| directory.join(name).exists();
     let variant = VARIANTS.iter().find(|variant| variant.training.iter().any(|name| present(name)));
-    let Some(variant) = variant else {
-        let what =
-            format!("no CIFAR data: neither {} nor {}", VARIANTS[0].training[0], VARIANTS[1].training[0]);
-        return Err(Error::data(directory, what));
+    let to_test = VARIANTS.iter().find(|variant| present(variant.test));
+    let missing = || {
+        let [one, other] = [0, 1].map(|variant| VARIANTS[variant].training[0]);
+        Error::data(directory, format!("no CIFAR data to train on: neither {one} nor {other}"))
     };
+    let of = variant.or(to_test).ok_or_else(missing)?;
     let part = |files: &[&str], colours: Option<Colours>| -> Result<Images> {
         let (mut pixels, mut labels) = (Vec::new(), Vec::new());
         for name in files {
-            read(&directory.join(name), variant, &mut pixels, &mut labels)?;
+            read(&directory.join(name), of, &mut pixels, &mut labels)?;
         }
         let sum = crc32(&[&pixels, &label_bytes(&labels)]);
         let fingerprint = format!("{} CIFAR images, CRC-32 {sum:08x}", labels.len());
         let colours = colours.unwrap_or_else(|| Colours::over(&pixels, 3));
         let name = directory.display().to_string();
-        let classes = names(&directory.join(variant.names), variant.classes);
+        let classes = names(&directory.join(of.names), of.classes);
         let mut images = Images {
             pixels,
             labels,
@@ -88,10 +89,13 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
         images.scale_all([wanted.sample[1], wanted.sample[2]]);
         Ok(images)
     };
-    let training = part(variant.training, None)?;
-    let test = part(&[variant.test], Some(training.colours))?;
-    let from = [variant.training.join(", "), variant.test.into()];
-    let about = InputSummary { from, ..InputSummary::of("CIFAR's files", ["", ""]) };
+    if variant.is_none() {
+        let about = InputSummary::of("CIFAR's files", ["", of.test]);
+        return Ok(Parts::to_test(Arc::new(part(&[of.test], None)?), about, missing()));
+    }
+    let training = part(of.training, None)?;
+    let test = part(&[of.test], Some(training.colours))?;
+    let about = InputSummary::of("CIFAR's files", [&of.training.join(", "), of.test]);
     Ok(Parts { training: Arc::new(training), test: Some(Arc::new(test)), about })
 }
 

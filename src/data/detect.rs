@@ -25,6 +25,12 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Of a set whose images are there to test on alone, as why it cannot be trained on says.
+    pub fn to_test(images: Arc<dyn Dataset>, about: InputSummary, untrainable: Error) -> Parts {
+        let about = InputSummary { untrainable: Some(untrainable), colours: "the test images'", ..about };
+        Parts { training: images, test: None, about }
+    }
+
     /// What a run says of them.
     pub fn lines(&self, path: &Path) -> Vec<String> {
         self.about.lines(path, &*self.training, self.test.as_deref())
@@ -248,7 +254,7 @@ fn recognise(path: &Path) -> Result<DataFormat> {
     if let Some(format) = by_name(&entries) {
         return Ok(format);
     }
-    if DirectoryContent::of(path)?.training().is_some() {
+    if DirectoryContent::among(&entries).training().is_some() {
         return Ok(DataFormat::Folder);
     }
     // The parts of shards may have directories of their own.
@@ -321,11 +327,12 @@ fn in_another_form(path: &Path) -> String {
 pub(super) fn sets_within(directory: &Path) -> Option<String> {
     let inner = DirectoryContent::of(directory).ok()?.places;
     inner.iter().take(1000).find_map(|place| {
-        let found = by_name(&entries(place).ok()?).map(|format| match format {
+        let entries = entries(place).ok()?;
+        let found = by_name(&entries).map(|format| match format {
             DataFormat::Cifar => "CIFAR's files",
             _ => "IDX files",
         });
-        let of_parts = || DirectoryContent::of(place).ok()?.training().map(|_| "parts of a data set");
+        let of_parts = || DirectoryContent::among(&entries).training().map(|_| "parts of a data set");
         let what = found.or_else(of_parts)?;
         Some(format!("it holds {what} in {}: --data {}", DirectoryContent::name(place), place.display()))
     })

@@ -108,16 +108,21 @@ pub struct DirectoryContent {
 
 impl DirectoryContent {
     pub fn of(directory: &Path) -> Result<DirectoryContent> {
+        Ok(DirectoryContent::among(&entries(directory)?))
+    }
+
+    /// Of the entries of a directory.
+    pub fn among(entries: &[PathBuf]) -> DirectoryContent {
         let (mut places, mut loose) = (Vec::new(), LeftOut::default());
-        for path in entries(directory)? {
-            match DirectoryContent::name(&path) {
+        for path in entries {
+            match DirectoryContent::name(path) {
                 name if is_hidden(&name) => loose.add_file(&name),
-                _ if path.is_dir() => places.push(path),
+                _ if path.is_dir() => places.push(path.clone()),
                 name if is_image(&name) => loose.add("images outside of all classes", &name),
                 name => loose.add_file(&name),
             }
         }
-        Ok(DirectoryContent { places, loose })
+        DirectoryContent { places, loose }
     }
 
     /// What an entry of a directory is called.

@@ -30,6 +30,14 @@ const USUAL_COMPRESSION: u64 = 16;
 /// # Errors
 /// A data error that names the file: missing, unreadable, truncated, corrupt, or at odds with the others.
 pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
+    let file = |half: &IdxFiles| half.images.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let images = |name: &str| find(directory, &format!("{name}-images"), "idx3-ubyte");
+    if let (Err(error), Ok(_)) = (images("train"), images("t10k")) {
+        let test = IdxFiles::read(directory, "t10k", wanted.classes)?;
+        let (about, colours) =
+            (InputSummary::of("IDX files", ["", &file(&test)]), Colours::over(&test.pixels, 1));
+        return Ok(Parts::to_test(Arc::new(test.into_images(wanted, colours)), about, error));
+    }
     let training = IdxFiles::read(directory, "train", wanted.classes)?;
     let test = IdxFiles::read(directory, "t10k", wanted.classes)?;
     if training.size != test.size {
@@ -38,8 +46,7 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
         return Err(Error::data(&test.images, what));
     }
     let colours = Colours::over(&training.pixels, 1);
-    let from = [&training, &test].map(|half| half.images.file_name().unwrap_or_default().to_string_lossy());
-    let about = InputSummary::of("IDX files", [&from[0], &from[1]]);
+    let about = InputSummary::of("IDX files", [&file(&training), &file(&test)]);
     Ok(Parts {
         training: Arc::new(training.into_images(wanted, colours)),
         test: Some(Arc::new(test.into_images(wanted, colours))),

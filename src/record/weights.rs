@@ -444,7 +444,7 @@ type RunNote = (String, PathBuf, Vec<u32>);
 fn note((directory, run): OfRun, path: &Path, new: &Path, earlier: Option<u32>) -> Result<()> {
     let wrong = |error: std::io::Error| Error::output(path, format!("cannot note whose it is: {error}"));
     let sum = files::open(new).and_then(|file| crc32_from(&file, 0)).map_err(wrong)?;
-    let note: RunNote = (run.into(), whole(path), [sum].into_iter().chain(earlier).collect());
+    let note: RunNote = (run.into(), absolute(path), [sum].into_iter().chain(earlier).collect());
     let text = serde_json::to_string(&note).map_err(|error| wrong(error.into()))?;
     write_whole(&directory.join(NOTE), "whose the weights are", |to| std::fs::write(to, &text).map_err(wrong))
 }
@@ -454,11 +454,11 @@ fn sum_of_run((directory, run): OfRun, path: &Path) -> Option<u32> {
     let text = files::read_text(&directory.join(NOTE), LONGEST_NOTE).ok()?;
     let (of, at, sums): RunNote = serde_json::from_str(&text).ok()?;
     let sum = crc32_from(&files::open(path).ok()?, 0).ok()?;
-    (of == run && at == whole(path) && sums.contains(&sum)).then_some(sum)
+    (of == run && at == absolute(path) && sums.contains(&sum)).then_some(sum)
 }
 
 /// A path that means the same in every directory.
-fn whole(path: &Path) -> PathBuf {
+fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 

@@ -4,7 +4,7 @@ use crate::device::memory::bytes_of;
 use crate::device::{Device, Memory, Rule, Scalars, Step};
 use crate::error::Result;
 use crate::graph::Init;
-use crate::plan::{Plan, Program, Regions};
+use crate::plan::{Ledger, Plan, Program, Regions};
 use crate::random::{Purpose, Stream, key};
 
 /// Seconds, medians over runs.
@@ -32,8 +32,8 @@ impl Measured<'_> {
     /// Bytes that this takes with the updates of so many bytes of parameters.
     pub fn bytes(plan: &Plan, rule: &Rule, updated: usize) -> usize {
         let of = &plan.sizes;
-        let steps = of.activations + of.workspace + of.inputs + of.metrics + of.statistics + of.constants;
-        steps + of.parameters + of.gradients + rule.states() * updated
+        let steps = Ledger::of_steps(false, 1, of).of_host();
+        steps + of.inputs + of.parameters + of.gradients + rule.states() * updated
     }
 
     /// Allocates and fills what the plan needs. Updates are those of the first buckets, for as long as all of it takes

@@ -97,7 +97,7 @@ impl Strategy {
     /// One of each in the order of `--help`, with usual numbers, or with ones.
     pub fn all() -> impl Iterator<Item = Strategy> {
         let shared = [Allreduce, Zero(1), Zero(2), Zero(3), Root, Server(1), ServerAsync(1)];
-        shared.into_iter().chain([Local(1), Bmuf(8), Easgd(1, 1.0), Gossip])
+        shared.into_iter().chain([Local(1), Bmuf(BLOCK), Easgd(1, 1.0), Gossip])
     }
 
     /// As `--sync` has it, the numbers behind its colon, and who updates, for `--help`.
@@ -124,7 +124,7 @@ impl Strategy {
                 "every rank its own parameters, which are averaged every H steps, as --local-steps H",
             ),
             Bmuf(_) => {
-                let steps = const { &[StrategyNumber { usual: Some(8.0), ..STEPS }] };
+                let steps = const { &[StrategyNumber { usual: Some(BLOCK as f32), ..STEPS }] };
                 ("bmuf", steps, "the same with block momentum, as CNTK has it")
             }
             Easgd(..) => (
@@ -284,7 +284,7 @@ impl fmt::Display for Strategy {
             Zero(stage) => write!(f, "--zero {stage}"),
             Local(steps) => write!(f, "--local-steps {steps}"),
             Server(count) | ServerAsync(count) if count != 1 => write!(f, "--sync {name}:{count}"),
-            Bmuf(steps) if steps != 8 => write!(f, "--sync {name}:{steps}"),
+            Bmuf(steps) if steps != BLOCK => write!(f, "--sync {name}:{steps}"),
             Easgd(steps, alpha) => write!(f, "--sync {name}:{steps},{alpha}"),
             _ => write!(f, "--sync {name}"),
         }
@@ -331,6 +331,8 @@ struct StrategyNumber {
 
 const SERVERS: StrategyNumber = StrategyNumber { name: "K", what: "servers", usual: Some(1.0), counts: true };
 const STEPS: StrategyNumber = StrategyNumber { name: "H", what: "local steps", usual: None, counts: true };
+/// Of block momentum where none are given.
+const BLOCK: usize = 8;
 const ATTRACTION: StrategyNumber =
     StrategyNumber { name: "ALPHA", what: "attraction", usual: None, counts: false };
 

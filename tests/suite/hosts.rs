@@ -179,7 +179,6 @@ fn files_have_one_owner(_: &Hosts) {
     }
 }
 
-/// A host is lost with its launcher's daemon: the job goes on without it, and with it again once it is back.
 /// A host that sends slower than the others: by the measurement of a pair that has it, and by a run that was predicted
 /// by others.
 fn a_slow_link_is_named(hosts: &Hosts) {
@@ -214,6 +213,7 @@ fn a_slow_link_is_named(hosts: &Hosts) {
     shape(&["del"]);
 }
 
+/// A host is lost with its launcher's daemon: the job goes on without it, and with it again once it is back.
 fn elastic_outlives_a_host(hosts: &Hosts) {
     let scratch = Scratch::new();
     let hosts_do = |words: [&str; 2]| assert!(Command::new(SCRIPT).args(words).status().unwrap().success());

@@ -132,6 +132,28 @@ fn what_nothing_divides_is_tested_on_as_a_whole() {
     assert_eq!(counts(&open(&tars.path().join("train-0.tar")).unwrap()).0, [2, 2]);
 }
 
+/// As `dltrain evaluate` has it: of MNIST's or CIFAR's files those to test on may lie by themselves.
+#[test]
+fn files_to_test_on_are_enough_to_test_on() {
+    let (digits, cifar) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    for file in ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"] {
+        fs::copy(Path::new(DIGITS).join(file), digits.path().join(file)).unwrap();
+    }
+    let record = |label: u8| [vec![label], vec![label; 3072]].concat();
+    fs::write(cifar.path().join("test_batch.bin"), [record(3), record(7)].concat()).unwrap();
+    let input = Input::default();
+    for (path, sample, count, file, missing) in [
+        (digits.path(), [1, 28, 28], 360, "t10k-images-idx3-ubyte", "no train-images file"),
+        (cifar.path(), [3, 32, 32], 2, "test_batch.bin", "neither data_batch_1.bin nor train.bin"),
+    ] {
+        let wanted = Wanted { sample, classes: 10, seed: 1, input: &input };
+        let sets = data::open_to_test(path, &wanted).unwrap();
+        assert_eq!(counts(&sets).0, [count, count]);
+        says(&sets, &[&format!("{count} images to test on, all that are there ({file}); 10 classes")]);
+        refused_by(data::open(path, &wanted), &[missing]);
+    }
+}
+
 #[test]
 fn parts_are_known_by_their_names_in_any_case() {
     let words = [("Train", "Test"), ("training", "testing"), ("train", "valid"), ("TRAIN2017", "val2017")];

@@ -259,7 +259,7 @@ fn check(network: &Network, name: &str, files: &Files) {
     let build = |batch: usize| (network.build)(batch, false);
     let ours = files.write(name, &build, false);
     let (again, theirs) = files.read(name);
-    let (found, allowed) = (numbers_apart(&theirs, &ours), files.allow_rounding(name, &build, &ours));
+    let (found, allowed) = (numbers_apart(name, &theirs, &ours), files.allow_rounding(name, &build, &ours));
     assert!(found <= allowed, "{name}: {found} of the largest apart, {allowed} allowed");
     // A number by itself is no weight to an importer.
     let is_single = |(_, tensor): (_, &Tensor)| tensor.spec.shape.elements() == 1;

@@ -104,7 +104,7 @@ impl Files {
         let graph = build(BATCH).unwrap();
         let around = |(place, x): (usize, f32)| x * (1.0 + [f32::EPSILON, -f32::EPSILON][place % 2]);
         let images: Vec<f32> = images(&graph).into_iter().enumerate().map(around).collect();
-        let bound = f32::max(1e-5, 20.0 * apart(&logits(graph, &images, &weights), ours));
+        let bound = f32::max(1e-5, 20.0 * apart(name, &logits(graph, &images, &weights), ours));
         assert!(bound < 1e-2, "{name}: rounding of images alone moves the scores by {bound}");
         std::fs::write(self.path(&format!("{name}.bound")), format!("{bound:e}")).unwrap();
         bound
@@ -180,15 +180,15 @@ pub fn layers(graph: &Graph) -> Vec<String> {
 
 /// Equal to 1e-5 of the largest: what docs/onnx.md promises.
 pub fn near(name: &str, theirs: &[f32], ours: &[f32]) {
-    let apart = apart(theirs, ours);
+    let apart = apart(name, theirs, ours);
     assert!(apart <= 1e-5, "{name}: {apart} of the largest apart: {theirs:?} and {ours:?}");
 }
 
 /// The largest difference, as a share of the largest of ours.
-pub fn apart(theirs: &[f32], ours: &[f32]) -> f32 {
+pub fn apart(name: &str, theirs: &[f32], ours: &[f32]) -> f32 {
     let largest = ours.iter().fold(0f32, |largest, number| largest.max(number.abs()));
-    assert!(largest > 1e-3 && largest.is_finite(), "{ours:?}");
-    assert_eq!(theirs.len(), ours.len());
+    assert!(largest > 1e-3 && largest.is_finite(), "{name}: {ours:?}");
+    assert_eq!(theirs.len(), ours.len(), "{name}");
     let differences = theirs.iter().zip(ours).map(|(theirs, ours)| (theirs - ours).abs());
     // What is no number is no small one.
     differences.fold(0f32, |most, number| if most.is_nan() || number <= most { most } else { number })

@@ -42,14 +42,21 @@ TIMM = {
 }
 
 
+# One of each family of torchvision's, the smallest: they come first, with timm's.
+FIRST = ("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3",
+         "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18",
+         "resnet50", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_0", "squeezenet1_1", "swin_t", "swin_v2_t",
+         "vgg11", "vgg11_bn", "vit_b_32", "wide_resnet50_2")
 # These take longest, and come last.
 LARGEST = ("vgg", "convnext_large", "efficientnet_b7", "efficientnet_v2_l", "regnet_y_32gf", "vit_l", "vit_h",
            "regnet_y_128gf")
 
 
 def names():
-    """"NAME" of torchvision's and "timm/NAME", the largest last."""
-    rank = lambda name: next((place for place, start in enumerate(LARGEST) if name.startswith(start)), -1)
+    """"NAME" of torchvision's and "timm/NAME": one of a family first, the largest last."""
+    small = lambda name: -2 if name in FIRST or "/" in name else -1
+    last = lambda name: next((place for place, start in enumerate(LARGEST) if name.startswith(start)), None)
+    rank = lambda name: small(name) if name in FIRST or last(name) is None else last(name)
     return sorted(zoo.list_models(module=zoo) + [f"timm/{name}" for name in TIMM], key=rank)
 
 

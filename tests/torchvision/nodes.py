@@ -12,6 +12,7 @@ these gives ONNX's numbers within the test's own tolerance, and fails where one 
 """
 import argparse
 import collections
+import datetime
 import os
 import pathlib
 import re
@@ -170,6 +171,7 @@ def main():
     count = collections.Counter(what for what, _ in results.values())
     lines = [f"{len(results)} tests of {len(layers | folded)} ops: "
              + ", ".join(f"{number} {what}" for what, number in count.most_common())]
+    lines.append(f"date:     {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}; onnx {onnx.__version__}")
     reasons = collections.defaultdict(list)
     for name, (what, reason) in sorted(results.items()):
         if what != "passed":

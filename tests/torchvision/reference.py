@@ -95,6 +95,19 @@ def prepared(name, way, file, seed):
     return net, counterparts(tensors, net), {key for key, _ in tensors}, images, labels
 
 
+def descended(net, found, theirs, rate, images, labels):
+    """The losses behind STEPS steps of gradient descent of what is the file's too, the first with these gradients."""
+    losses, parameters = [], dict(net.named_parameters())
+    for _ in range(STEPS):
+        with torch.no_grad():
+            for of, ratios in found.values():
+                # A step of what the file has, of which this is a part.
+                parameters[of] -= rate * theirs[of] / (1.0 if ratios is None else ratios**2)
+        loss, theirs = gradients(net, images, labels)
+        losses.append(loss)
+    return losses
+
+
 def write(name, way, file, place, seed):
     """A batch, and what PyTorch says of it: scores, gradients, and the losses of STEPS steps of gradient descent of
     all parameters that are the file's, too."""
@@ -117,36 +130,59 @@ def write(name, way, file, place, seed):
     rate = np.float32(0.05 * loss / max(squares, 1e-30))
     (place / "rate").write_text(repr(float(rate)))
     (place / "learned").write_text("".join(f"{key}\n" for key in found))
-    losses, parameters = [loss], dict(net.named_parameters())
-    for _ in range(STEPS):
-        with torch.no_grad():
-            for of, ratios in found.values():
-                # A step of what the file has, of which this is a part.
-                parameters[of] -= float(rate) * theirs[of] / (1.0 if ratios is None else ratios**2)
-        loss, theirs = gradients(net, images, labels)
-        losses.append(loss)
     given = sum(gradient is not None for gradient in theirs.values())
-    count = sum(parameter.numel() for parameter in parameters.values())
+    losses = [loss, *descended(net, found, theirs, float(rate), images, labels)]
+    count = sum(parameter.numel() for parameter in net.parameters())
     said = {"count": count, "losses": losses, "sizes": sizes, "image": images.shape[2], "batch": len(images),
             "tensors": given, "whole": way == "training"}
     (place / "said.json").write_text(json.dumps(said))
 
 
+def in_sequence(x, mean, variance, weight, bias, training=False, momentum=0.1, eps=1e-5):
+    """torch.nn.functional.batch_norm, with the sums of the batch's statistics one number after the other in float32, as
+    libraries may have them and oneDNN has. PyTorch's are in float64 on a CPU."""
+    if not training:
+        return batch_norm(x, mean, variance, weight, bias, False, momentum, eps)
+    axes = [0, *range(2, x.dim())]
+
+    def moved(exact, of):
+        rows = of.detach().transpose(0, 1).flatten(1).numpy()
+        summed = np.add.accumulate(rows, axis=1)[:, -1] / rows.shape[1]
+        return exact + (torch.from_numpy(summed).reshape(exact.shape) - exact).detach()
+
+    mean = moved(x.mean(axes, keepdim=True), x)
+    x = x - mean
+    variance = moved((x * x).mean(axes, keepdim=True), x * x)
+    return x * torch.rsqrt(variance + eps) * weight.reshape(mean.shape) + bias.reshape(mean.shape)
+
+
+batch_norm = torch.nn.functional.batch_norm
+
+
 def write_noise(name, way, file, place, seed):
-    """How far off PyTorch's gradients are for other images by a rounding each, from where on all roundings are others;
-    0 of the largest, for memory."""
+    """How far off PyTorch's own gradients and losses are: in float64, which few networks refuse, and in float32 with
+    other roundings, of images that are off by one each and of sums; 0 of the largest, for memory."""
     said = json.loads((place / "said.json").read_text())
-    if said["count"] < LARGE:
+    noise, of_losses = dict.fromkeys(said["sizes"], 0.0), 0.0
+    for is_exact in (False, True) if said["count"] < LARGE else ():
         net, found, names, images, labels = prepared(name, way, file, seed)
         as_trained(net, way, names)
-        others = images * (1 + 2**-22 * torch.randint(-1, 2, images.shape))
-        theirs = gradients(net, others, labels)[1]
-        noise = {}
+        torch.nn.functional.batch_norm = batch_norm
+        if is_exact:
+            net, images = net.double(), images.double()
+        else:
+            images = images * (1 + 2**-22 * torch.randint(-1, 2, images.shape))
+            torch.nn.functional.batch_norm = in_sequence
+        try:
+            loss, theirs = gradients(net, images, labels)
+        except RuntimeError:
+            # What a network computes in float32 come what may.
+            continue
         for key in said["sizes"]:
             of, ratios = found[key]
             before = torch.from_numpy(np.fromfile(place / "theirs" / key.replace("/", "~"), np.float32))
             gradient = theirs[of] / (1.0 if ratios is None else ratios)
-            noise[key] = (gradient.flatten() - before).norm().item()
-    else:
-        noise = dict.fromkeys(said["sizes"], 0.0)
-    (place / "said.json").write_text(json.dumps(said | {"noise": noise}))
+            noise[key] = max(noise[key], (gradient.flatten() - before).norm().item())
+        losses = [loss, *descended(net, found, theirs, float((place / "rate").read_text()), images, labels)]
+        of_losses = max(of_losses, *(abs(a - b) / b for a, b in zip(losses, said["losses"], strict=True)))
+    (place / "said.json").write_text(json.dumps(said | {"noise": noise, "noise of losses": of_losses}))

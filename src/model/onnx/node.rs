@@ -113,12 +113,12 @@ impl<'a> OnnxNode<'a> {
         self.attribute(name)?.t.as_ref()
     }
 
-    /// Two lengths, for height and width, with this value where they are not said. A row has a height of 1.
+    /// Two lengths, for height and width, with this value where they are not said. A row says its width alone.
     pub fn pair(&self, name: &str, default: usize) -> Result<[usize; 2], Reason> {
         let Some(ints) = self.ints(name) else { return Ok([default; 2]) };
         match lengths(ints).as_deref() {
             Some(&[height, width]) => Ok([height, width]),
-            Some(&[width]) => Ok([default.max(usize::from(name == "kernel_shape")), width]),
+            Some(&[width]) => Ok([default, width]),
             _ => Err(format!("{name} {ints:?}")),
         }
     }

@@ -70,10 +70,10 @@ pub fn as_images<'a>(
     }
 }
 
-/// A pooling, and what lies around the images where that is not the same on both sides.
+/// A pooling, and all that lies around the images: where that is not the same on both sides the pooling pads nothing.
 fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Pool2d, [usize; 4]), Reason> {
-    let kernel = node.pair("kernel_shape", 0)?;
-    if kernel.contains(&0) {
+    let kernel = node.pair("kernel_shape", 1)?;
+    if node.ints("kernel_shape").is_none() || kernel.contains(&0) {
         return Err("has no kernel_shape".into());
     }
     if let Some(dilations) = node.ints("dilations").filter(|ints| ints.iter().any(|&by| by != 1)) {
@@ -81,18 +81,17 @@ fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Po
     }
     let around = pads(import, node, x, kernel)?;
     let [top, left, bottom, right] = around;
-    let is_even = top == bottom && left == right;
     let pool = Pool2d {
         kernel,
         stride: strides(node)?,
-        padding: if is_even { [top, left] } else { [0, 0] },
+        padding: if [top, left] == [bottom, right] { [top, left] } else { [0, 0] },
         count_include_pad: node.int("count_include_pad").unwrap_or(0) != 0,
         ceil: node.int("ceil_mode").unwrap_or(0) != 0,
     };
     if around.iter().zip([kernel, kernel].concat()).any(|(&pad, kernel)| pad >= kernel) {
         return Err(format!("pads as many as a window has: {around:?}"));
     }
-    Ok((pool, if is_even { [0; 4] } else { around }))
+    Ok((pool, around))
 }
 
 pub fn max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
@@ -100,11 +99,11 @@ pub fn max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value
         let (pool, around) = pool(import, node, x)?;
         // The other word for average pooling means nothing here.
         let pool = Pool2d { count_include_pad: true, ..pool };
-        let [top, left, bottom, right] = around.map(|by| by as i64);
         let mut x = Value::Tensor(x);
-        for (axis, by) in [(2, [top, bottom]), (3, [left, right])] {
+        for axis in 0..2 {
+            let by = [around[axis], around[axis + 2]].map(|by| (by - pool.padding[axis]) as i64);
             // Nothing is less, so that none of these is the largest.
-            x = shapes::padded_with(import, node, &x, axis, by, f32::MIN)?;
+            x = shapes::padded_with(import, node, &x, axis + 2, by, f32::MIN)?;
         }
         let x = import.tensor(node, &x)?;
         let layer = import.layer(&node.layer());
@@ -120,18 +119,17 @@ pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[V
         let size = [2, 3].map(|axis| import.net.shape(x).0[axis]);
         let plain = Pool2d { ceil: false, ..pool };
         let is_plain = !pool.ceil || pool.windows(size) == plain.windows(size);
-        if is_plain && around == [0; 4] {
+        if is_plain && around[..2] == around[2..] {
             pool.ceil = false;
             // Without padding there is nothing to count, and the op is one.
             pool.count_include_pad |= pool.padding == [0, 0];
             let layer = import.layer(&node.layer());
             return Ok(Value::Tensor(import.net.avg_pool(&layer, x, pool)?));
         }
-        let pads = pads(import, node, x, pool.kernel)?;
         let mut shares = [Vec::new(), Vec::new()];
         let mut x = x;
         for axis in 0..2 {
-            let (first, last) = (pads[axis], pads[axis + 2]);
+            let (first, last) = (around[axis], around[axis + 2]);
             let (kernel, stride) = (pool.kernel[axis], pool.stride[axis]);
             let whole = size[axis] + first + last;
             let room = whole.checked_sub(kernel).ok_or_else(|| format!("windows of {kernel} in {whole}"))?;

@@ -18,7 +18,7 @@ use dltrain::config::{AllreduceKind, Augment, Compression, DataFormat, Input, Jp
 use dltrain::data::packed::{CHUNK, Header};
 use dltrain::data::{self, Jpeg, Picture, Wanted};
 use dltrain::error::Result;
-use dltrain::fields::{Decoder, Filter, View};
+use dltrain::fields::{ChunkDecoder, Filter, View};
 use dltrain::files::crc32;
 use dltrain::model;
 use dltrain::record::{Contents, RankInfo, WeightsFile, find_checkpoint};
@@ -196,7 +196,7 @@ fn chunk(bytes: &[u8]) -> bool {
     let length = usize::from(u16::from_le_bytes([*low, *high]));
     let mut chunk = bytes.to_vec();
     let number = 1 << (number & 3);
-    let decoded = Decoder::default().decode(&filters, u32::from(*skipped), number, length, &mut chunk);
+    let decoded = ChunkDecoder::default().decode(&filters, u32::from(*skipped), number, length, &mut chunk);
     if decoded.is_ok() {
         assert_eq!(chunk.len(), length);
     }

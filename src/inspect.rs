@@ -10,7 +10,7 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
-use crate::fields::{Amount, Array, Arrays, Reader, Samples, Storage, View};
+use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples};
 use crate::plan::{describe_bytes as bytes, group};
 use crate::random::{Purpose, Stream, key};
 use crate::{host, record};
@@ -95,10 +95,10 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Puts files together whose arrays differ in nothing but how long their first axis is.
 fn kinds(files: &[PathBuf]) -> Result<Vec<Alike>> {
-    let same = |a: &Array, b: &Array| {
-        let shape = |array: &Array| (array.shape.len(), array.shape.get(1..).map(<[usize]>::to_vec));
-        let stored = |array: &Array| match &array.storage {
-            Storage::Contiguous(_) | Storage::Unwritten => Storage::Contiguous(0),
+    let same = |a: &FileArray, b: &FileArray| {
+        let shape = |array: &FileArray| (array.shape.len(), array.shape.get(1..).map(<[usize]>::to_vec));
+        let stored = |array: &FileArray| match &array.storage {
+            ArrayStorage::Contiguous(_) | ArrayStorage::Unwritten => ArrayStorage::Contiguous(0),
             other => other.clone(),
         };
         (&a.name, a.element, &a.unit, shape(a)) == (&b.name, b.element, &b.unit, shape(b))
@@ -135,7 +135,7 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> Result<()> {
     record::print(&format!("{}{more}: {}{all}", kind.path.display(), bytes(kind.bytes as usize)));
     for array in &kind.arrays.arrays {
         record::print(&format!("  {}", line(array)));
-        if !array.shape.contains(&0) && array.storage != Storage::Unwritten {
+        if !array.shape.contains(&0) && array.storage != ArrayStorage::Unwritten {
             record::print(&format!("      {}", numbers::of(array, args.all, pool)?));
         }
     }
@@ -161,7 +161,7 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> Result<()> {
 }
 
 /// "240×37×49 f32 [time, latitude, longitude] in K; chunks 1×37×49 (7.3 kB), deflate, shuffle, 1.9:1".
-fn line(array: &Array) -> String {
+fn line(array: &FileArray) -> String {
     let mut text = format!("{}  {} {}", array.name, shape(&array.shape), array.element);
     if array.axes.iter().any(|axis| !axis.is_empty()) {
         let names =
@@ -172,10 +172,10 @@ fn line(array: &Array) -> String {
         text += &format!(" in {unit}");
     }
     text += &match &array.storage {
-        Storage::Contiguous(_) => format!("; {} in one piece", bytes(array.bytes() as usize)),
-        Storage::Unwritten => "; never written".into(),
-        Storage::Library(why) => format!("; read through the HDF5 library, one thread at a time: {why}"),
-        Storage::Chunked(chunk, filters) => {
+        ArrayStorage::Contiguous(_) => format!("; {} in one piece", bytes(array.bytes() as usize)),
+        ArrayStorage::Unwritten => "; never written".into(),
+        ArrayStorage::Library(why) => format!("; read through the HDF5 library, one thread at a time: {why}"),
+        ArrayStorage::Chunked(chunk, filters) => {
             let size = chunk.iter().product::<usize>() * array.element.bytes();
             let names = filters.iter().map(|filter| format!(", {}", format!("{filter:?}").to_lowercase()));
             let mut text =
@@ -203,7 +203,7 @@ fn shape(shape: &[usize]) -> String {
 fn try_view(
     view: &View,
     guessed: bool,
-    array: &Array,
+    array: &FileArray,
     first: u64,
     files: usize,
     pool: &ThreadPool,
@@ -248,7 +248,7 @@ fn try_view(
 }
 
 /// Reads samples in random order; returns what it took, how many they were, and the seconds.
-fn try_samples(array: &Array, samples: &Samples, pool: &ThreadPool) -> Result<(Amount, usize, f64)> {
+fn try_samples(array: &FileArray, samples: &ViewSamples, pool: &ThreadPool) -> Result<(Amount, usize, f64)> {
     let numbers: usize = samples.shape().iter().product();
     let count = u32::try_from(samples.len()).unwrap_or(u32::MAX);
     let mut stream = Stream::new(key(1, Purpose::Shuffle, 0));
@@ -256,7 +256,7 @@ fn try_samples(array: &Array, samples: &Samples, pool: &ThreadPool) -> Result<(A
     // The library is asked for the places of chunks before the clock starts.
     array.stored();
     let begun = Instant::now();
-    let read = |reader: &mut (Reader, Vec<f32>), index: usize| -> Result<Option<Amount>> {
+    let read = |reader: &mut (ArrayReader, Vec<f32>), index: usize| -> Result<Option<Amount>> {
         if begun.elapsed().as_secs_f64() > TRIED.1 {
             return Ok(None);
         }
@@ -264,7 +264,7 @@ fn try_samples(array: &Array, samples: &Samples, pool: &ThreadPool) -> Result<(A
         Ok(Some(reader.0.take_amount()))
     };
     let amounts: Result<Vec<Option<Amount>>> = pool.install(|| {
-        let start = || (Reader::default(), vec![0.0; numbers]);
+        let start = || (ArrayReader::default(), vec![0.0; numbers]);
         order.into_par_iter().map_init(start, read).collect()
     });
     let seconds = begun.elapsed().as_secs_f64();
@@ -273,10 +273,10 @@ fn try_samples(array: &Array, samples: &Samples, pool: &ThreadPool) -> Result<(A
 }
 
 /// What chunks would be read whole by samples like these.
-fn advice(array: &Array, samples: &Samples) -> Option<String> {
+fn advice(array: &FileArray, samples: &ViewSamples) -> Option<String> {
     /// Bytes of a chunk that is worth a read and small enough to be kept.
     const LARGEST: usize = 4 << 20;
-    let Storage::Chunked(chunk, _) = &array.storage else { return None };
+    let ArrayStorage::Chunked(chunk, _) = &array.storage else { return None };
     let window = samples.window(0).len;
     let mut better = window.clone();
     while better.iter().product::<usize>() * array.element.bytes() > LARGEST {

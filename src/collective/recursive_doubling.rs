@@ -67,7 +67,7 @@ pub fn folded(cuts: &Cuts, exchanges: Vec<Exchange>) -> Vec<Phase> {
     let between = |Exchange { distance, elements, adds, part }: Exchange| {
         let place = move |core: usize| if core < extra { 2 * core + 1 } else { core + extra };
         let other = move |from: usize| core(from).map(|from| place(from ^ distance));
-        let part = move |from: usize, _: usize| core(from).map_or(0..0, |place| part(place));
+        let part = move |from: usize, _: usize| core(from).map_or(0..0, &part);
         let (to, from) = (Box::new(other), Box::new(other));
         Phase { places: size, rounds: 1, elements, to, from, part: Box::new(part), lands: None, adds }
     };

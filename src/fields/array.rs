@@ -8,22 +8,22 @@ use hdf5::dataset::{DatasetCreate, Layout};
 use hdf5::types::{FixedAscii, FloatSize, TypeDescriptor, VarLenArray, VarLenAscii, VarLenUnicode};
 use hdf5::{Attribute, Dataset, File, Group, LocationType, ObjectReference1, ReferencedObject};
 
-use super::element::Element;
+use super::element::NumberType;
 use super::filter::Filter;
 use super::library;
 use crate::error::{Error, Result};
 use crate::files::{self, KeptFile};
 
 /// One array of one file.
-pub struct Array {
+pub struct FileArray {
     /// "group/array".
     pub name: String,
     /// Places of each axis.
     pub shape: Vec<usize>,
     /// The type of its numbers.
-    pub element: Element,
+    pub element: NumberType,
     /// Where its bytes lie.
-    pub storage: Storage,
+    pub storage: ArrayStorage,
     /// What the file calls its axes, as netCDF's do; an empty name where it says none.
     pub axes: Vec<String>,
     /// Whether it only says where the places of an axis are, or between what they lie (netCDF's coordinates and bounds).
@@ -42,12 +42,12 @@ pub struct Array {
     /// Bytes of the file.
     pub(super) end: u64,
     path: PathBuf,
-    chunks: OnceLock<std::result::Result<Vec<Chunk>, String>>,
+    chunks: OnceLock<std::result::Result<Vec<StoredChunk>, String>>,
 }
 
 /// Where the bytes of an array lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Storage {
+pub enum ArrayStorage {
     /// One after the other, from this byte of the file on.
     Contiguous(u64),
     /// In pieces of this shape, each of which went through these filters.
@@ -60,7 +60,7 @@ pub enum Storage {
 
 /// Where one chunk lies; without bytes it was never written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Chunk {
+pub(super) struct StoredChunk {
     pub at: u64,
     pub bytes: u64,
     /// The filters that it did not go through, a bit each.
@@ -70,7 +70,7 @@ pub(super) struct Chunk {
 /// What of a file can be trained from, and what is left out.
 pub struct Arrays {
     /// The arrays of numbers, by name.
-    pub arrays: Vec<Array>,
+    pub arrays: Vec<FileArray>,
     /// The others and links that lead nowhere: the name, and what it is.
     pub left_out: Vec<(String, String)>,
     /// Bytes of the file.
@@ -107,7 +107,7 @@ impl Arrays {
                 Ok(LocationType::Group) if depth < DEEPEST => {
                     self.add(path, &group.group(&name)?, &format!("{whole}/"), depth + 1)?;
                 }
-                Ok(LocationType::Dataset) => match Array::from(path, &whole, &group.dataset(&name)?) {
+                Ok(LocationType::Dataset) => match FileArray::from(path, &whole, &group.dataset(&name)?) {
                     Ok(array) => self.arrays.push(array),
                     Err(what) => self.left_out.push((whole, what)),
                 },
@@ -143,16 +143,17 @@ fn first_line(error: &hdf5::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().trim().into()
 }
 
-impl Array {
+impl FileArray {
     /// # Errors
     /// `Data`: the file cannot be read, has no such array, or one that is not of numbers.
-    pub fn open(path: &Path, name: &str) -> Result<Array> {
+    pub fn open(path: &Path, name: &str) -> Result<FileArray> {
         let file = open(path)?;
         let dataset = file.dataset(name).map_err(|_| Error::data(path, format!("it has no array {name}")))?;
-        Array::from(path, name, &dataset).map_err(|what| Error::data(path, format!("{name} holds {what}")))
+        FileArray::from(path, name, &dataset)
+            .map_err(|what| Error::data(path, format!("{name} holds {what}")))
     }
 
-    fn from(path: &Path, name: &str, dataset: &Dataset) -> std::result::Result<Array, String> {
+    fn from(path: &Path, name: &str, dataset: &Dataset) -> std::result::Result<FileArray, String> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let library = |error: hdf5::Error| first_line(&error);
         let datatype = dataset.dtype().map_err(library)?;
@@ -163,7 +164,7 @@ impl Array {
         let scale = number(dataset, "scale_factor").zip(number(dataset, "add_offset").or(Some(0.0)));
         let (kept, file) = KeptFile::open(path).map_err(|error| error.to_string())?;
         let end = file.metadata().map_err(|error| error.to_string())?.len();
-        Ok(Array {
+        Ok(FileArray {
             name: name.into(),
             storage: storage(dataset, element, shape.len()).map_err(library)?,
             axes: axes(dataset, shape.len()),
@@ -199,12 +200,12 @@ impl Array {
     /// Bytes that it takes in the file, where they can be told.
     pub fn stored(&self) -> Option<u64> {
         match &self.storage {
-            Storage::Contiguous(_) => Some(self.bytes()),
-            Storage::Chunked(..) => {
+            ArrayStorage::Contiguous(_) => Some(self.bytes()),
+            ArrayStorage::Chunked(..) => {
                 self.chunks().ok().map(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
             }
-            Storage::Unwritten => Some(0),
-            Storage::Library(_) => None,
+            ArrayStorage::Unwritten => Some(0),
+            ArrayStorage::Library(_) => None,
         }
     }
 
@@ -217,13 +218,13 @@ impl Array {
     ///
     /// # Errors
     /// `Data`: it does not say it, or there are more than memory is meant for.
-    pub(super) fn chunks(&self) -> Result<&[Chunk]> {
+    pub(super) fn chunks(&self) -> Result<&[StoredChunk]> {
         let chunks = self.chunks.get_or_init(|| self.find_chunks());
         chunks.as_deref().map_err(|what| Error::data(&self.path, format!("{}: {what}", self.name)))
     }
 
-    fn find_chunks(&self) -> std::result::Result<Vec<Chunk>, String> {
-        let Storage::Chunked(chunk, _) = &self.storage else { return Ok(Vec::new()) };
+    fn find_chunks(&self) -> std::result::Result<Vec<StoredChunk>, String> {
+        let ArrayStorage::Chunked(chunk, _) = &self.storage else { return Ok(Vec::new()) };
         let grid = self.grid(chunk);
         let count = grid.iter().try_fold(1, |all: usize, &along| all.checked_mul(along));
         let count = count.filter(|&count| count <= MOST_CHUNKS).ok_or("it has too many chunks")?;
@@ -264,8 +265,8 @@ impl Array {
 }
 
 /// Where the bytes of a dataset lie.
-fn storage(dataset: &Dataset, element: Element, axes: usize) -> hdf5::Result<Storage> {
-    let by = |why: &str| Ok(Storage::Library(why.into()));
+fn storage(dataset: &Dataset, element: NumberType, axes: usize) -> hdf5::Result<ArrayStorage> {
+    let by = |why: &str| Ok(ArrayStorage::Library(why.into()));
     let list = dataset.dcpl()?;
     if dataset.file()?.userblock() > 0 {
         // Versions of the library differ in whether they count it in a chunk's place.
@@ -275,7 +276,7 @@ fn storage(dataset: &Dataset, element: Element, axes: usize) -> hdf5::Result<Sto
         Layout::Contiguous if !list.external().is_empty() => {
             by("its numbers are in other files (external storage)")
         }
-        Layout::Contiguous => Ok(dataset.offset().map_or(Storage::Unwritten, Storage::Contiguous)),
+        Layout::Contiguous => Ok(dataset.offset().map_or(ArrayStorage::Unwritten, ArrayStorage::Contiguous)),
         Layout::Compact => by("its numbers are in its header (compact)"),
         Layout::Virtual => by("it is put together of other arrays (virtual)"),
         Layout::Chunked => {
@@ -296,7 +297,7 @@ fn storage(dataset: &Dataset, element: Element, axes: usize) -> hdf5::Result<Sto
                     other => return by(&format!("the filter {other:?}")),
                 });
             }
-            Ok(Storage::Chunked(chunk, filters))
+            Ok(ArrayStorage::Chunked(chunk, filters))
         }
     }
 }

@@ -6,15 +6,15 @@ use half::f16;
 
 /// The type of an array's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Element {
-    pub(super) kind: Kind,
+pub struct NumberType {
+    pub(super) kind: NumberKind,
     /// Whether the most significant byte comes first.
     pub(super) big_endian: bool,
 }
 
 /// What a number is, whatever the order of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum NumberKind {
     F16,
     F32,
     F64,
@@ -28,20 +28,20 @@ pub(super) enum Kind {
     U64,
 }
 
-impl fmt::Display for Element {
+impl fmt::Display for NumberType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.kind {
-            Kind::F16 => "f16",
-            Kind::F32 => "f32",
-            Kind::F64 => "f64",
-            Kind::I8 => "i8",
-            Kind::I16 => "i16",
-            Kind::I32 => "i32",
-            Kind::I64 => "i64",
-            Kind::U8 => "u8",
-            Kind::U16 => "u16",
-            Kind::U32 => "u32",
-            Kind::U64 => "u64",
+            NumberKind::F16 => "f16",
+            NumberKind::F32 => "f32",
+            NumberKind::F64 => "f64",
+            NumberKind::I8 => "i8",
+            NumberKind::I16 => "i16",
+            NumberKind::I32 => "i32",
+            NumberKind::I64 => "i64",
+            NumberKind::U8 => "u8",
+            NumberKind::U16 => "u16",
+            NumberKind::U32 => "u32",
+            NumberKind::U64 => "u64",
         };
         f.write_str(name)?;
         if self.big_endian && self.bytes() > 1 { f.write_str(" big-endian") } else { Ok(()) }
@@ -60,53 +60,81 @@ macro_rules! spread {
     }};
 }
 
-impl Element {
+impl NumberType {
     /// What the library converts numbers to.
-    pub(super) const F32: Element = Element { kind: Kind::F32, big_endian: false };
+    pub(super) const F32: NumberType = NumberType { kind: NumberKind::F32, big_endian: false };
 
     /// Bytes of one number.
     pub fn bytes(self) -> usize {
         match self.kind {
-            Kind::I8 | Kind::U8 => 1,
-            Kind::F16 | Kind::I16 | Kind::U16 => 2,
-            Kind::F32 | Kind::I32 | Kind::U32 => 4,
-            Kind::F64 | Kind::I64 | Kind::U64 => 8,
+            NumberKind::I8 | NumberKind::U8 => 1,
+            NumberKind::F16 | NumberKind::I16 | NumberKind::U16 => 2,
+            NumberKind::F32 | NumberKind::I32 | NumberKind::U32 => 4,
+            NumberKind::F64 | NumberKind::I64 | NumberKind::U64 => 8,
         }
     }
 
     /// Whether it counts, as labels do.
     pub fn is_integer(self) -> bool {
-        !matches!(self.kind, Kind::F16 | Kind::F32 | Kind::F64)
+        !matches!(self.kind, NumberKind::F16 | NumberKind::F32 | NumberKind::F64)
     }
 
     /// A row of numbers as they lie in the file, rounded to `f32`: the first goes to `to[0]`, the next to `to[stride]`.
     /// `to` is as long as the shorter of both takes.
     pub fn spread(self, from: &[u8], to: &mut [f32], stride: usize) {
         match (self.kind, self.big_endian) {
-            (Kind::U8, _) => spread!(from, to, stride, 1, |[byte]: [u8; 1]| f32::from(byte)),
-            (Kind::I8, _) => spread!(from, to, stride, 1, |[byte]: [u8; 1]| f32::from(byte as i8)),
-            (Kind::F16, false) => spread!(from, to, stride, 2, |number| f16::from_le_bytes(number).to_f32()),
-            (Kind::F16, true) => spread!(from, to, stride, 2, |number| f16::from_be_bytes(number).to_f32()),
-            (Kind::I16, false) => {
+            (NumberKind::U8, _) => spread!(from, to, stride, 1, |[byte]: [u8; 1]| f32::from(byte)),
+            (NumberKind::I8, _) => spread!(from, to, stride, 1, |[byte]: [u8; 1]| f32::from(byte as i8)),
+            (NumberKind::F16, false) => {
+                spread!(from, to, stride, 2, |number| f16::from_le_bytes(number).to_f32())
+            }
+            (NumberKind::F16, true) => {
+                spread!(from, to, stride, 2, |number| f16::from_be_bytes(number).to_f32())
+            }
+            (NumberKind::I16, false) => {
                 spread!(from, to, stride, 2, |number| f32::from(i16::from_le_bytes(number)))
             }
-            (Kind::I16, true) => spread!(from, to, stride, 2, |number| f32::from(i16::from_be_bytes(number))),
-            (Kind::U16, false) => {
+            (NumberKind::I16, true) => {
+                spread!(from, to, stride, 2, |number| f32::from(i16::from_be_bytes(number)))
+            }
+            (NumberKind::U16, false) => {
                 spread!(from, to, stride, 2, |number| f32::from(u16::from_le_bytes(number)))
             }
-            (Kind::U16, true) => spread!(from, to, stride, 2, |number| f32::from(u16::from_be_bytes(number))),
-            (Kind::F32, false) => spread!(from, to, stride, 4, f32::from_le_bytes),
-            (Kind::F32, true) => spread!(from, to, stride, 4, f32::from_be_bytes),
-            (Kind::I32, false) => spread!(from, to, stride, 4, |number| i32::from_le_bytes(number) as f32),
-            (Kind::I32, true) => spread!(from, to, stride, 4, |number| i32::from_be_bytes(number) as f32),
-            (Kind::U32, false) => spread!(from, to, stride, 4, |number| u32::from_le_bytes(number) as f32),
-            (Kind::U32, true) => spread!(from, to, stride, 4, |number| u32::from_be_bytes(number) as f32),
-            (Kind::F64, false) => spread!(from, to, stride, 8, |number| f64::from_le_bytes(number) as f32),
-            (Kind::F64, true) => spread!(from, to, stride, 8, |number| f64::from_be_bytes(number) as f32),
-            (Kind::I64, false) => spread!(from, to, stride, 8, |number| i64::from_le_bytes(number) as f32),
-            (Kind::I64, true) => spread!(from, to, stride, 8, |number| i64::from_be_bytes(number) as f32),
-            (Kind::U64, false) => spread!(from, to, stride, 8, |number| u64::from_le_bytes(number) as f32),
-            (Kind::U64, true) => spread!(from, to, stride, 8, |number| u64::from_be_bytes(number) as f32),
+            (NumberKind::U16, true) => {
+                spread!(from, to, stride, 2, |number| f32::from(u16::from_be_bytes(number)))
+            }
+            (NumberKind::F32, false) => spread!(from, to, stride, 4, f32::from_le_bytes),
+            (NumberKind::F32, true) => spread!(from, to, stride, 4, f32::from_be_bytes),
+            (NumberKind::I32, false) => {
+                spread!(from, to, stride, 4, |number| i32::from_le_bytes(number) as f32)
+            }
+            (NumberKind::I32, true) => {
+                spread!(from, to, stride, 4, |number| i32::from_be_bytes(number) as f32)
+            }
+            (NumberKind::U32, false) => {
+                spread!(from, to, stride, 4, |number| u32::from_le_bytes(number) as f32)
+            }
+            (NumberKind::U32, true) => {
+                spread!(from, to, stride, 4, |number| u32::from_be_bytes(number) as f32)
+            }
+            (NumberKind::F64, false) => {
+                spread!(from, to, stride, 8, |number| f64::from_le_bytes(number) as f32)
+            }
+            (NumberKind::F64, true) => {
+                spread!(from, to, stride, 8, |number| f64::from_be_bytes(number) as f32)
+            }
+            (NumberKind::I64, false) => {
+                spread!(from, to, stride, 8, |number| i64::from_le_bytes(number) as f32)
+            }
+            (NumberKind::I64, true) => {
+                spread!(from, to, stride, 8, |number| i64::from_be_bytes(number) as f32)
+            }
+            (NumberKind::U64, false) => {
+                spread!(from, to, stride, 8, |number| u64::from_le_bytes(number) as f32)
+            }
+            (NumberKind::U64, true) => {
+                spread!(from, to, stride, 8, |number| u64::from_be_bytes(number) as f32)
+            }
         }
     }
 }

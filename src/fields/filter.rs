@@ -25,18 +25,18 @@ const MOST_OF_DEFLATE: usize = 1032;
 const MOST_OF_LZF: usize = 88;
 
 /// What decoding needs beside the chunk, kept from chunk to chunk.
-pub struct Decoder {
+pub struct ChunkDecoder {
     inflate: Decompressor,
     other: Vec<u8>,
 }
 
-impl Default for Decoder {
-    fn default() -> Decoder {
-        Decoder { inflate: Decompressor::new(), other: Vec::new() }
+impl Default for ChunkDecoder {
+    fn default() -> ChunkDecoder {
+        ChunkDecoder { inflate: Decompressor::new(), other: Vec::new() }
     }
 }
 
-impl Decoder {
+impl ChunkDecoder {
     /// Undoes the filters of a chunk in place, from the last to the first, but those whose bit in `skipped` is set. The
     /// chunk then has `bytes` bytes, of numbers of `number` bytes.
     ///
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_is_no_chunk_is_refused_without_room_for_it() {
-        let mut decoder = Decoder::default();
+        let mut decoder = ChunkDecoder::default();
         for filter in [Filter::Deflate, Filter::Lzf] {
             let said = decoder.decode(&[filter], 0, 4, 1 << 40, &mut vec![1, 2, 3]).unwrap_err();
             assert!(said.contains("cannot become"), "{said}");

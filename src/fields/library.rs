@@ -9,14 +9,14 @@ use hdf5_sys::h5t::{
     H5Tget_offset, H5Tget_order, H5Tget_precision, H5Tget_sign, H5Tget_size,
 };
 
-use super::array::Chunk;
-use super::element::{Element, Kind};
+use super::array::StoredChunk;
+use super::element::{NumberKind, NumberType};
 
 /// Where the chunk lies whose first number has these places; a chunk without bytes was never written.
 ///
 /// # Errors
 /// The library does not say it.
-pub(super) fn chunk(dataset: &Dataset, first: &[u64]) -> Result<Chunk, String> {
+pub(super) fn chunk(dataset: &Dataset, first: &[u64]) -> Result<StoredChunk, String> {
     let (mut skipped, mut at, mut bytes) = (0, 0, 0);
     // SAFETY: the dataset lives and is chunked, `first` has a place for each of its axes, and the library writes to the
     // three numbers alone. The lock is held.
@@ -32,14 +32,14 @@ pub(super) fn chunk(dataset: &Dataset, first: &[u64]) -> Result<Chunk, String> {
     if status < 0 {
         return Err("the HDF5 library does not find its chunks".into());
     }
-    Ok(if at == u64::MAX || bytes == 0 { Chunk::default() } else { Chunk { at, bytes, skipped } })
+    Ok(if at == u64::MAX || bytes == 0 { StoredChunk::default() } else { StoredChunk { at, bytes, skipped } })
 }
 
 /// The numbers of a type, if they are ones that processors know.
 ///
 /// # Errors
 /// What they are instead.
-pub(super) fn element(datatype: &Datatype) -> Result<Element, String> {
+pub(super) fn element(datatype: &Datatype) -> Result<NumberType, String> {
     let id = datatype.id();
     // SAFETY: the type lives, and the calls only read it. The lock is held.
     let (class, bytes, order, signed, bits) = sync(|| unsafe {
@@ -55,21 +55,21 @@ pub(super) fn element(datatype: &Datatype) -> Result<Element, String> {
     let kind = match class {
         H5T_class_t::H5T_INTEGER => match (bytes, signed) {
             _ if !whole => return Err(format!("integers of {} bits", bits.0)),
-            (1, true) => Kind::I8,
-            (2, true) => Kind::I16,
-            (4, true) => Kind::I32,
-            (8, true) => Kind::I64,
-            (1, false) => Kind::U8,
-            (2, false) => Kind::U16,
-            (4, false) => Kind::U32,
-            (8, false) => Kind::U64,
+            (1, true) => NumberKind::I8,
+            (2, true) => NumberKind::I16,
+            (4, true) => NumberKind::I32,
+            (8, true) => NumberKind::I64,
+            (1, false) => NumberKind::U8,
+            (2, false) => NumberKind::U16,
+            (4, false) => NumberKind::U32,
+            (8, false) => NumberKind::U64,
             _ => return Err(format!("integers of {bytes} bytes")),
         },
         H5T_class_t::H5T_FLOAT => match float(id) {
             _ if !whole => return Err(format!("real numbers of {} bits", bits.0)),
-            Some([15, 10, 5, 0, 10, 15]) if bytes == 2 => Kind::F16,
-            Some([31, 23, 8, 0, 23, 127]) if bytes == 4 => Kind::F32,
-            Some([63, 52, 11, 0, 52, 1023]) if bytes == 8 => Kind::F64,
+            Some([15, 10, 5, 0, 10, 15]) if bytes == 2 => NumberKind::F16,
+            Some([31, 23, 8, 0, 23, 127]) if bytes == 4 => NumberKind::F32,
+            Some([63, 52, 11, 0, 52, 1023]) if bytes == 8 => NumberKind::F64,
             _ => return Err(format!("real numbers of {bytes} bytes in a format of their own")),
         },
         H5T_class_t::H5T_STRING => return Err("text".into()),
@@ -80,7 +80,7 @@ pub(super) fn element(datatype: &Datatype) -> Result<Element, String> {
         H5T_class_t::H5T_REFERENCE => return Err("references".into()),
         _ => return Err("no numbers".into()),
     };
-    Ok(Element { kind, big_endian })
+    Ok(NumberType { kind, big_endian })
 }
 
 /// Where sign, exponent (and its bits) and mantissa (and its bits) of a real number lie, and the exponent's bias.

@@ -3,16 +3,16 @@
 
 use std::iter::Sum;
 
-use super::array::{Array, Chunk, Storage};
-use super::element::Element;
-use super::filter::Decoder;
-use super::view::Samples;
+use super::array::{ArrayStorage, FileArray, StoredChunk};
+use super::element::NumberType;
+use super::filter::ChunkDecoder;
+use super::view::ViewSamples;
 use crate::error::{Error, Result};
 
 /// What one thread needs to read. It keeps the chunk that it decoded last.
 #[derive(Default)]
-pub struct Reader {
-    decoder: Decoder,
+pub struct ArrayReader {
+    decoder: ChunkDecoder,
     bytes: Vec<u8>,
     /// The array and the number of the chunk in `bytes`.
     holds: Option<(u64, usize)>,
@@ -48,13 +48,19 @@ const PIECE: usize = 1 << 20;
 /// For each axis of a box how many places, how far apart the numbers are where they come from, and in the output.
 type Walk = Vec<[usize; 3]>;
 
-impl Reader {
-    /// Reads one sample. Numbers that stand for none become NaN, packed ones what they stand for. `to` has as many places
-    /// as a sample.
+impl ArrayReader {
+    /// Reads one sample. Numbers that stand for none become NaN, packed ones what they stand for. `to` has as many
+    /// places as a sample.
     ///
     /// # Errors
     /// `Data`, with file, array and place: what is there cannot be read or decoded.
-    pub fn read(&mut self, array: &Array, samples: &Samples, index: usize, to: &mut [f32]) -> Result<()> {
+    pub fn read(
+        &mut self,
+        array: &FileArray,
+        samples: &ViewSamples,
+        index: usize,
+        to: &mut [f32],
+    ) -> Result<()> {
         let window = samples.window(index);
         let mut strides = vec![0; window.len.len()];
         let mut stride = 1;
@@ -67,7 +73,7 @@ impl Reader {
 
     fn window(
         &mut self,
-        array: &Array,
+        array: &FileArray,
         first: &[usize],
         len: &[usize],
         strides: &[usize],
@@ -79,10 +85,10 @@ impl Reader {
         }
         self.amount.used += (numbers * array.element.bytes()) as u64;
         match &array.storage {
-            Storage::Unwritten => to.fill(array.fill),
-            Storage::Library(_) => self.by_library(array, first, len, strides, to)?,
-            Storage::Contiguous(at) => self.contiguous(array, *at, first, len, strides, to)?,
-            Storage::Chunked(chunk, _) => self.chunked(array, chunk, first, len, strides, to)?,
+            ArrayStorage::Unwritten => to.fill(array.fill),
+            ArrayStorage::Library(_) => self.by_library(array, first, len, strides, to)?,
+            ArrayStorage::Contiguous(at) => self.contiguous(array, *at, first, len, strides, to)?,
+            ArrayStorage::Chunked(chunk, _) => self.chunked(array, chunk, first, len, strides, to)?,
         }
         means(array, to);
         Ok(())
@@ -92,7 +98,13 @@ impl Reader {
     ///
     /// # Errors
     /// As for `read`.
-    pub fn read_box(&mut self, array: &Array, first: &[usize], len: &[usize], to: &mut [f32]) -> Result<()> {
+    pub fn read_box(
+        &mut self,
+        array: &FileArray,
+        first: &[usize],
+        len: &[usize],
+        to: &mut [f32],
+    ) -> Result<()> {
         self.window(array, first, len, &row_major(len), to)
     }
 
@@ -103,7 +115,7 @@ impl Reader {
 
     fn by_library(
         &mut self,
-        array: &Array,
+        array: &FileArray,
         first: &[usize],
         len: &[usize],
         strides: &[usize],
@@ -112,13 +124,13 @@ impl Reader {
         let numbers = array.by_library(first, len)?;
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.amount.decoded += bytes.len() as u64;
-        place(Element::F32, &bytes, 0, &walk(len, &row_major(len), strides), to, 0);
+        place(NumberType::F32, &bytes, 0, &walk(len, &row_major(len), strides), to, 0);
         Ok(())
     }
 
     fn contiguous(
         &mut self,
-        array: &Array,
+        array: &FileArray,
         at: u64,
         first: &[usize],
         len: &[usize],
@@ -148,7 +160,7 @@ impl Reader {
 
     fn chunked(
         &mut self,
-        array: &Array,
+        array: &FileArray,
         chunk: &[usize],
         first: &[usize],
         len: &[usize],
@@ -185,13 +197,19 @@ impl Reader {
     }
 
     /// Makes `bytes` the numbers of a chunk.
-    fn decode(&mut self, array: &Array, shape: &[usize], number: usize, chunk: Chunk) -> Result<()> {
+    fn decode(
+        &mut self,
+        array: &FileArray,
+        shape: &[usize],
+        number: usize,
+        chunk: StoredChunk,
+    ) -> Result<()> {
         let holds = Some((array.id, number));
         if self.holds == holds {
             return Ok(());
         }
         self.holds = None;
-        let Storage::Chunked(_, filters) = &array.storage else { return Ok(()) };
+        let ArrayStorage::Chunked(_, filters) = &array.storage else { return Ok(()) };
         let size = array.element.bytes();
         let whole = shape.iter().product::<usize>() * size;
         self.fetch(array, chunk.at, chunk.bytes)?;
@@ -205,7 +223,7 @@ impl Reader {
     }
 
     /// Makes `bytes` those of the file from one place on.
-    fn fetch(&mut self, array: &Array, at: u64, bytes: u64) -> Result<()> {
+    fn fetch(&mut self, array: &FileArray, at: u64, bytes: u64) -> Result<()> {
         if at.checked_add(bytes).is_none_or(|end| end > array.end) {
             let what = format!(
                 "{}: {bytes} bytes at {at} are behind the end of the file, which has {}: it was cut off",
@@ -222,7 +240,7 @@ impl Reader {
 }
 
 /// What numbers of a file stand for.
-fn means(array: &Array, to: &mut [f32]) {
+fn means(array: &FileArray, to: &mut [f32]) {
     for &missing in &array.missing {
         let missing = missing as f32;
         to.iter_mut().filter(|number| **number == missing).for_each(|number| *number = f32::NAN);
@@ -270,7 +288,7 @@ fn walk(len: &[usize], from: &[usize], to: &[usize]) -> Walk {
 }
 
 /// Copies a box from the bytes of a chunk, from one byte on, to places of the output, from one place on.
-fn place(element: Element, bytes: &[u8], at: usize, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
+fn place(element: NumberType, bytes: &[u8], at: usize, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
     let size = element.bytes();
     match walk {
         [] => element.spread(&bytes[at..at + size], &mut to[first..first + 1], 1),

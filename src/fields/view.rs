@@ -20,20 +20,20 @@ pub struct View {
     /// "group/array".
     pub array: String,
     /// One for each axis of the array; `None` where the view has no brackets.
-    pub axes: Option<Vec<Axis>>,
+    pub axes: Option<Vec<ViewAxis>>,
 }
 
 /// What one axis of an array is, and what of it is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Axis {
+pub struct ViewAxis {
     /// One of `n t c d h w`; `None` for a single place.
     name: Option<char>,
-    take: Take,
+    take: AxisPart,
 }
 
 /// What of an axis belongs to a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Take {
+enum AxisPart {
     All,
     Place(usize),
     Range { first: usize, len: usize },
@@ -60,7 +60,7 @@ impl FromStr for View {
             None => (text, None),
             Some((array, rest)) => {
                 let inner = rest.strip_suffix(']').ok_or_else(|| wrong("it has no ] at its end".into()))?;
-                let axes: Result<Vec<Axis>, String> = inner.split(',').map(Axis::parse).collect();
+                let axes: Result<Vec<ViewAxis>, String> = inner.split(',').map(ViewAxis::parse).collect();
                 (array, Some(axes.map_err(wrong)?))
             }
         };
@@ -76,83 +76,78 @@ impl FromStr for View {
     }
 }
 
-impl Axis {
-    fn parse(text: &str) -> Result<Axis, String> {
+impl ViewAxis {
+    fn parse(text: &str) -> Result<ViewAxis, String> {
         let text: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
-        let number = |digits: &str| -> Result<usize, String> {
-            let number = digits.parse().ok().filter(|&number| number <= LARGEST);
-            number.ok_or_else(|| format!("{text:?}: {digits:?} is no number of places"))
-        };
-        let length = |digits: &str| {
-            let length = number(digits)?;
-            if length == 0 { Err(format!("{text:?} takes nothing")) } else { Ok(length) }
-        };
         let Some(name) = text.chars().next().filter(|letter| !letter.is_ascii_digit()) else {
-            return Ok(Axis { name: None, take: Take::Place(number(&text)?) });
+            return Ok(ViewAxis { name: None, take: AxisPart::Place(number(&text)?) });
         };
         let rest = &text[name.len_utf8()..];
         let take = match name {
-            _ if rest.is_empty() => match name {
-                'n' | 't' => Take::Sample { stride: 1, shift: 0, len: None },
-                _ => Take::All,
-            },
-            'n' | 't' => {
-                let (rest, len) = match rest.split_once("..") {
-                    Some((rest, len)) => (rest, Some(length(len)?)),
-                    None => (rest, None),
-                };
-                let (stride, shift) = match rest.find(['+', '-']) {
-                    Some(at) => {
-                        let shift = number(&rest[at + 1..])? as i64;
-                        (&rest[..at], if rest[at..].starts_with('-') { -shift } else { shift })
-                    }
-                    None => (rest, 0),
-                };
-                let stride = match stride.strip_prefix('*') {
-                    Some(stride) => length(stride)?,
-                    None if stride.is_empty() => 1,
-                    None => return Err(format!("{text:?} is no axis of samples, as n, n+1 and n*8..8 are")),
-                };
-                Take::Sample { stride, shift, len }
-            }
-            'c' | 'd' | 'h' | 'w' => match (rest.strip_prefix('/'), rest.strip_prefix('=')) {
-                (Some(tile), _) if name != 'c' => Take::Tile(length(tile)?),
-                (_, Some(range)) => match range.split_once("..") {
-                    Some((first, len)) => Take::Range { first: number(first)?, len: length(len)? },
-                    None => {
-                        return Err(format!(
-                            "{text:?}: a place alone is written without a name, a range as c=0..3"
-                        ));
-                    }
-                },
-                _ => return Err(format!("{text:?} is no axis, as h, h/128 and c=0..3 are")),
-            },
-            _ => {
-                return Err(format!(
-                    "{text:?}: axes are called n and t (samples), c (channels), d, h and w (space)"
-                ));
-            }
+            'n' | 't' => counted(rest),
+            'c' | 'd' | 'h' | 'w' => within(name, rest),
+            _ => Err("axes are called n and t (samples), c (channels), d, h and w (space)".into()),
         };
-        if !"ntcdhw".contains(name) {
-            return Err(format!(
-                "{text:?}: axes are called n and t (samples), c (channels), d, h and w (space)"
-            ));
-        }
-        Ok(Axis { name: Some(name), take })
+        let take = take.map_err(|what| format!("{text:?}: {what}"))?;
+        Ok(ViewAxis { name: Some(name), take })
     }
 }
 
-impl fmt::Display for Axis {
+fn number(digits: &str) -> Result<usize, String> {
+    let number = digits.parse().ok().filter(|&number| number <= LARGEST);
+    number.ok_or_else(|| format!("{digits:?} is no number of places"))
+}
+
+fn length(digits: &str) -> Result<usize, String> {
+    let length = number(digits)?;
+    if length == 0 { Err("that takes nothing".into()) } else { Ok(length) }
+}
+
+/// What stands behind the name of an axis that numbers samples.
+fn counted(rest: &str) -> Result<AxisPart, String> {
+    let (rest, len) = match rest.split_once("..") {
+        Some((rest, len)) => (rest, Some(length(len)?)),
+        None => (rest, None),
+    };
+    let (stride, shift) = match rest.find(['+', '-']) {
+        Some(at) => {
+            let shift = number(&rest[at + 1..])? as i64;
+            (&rest[..at], if rest[at..].starts_with('-') { -shift } else { shift })
+        }
+        None => (rest, 0),
+    };
+    let stride = match stride.strip_prefix('*') {
+        Some(stride) => length(stride)?,
+        None if stride.is_empty() => 1,
+        None => return Err("that is no axis of samples, as n, n+1 and n*8..8 are".into()),
+    };
+    Ok(AxisPart::Sample { stride, shift, len })
+}
+
+/// What stands behind the name of an axis that a sample has.
+fn within(name: char, rest: &str) -> Result<AxisPart, String> {
+    match (rest.strip_prefix('/'), rest.strip_prefix('=')) {
+        _ if rest.is_empty() => Ok(AxisPart::All),
+        (Some(tile), _) if name != 'c' => Ok(AxisPart::Tile(length(tile)?)),
+        (_, Some(range)) => match range.split_once("..") {
+            Some((first, len)) => Ok(AxisPart::Range { first: number(first)?, len: length(len)? }),
+            None => Err("a place alone is written without a name, a range as c=0..3".into()),
+        },
+        _ => Err("that is no axis, as h, h/128 and c=0..3 are".into()),
+    }
+}
+
+impl fmt::Display for ViewAxis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = self.name {
             write!(f, "{name}")?;
         }
         match self.take {
-            Take::All => Ok(()),
-            Take::Place(place) => write!(f, "{place}"),
-            Take::Range { first, len } => write!(f, "={first}..{len}"),
-            Take::Tile(len) => write!(f, "/{len}"),
-            Take::Sample { stride, shift, len } => {
+            AxisPart::All => Ok(()),
+            AxisPart::Place(place) => write!(f, "{place}"),
+            AxisPart::Range { first, len } => write!(f, "={first}..{len}"),
+            AxisPart::Tile(len) => write!(f, "/{len}"),
+            AxisPart::Sample { stride, shift, len } => {
                 if stride != 1 {
                     write!(f, "*{stride}")?;
                 }
@@ -168,14 +163,14 @@ impl fmt::Display for Axis {
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(axes) = &self.axes else { return write!(f, "{}", self.array) };
-        let axes: Vec<String> = axes.iter().map(Axis::to_string).collect();
+        let axes: Vec<String> = axes.iter().map(ViewAxis::to_string).collect();
         write!(f, "{}[{}]", self.array, axes.join(","))
     }
 }
 
 /// A box of an array: for each axis the first place and how many.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Window {
+pub struct ArrayBox {
     /// The first place of each axis.
     pub first: Vec<usize>,
     /// How many places of each axis; 1 where the axis is none of the sample's.
@@ -184,10 +179,10 @@ pub struct Window {
 
 /// How a view divides an array of one shape into samples.
 #[derive(Debug, Clone)]
-pub struct Samples {
-    axes: Vec<Axis>,
+pub struct ViewSamples {
+    axes: Vec<ViewAxis>,
     /// Places of each axis that all samples have, the first of each.
-    window: Window,
+    window: ArrayBox,
     /// Which axes number samples, the slowest first: the axis, the first number that it can have, and how many.
     counted: Vec<(usize, i64, usize)>,
     /// The axes of a sample, in a network's order.
@@ -201,20 +196,21 @@ impl View {
     ///
     /// # Errors
     /// What of the view the array does not have.
-    pub fn samples(&self, shape: &[usize]) -> Result<Samples, String> {
+    pub fn samples(&self, shape: &[usize]) -> Result<ViewSamples, String> {
         let axes = match &self.axes {
             Some(axes) if axes.len() == shape.len() => axes.clone(),
             Some(axes) => {
                 return Err(format!("{self} names {} axes, and the array has {}", axes.len(), shape.len()));
             }
             None => {
-                let all = Axis { name: None, take: Take::All };
-                let first = Axis { name: Some('n'), take: Take::Sample { stride: 1, shift: 0, len: None } };
+                let all = ViewAxis { name: None, take: AxisPart::All };
+                let first =
+                    ViewAxis { name: Some('n'), take: AxisPart::Sample { stride: 1, shift: 0, len: None } };
                 [first].into_iter().chain(std::iter::repeat(all)).take(shape.len()).collect()
             }
         };
-        let mut samples = Samples {
-            window: Window { first: vec![0; shape.len()], len: vec![1; shape.len()] },
+        let mut samples = ViewSamples {
+            window: ArrayBox { first: vec![0; shape.len()], len: vec![1; shape.len()] },
             counted: Vec::new(),
             order: Vec::new(),
             rest: vec![0; shape.len()],
@@ -225,7 +221,7 @@ impl View {
         }
         // Axes without names stay as they are in the file.
         let letter = |at: &usize| match samples.axes[*at] {
-            Axis { take: Take::Sample { .. }, .. } => 's',
+            ViewAxis { take: AxisPart::Sample { .. }, .. } => 's',
             axis => axis.name.unwrap_or('s'),
         };
         samples.order.sort_by_key(|at| ORDER.find(letter(at)));
@@ -235,22 +231,22 @@ impl View {
     }
 }
 
-impl Samples {
+impl ViewSamples {
     fn add(&mut self, at: usize, extent: usize) -> Result<(), String> {
         let lacks = |what: String| Err(format!("axis {at} has {extent} places, {what}"));
         match self.axes[at].take {
-            Take::All => {
+            AxisPart::All => {
                 self.window.len[at] = extent;
                 self.order.push(at);
             }
-            Take::Place(place) => {
+            AxisPart::Place(place) => {
                 if place >= extent {
                     return lacks(format!("none is {place}"));
                 }
                 self.window.first[at] = place;
                 self.rest[at] = extent - 1;
             }
-            Take::Range { first, len } => {
+            AxisPart::Range { first, len } => {
                 if first + len > extent {
                     return lacks(format!("not {len} from {first} on"));
                 }
@@ -258,7 +254,7 @@ impl Samples {
                 self.order.push(at);
                 self.rest[at] = extent - len;
             }
-            Take::Tile(len) => {
+            AxisPart::Tile(len) => {
                 if len > extent {
                     return lacks(format!("fewer than a tile of {len}"));
                 }
@@ -267,7 +263,7 @@ impl Samples {
                 self.counted.push((at, 0, extent / len));
                 self.rest[at] = extent % len;
             }
-            Take::Sample { stride, shift, len } => {
+            AxisPart::Sample { stride, shift, len } => {
                 let (step, long) = (stride as i64, len.unwrap_or(1) as i64);
                 // The numbers i with 0 ≤ i·stride + shift and i·stride + shift + len ≤ extent.
                 let first = (-shift).max(0).div_euclid(step) + i64::from((-shift).max(0) % step != 0);
@@ -320,13 +316,13 @@ impl Samples {
     }
 
     /// What of the array one sample is. `index` is below `len`.
-    pub fn window(&self, mut index: usize) -> Window {
+    pub fn window(&self, mut index: usize) -> ArrayBox {
         let mut window = self.window.clone();
         for &(at, first, count) in self.counted.iter().rev() {
             let number = first + (index % count) as i64;
             index /= count;
             window.first[at] = match self.axes[at].take {
-                Take::Sample { stride, shift, .. } => (number * stride as i64 + shift) as usize,
+                AxisPart::Sample { stride, shift, .. } => (number * stride as i64 + shift) as usize,
                 _ => number as usize * window.len[at],
             };
         }
@@ -338,7 +334,7 @@ impl Samples {
 mod tests {
     use super::*;
 
-    fn samples(view: &str, shape: &[usize]) -> Samples {
+    fn samples(view: &str, shape: &[usize]) -> ViewSamples {
         view.parse::<View>().unwrap().samples(shape).unwrap()
     }
 
@@ -365,7 +361,7 @@ mod tests {
     fn tiles_are_samples_and_the_rest_is_counted() {
         let of = samples("full[d/4,h/4,w/5,c]", &[8, 9, 10, 4]);
         assert_eq!((of.len(), of.shape(), of.rest()), (8, vec![4, 4, 4, 5], &[0, 1, 0, 0][..]));
-        assert_eq!(of.window(7), Window { first: vec![4, 4, 5, 0], len: vec![4, 4, 5, 4] });
+        assert_eq!(of.window(7), ArrayBox { first: vec![4, 4, 5, 0], len: vec![4, 4, 5, 4] });
         assert_eq!(of.window(1).first, [0, 0, 5, 0]);
     }
 
@@ -390,11 +386,11 @@ mod tests {
             ("a[n", "no ] at its end"),
             ("a[x]", "axes are called n and t"),
             ("a[n,n]", "two axes are called n"),
-            ("a[h/0]", "takes nothing"),
-            ("a[c/2]", "is no axis"),
+            ("a[h/0]", "\"h/0\": that takes nothing"),
+            ("a[c/2]", "that is no axis"),
             ("a[h=3]", "written without a name"),
             ("a[n*x]", "\"x\" is no number"),
-            ("a[n/3]", "is no axis of samples"),
+            ("a[n/3]", "that is no axis of samples"),
             ("a[99999999999999999]", "is no number of places"),
             ("a[]", "\"\" is no number"),
         ] {

@@ -1,6 +1,6 @@
 //! Which axes of an array number the samples, by what the file calls them, else by their lengths.
 
-use crate::fields::{Array, Storage, View};
+use crate::fields::{ArrayStorage, FileArray, View};
 
 /// What netCDF files call the axes that a view has names for.
 const NAMES: [(char, &[&str]); 5] = [
@@ -32,9 +32,9 @@ const NAMES: [(char, &[&str]); 5] = [
 const MOST_CHANNELS: usize = 32;
 
 /// A view of an array that may be input or target: one that was written, has several numbers, and is no coordinate.
-pub fn view(array: &Array) -> Option<View> {
+pub fn view(array: &FileArray) -> Option<View> {
     let several = array.shape.iter().product::<usize>() > 1;
-    if !several || array.is_coordinate || array.storage == Storage::Unwritten {
+    if !several || array.is_coordinate || array.storage == ArrayStorage::Unwritten {
         return None;
     }
     let named: Vec<Option<char>> = array.axes.iter().map(|axis| letter(axis)).collect();

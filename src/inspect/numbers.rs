@@ -7,7 +7,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::error::Result;
-use crate::fields::{Array, Reader, Storage};
+use crate::fields::{ArrayReader, ArrayStorage, FileArray};
 use crate::plan::group;
 
 /// Numbers that are looked at unless all are, about: 16 MB as f32.
@@ -24,7 +24,7 @@ const OFTEN: usize = 4;
 
 /// What some numbers are like.
 #[derive(Debug, Default, Clone, PartialEq)]
-struct Numbers {
+struct NumberSummary {
     count: u64,
     /// NaN in the file, or what stands for none.
     none: u64,
@@ -38,13 +38,13 @@ struct Numbers {
     labels: Option<BTreeMap<i64, u64>>,
 }
 
-impl Numbers {
-    fn of(numbers: &[f32], integers: bool) -> Numbers {
-        let mut all = Numbers {
+impl NumberSummary {
+    fn of(numbers: &[f32], integers: bool) -> NumberSummary {
+        let mut all = NumberSummary {
             low: f32::INFINITY,
             high: f32::NEG_INFINITY,
             labels: integers.then(BTreeMap::new),
-            ..Numbers::default()
+            ..NumberSummary::default()
         };
         let mut sum = 0.0;
         for &number in numbers {
@@ -72,13 +72,13 @@ impl Numbers {
         all.few()
     }
 
-    fn few(mut self) -> Numbers {
+    fn few(mut self) -> NumberSummary {
         self.labels = self.labels.filter(|labels| labels.len() <= MOST_LABELS);
         self
     }
 
     /// Both together (Chan, Golub, LeVeque: updating formulae for variances, 1979).
-    fn and(self, other: &Numbers) -> Numbers {
+    fn and(self, other: &NumberSummary) -> NumberSummary {
         let count = self.count + other.count;
         let (a, b) = (self.count as f64, other.count as f64);
         let between = other.mean - self.mean;
@@ -86,7 +86,7 @@ impl Numbers {
             more.into_iter().for_each(|(label, count)| *labels.entry(label).or_default() += count);
             labels
         });
-        let together = Numbers {
+        let together = NumberSummary {
             count,
             none: self.none + other.none,
             infinite: self.infinite + other.infinite,
@@ -132,15 +132,15 @@ impl Numbers {
 /// One line on the numbers of an array: of all, or of pieces that lie evenly in it.
 ///
 /// # Errors
-/// As for `Reader::read`.
-pub fn of(array: &Array, all: bool, pool: &ThreadPool) -> Result<String> {
+/// As for `ArrayReader::read`.
+pub fn of(array: &FileArray, all: bool, pool: &ThreadPool) -> Result<String> {
     let whole: usize = array.shape.iter().product();
     let piece = piece(array);
     let grid: Vec<usize> =
         array.shape.iter().zip(&piece).map(|(extent, piece)| extent.div_ceil(*piece)).collect();
     let pieces: usize = grid.iter().product();
     let wanted = if all { pieces } else { (PART / piece.iter().product::<usize>().max(1)).clamp(1, pieces) };
-    let read = |reader: &mut (Reader, Vec<f32>), number: usize| -> Result<(u64, Numbers)> {
+    let read = |reader: &mut (ArrayReader, Vec<f32>), number: usize| -> Result<(u64, NumberSummary)> {
         let mut at = number * pieces / wanted;
         let (mut first, mut len) = (piece.clone(), piece.clone());
         for axis in (0..grid.len()).rev() {
@@ -152,11 +152,12 @@ pub fn of(array: &Array, all: bool, pool: &ThreadPool) -> Result<String> {
         reader.0.read_box(array, &first, &len, &mut reader.1)?;
         Ok((
             reader.1.len() as u64,
-            Numbers::of(&reader.1, array.element.is_integer() && array.packing.is_none()),
+            NumberSummary::of(&reader.1, array.element.is_integer() && array.packing.is_none()),
         ))
     };
-    let parts: Result<Vec<(u64, Numbers)>> = pool
-        .install(|| (0..wanted).into_par_iter().map_init(|| (Reader::default(), Vec::new()), read).collect());
+    let parts: Result<Vec<(u64, NumberSummary)>> = pool.install(|| {
+        (0..wanted).into_par_iter().map_init(|| (ArrayReader::default(), Vec::new()), read).collect()
+    });
     let parts = parts?;
     let looked_at = parts.iter().map(|(count, _)| count).sum();
     let numbers = parts.into_iter().map(|(_, numbers)| numbers).reduce(|all, part| all.and(&part));
@@ -164,8 +165,8 @@ pub fn of(array: &Array, all: bool, pool: &ThreadPool) -> Result<String> {
 }
 
 /// The shape of what is read at once: a chunk, or as much of the last axes as a piece has.
-fn piece(array: &Array) -> Vec<usize> {
-    if let Storage::Chunked(chunk, _) = &array.storage {
+fn piece(array: &FileArray) -> Vec<usize> {
+    if let ArrayStorage::Chunked(chunk, _) = &array.storage {
         return chunk.clone();
     }
     let mut piece = array.shape.clone();
@@ -183,10 +184,10 @@ mod tests {
     #[test]
     fn parts_together_are_the_whole() {
         let numbers: Vec<f32> = (0..100).map(|at| (at * at % 17) as f32 - 3.0).collect();
-        let whole = Numbers::of(&numbers, false);
+        let whole = NumberSummary::of(&numbers, false);
         let parts = numbers
             .chunks(7)
-            .map(|part| Numbers::of(part, false))
+            .map(|part| NumberSummary::of(part, false))
             .reduce(|all, part| all.and(&part))
             .unwrap();
         assert!((whole.mean - parts.mean).abs() < 1e-12 && (whole.squares - parts.squares).abs() < 1e-9);
@@ -196,15 +197,18 @@ mod tests {
     #[test]
     fn few_integers_are_listed_and_what_stands_for_none_is_counted() {
         let labels = [[0.0, 1.0, 1.0, 2.0]; 3].concat();
-        assert_eq!(Numbers::of(&labels, true).describe(12, 12), "0 25.0000 %, 1 50.0000 %, 2 25.0000 %");
-        let places = Numbers::of(&[0.0, 1.0, 2.0], true).describe(3, 3);
+        assert_eq!(
+            NumberSummary::of(&labels, true).describe(12, 12),
+            "0 25.0000 %, 1 50.0000 %, 2 25.0000 %"
+        );
+        let places = NumberSummary::of(&[0.0, 1.0, 2.0], true).describe(3, 3);
         assert_eq!(places, "0 … 2, mean 1.000000, deviation 0.816497");
-        assert_eq!(Numbers::of(&[7.0; 5], true).describe(5, 5), "all 7");
-        let text = Numbers::of(&[1.0, f32::NAN, f32::INFINITY, 3.0], false).describe(4, 8);
+        assert_eq!(NumberSummary::of(&[7.0; 5], true).describe(5, 5), "all 7");
+        let text = NumberSummary::of(&[1.0, f32::NAN, f32::INFINITY, 3.0], false).describe(4, 8);
         assert_eq!(
             text,
             "of 4 of 8 numbers: 1 … 3, mean 2.000000, deviation 1.000000; 1 missing or NaN; 1 infinite"
         );
-        assert_eq!(Numbers::of(&[f32::NAN], false).describe(1, 1), "no number; 1 missing or NaN");
+        assert_eq!(NumberSummary::of(&[f32::NAN], false).describe(1, 1), "no number; 1 missing or NaN");
     }
 }

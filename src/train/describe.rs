@@ -87,18 +87,14 @@ fn parallel(config: &Config) -> String {
     if ways.is_empty() { "data".into() } else { ways.join(" ") }
 }
 
-/// The run as it is planned.
-pub fn describe(
-    groups: &Groups,
+/// What the record says of the run in words.
+fn attributes(
+    world: &World,
     config: &Config,
     plans: &Plans,
     device: &dyn Device,
     threads: usize,
-    Length { epochs, steps, .. }: Length,
-    started: Instant,
-) -> Description {
-    let world = &groups.job;
-    let computing_ranks = config.data_ranks(world.size());
+) -> Vec<(String, String)> {
     let mut attributes = vec![
         ("config".to_string(), config.json()),
         ("command".to_string(), command()),
@@ -136,6 +132,22 @@ pub fn describe(
         let mut seen = HashSet::new();
         move |(name, _)| seen.insert(name.clone())
     });
+    attributes
+}
+
+/// The run as it is planned.
+pub fn describe(
+    groups: &Groups,
+    config: &Config,
+    plans: &Plans,
+    device: &dyn Device,
+    threads: usize,
+    Length { epochs, steps, .. }: Length,
+    started: Instant,
+) -> Description {
+    let world = &groups.job;
+    let computing_ranks = config.data_ranks(world.size());
+    let attributes = attributes(world, config, plans, device, threads);
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,

@@ -60,23 +60,7 @@ impl Plans {
         let options = Options::whole(config.buckets.fusion_threshold().unwrap_or(usize::MAX));
         let own = layout.stage;
         if config.evaluate {
-            let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
-            let needs = Needs { world, config, averaging, device, evaluate: false };
-            let ledger = needs.ledger(&training, &training.sizes);
-            let (sizes, stages, others) = (training.sizes, options.stage.stages.clone(), Vec::new());
-            let (evaluation, kept, split, trades) = (None, None, Vec::new(), Vec::new());
-            return Ok(Plans {
-                sizes,
-                training,
-                stages,
-                own,
-                others,
-                evaluation,
-                ledger,
-                kept,
-                split,
-                trades,
-            });
+            return Plans::to_test(own, config, network, device, averaging, world);
         }
         let graph = network.training(config.batch)?;
         check_normalisation(world, config, &graph)?;
@@ -116,6 +100,24 @@ impl Plans {
         ledger.on_host(MemoryKind::Checkpoint, of_other_stages(layout, config, &others));
         let (split, trades) = (network.split_layers(config.batch)?, training.trades());
         Ok(Plans { training, stages, own, others, evaluation, sizes, ledger, kept, split, trades })
+    }
+
+    /// The plan of a test alone.
+    fn to_test(
+        own: usize,
+        config: &Config,
+        network: &Network,
+        device: &dyn Device,
+        averaging: &Averaging,
+        world: &World,
+    ) -> Result<Plans> {
+        let options = Options::whole(config.buckets.fusion_threshold().unwrap_or(usize::MAX));
+        let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
+        let needs = Needs { world, config, averaging, device, evaluate: false };
+        let ledger = needs.ledger(&training, &training.sizes);
+        let (sizes, stages, others) = (training.sizes, options.stage.stages.clone(), Vec::new());
+        let (evaluation, kept, split, trades) = (None, None, Vec::new(), Vec::new());
+        Ok(Plans { sizes, training, stages, own, others, evaluation, ledger, kept, split, trades })
     }
 
     /// Bytes at the least that this process has while its steps are measured.

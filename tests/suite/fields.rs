@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dltrain::fields::{Arrays, Reader, Storage, View};
+use dltrain::fields::{ArrayReader, ArrayStorage, Arrays, View};
 use hdf5::{Hyperslab, SliceOrIndex};
 use proptest::prelude::*;
 
@@ -38,8 +38,8 @@ fn every_type_layout_and_filter_is_read_as_by_the_library() {
         (draw >> 8) as usize % bound
     };
     for array in &arrays {
-        by_itself += usize::from(!matches!(array.storage, Storage::Library(_)));
-        let mut reader = Reader::default();
+        by_itself += usize::from(!matches!(array.storage, ArrayStorage::Library(_)));
+        let mut reader = ArrayReader::default();
         // The system's library has no LZF; the same numbers are beside it.
         let other = if array.name.starts_with("filters/lzf") { "filters/none" } else { &array.name };
         for _ in 0..12 {
@@ -61,7 +61,7 @@ fn every_type_layout_and_filter_is_read_as_by_the_library() {
     }
     let library: Vec<&str> = arrays
         .iter()
-        .filter(|array| matches!(array.storage, Storage::Library(_)))
+        .filter(|array| matches!(array.storage, ArrayStorage::Library(_)))
         .map(|array| array.name.as_str())
         .collect();
     assert_eq!(library, ["filters/scaleoffset", "layouts/compact", "layouts/virtual"]);
@@ -72,7 +72,7 @@ fn every_type_layout_and_filter_is_read_as_by_the_library() {
 #[test]
 fn a_sample_is_put_in_a_networks_order() {
     let path = fixture();
-    let array = dltrain::fields::Array::open(&path, "filters/all").unwrap();
+    let array = dltrain::fields::FileArray::open(&path, "filters/all").unwrap();
     let theirs = by_library(&path, "filters/all", &[0, 0], &[11, 13]);
     for (view, index, expected) in [
         ("filters/all[n,c]", 4, (0..13).map(|c| (4, c)).collect::<Vec<_>>()),
@@ -82,7 +82,7 @@ fn a_sample_is_put_in_a_networks_order() {
     ] {
         let samples = view.parse::<View>().unwrap().samples(&array.shape).unwrap();
         let mut ours = vec![0.0; samples.shape().iter().product()];
-        Reader::default().read(&array, &samples, index, &mut ours).unwrap();
+        ArrayReader::default().read(&array, &samples, index, &mut ours).unwrap();
         let expected: Vec<f32> = expected.iter().map(|&(row, column)| theirs[row * 13 + column]).collect();
         assert_eq!(ours, expected, "{view}");
     }
@@ -103,7 +103,7 @@ fn bytes_are_those_that_the_system_counts() {
         let mut sample = vec![0.0; samples.shape().iter().product()];
         // The library is asked where the chunks lie.
         array.stored();
-        let mut reader = Reader::default();
+        let mut reader = ArrayReader::default();
         let (first, begun) = (read_so_far(), read_so_far());
         (0..samples.len()).for_each(|index| reader.read(array, &samples, index, &mut sample).unwrap());
         let counted = read_so_far() - begun - (begun - first);
@@ -156,7 +156,7 @@ fn any_box_of_any_array_is_that_of_the_library() {
         let arrays = Arrays::of(&path).unwrap().arrays;
         let (first, len): (Vec<usize>, Vec<usize>) = drawn.window.iter().copied().unzip();
         let mut ours = vec![0.0; len.iter().product()];
-        Reader::default().read_box(&arrays[0], &first, &len, &mut ours).unwrap();
+        ArrayReader::default().read_box(&arrays[0], &first, &len, &mut ours).unwrap();
         prop_assert_eq!(ours, by_library(&path, "a", &first, &len));
     });
 }
@@ -168,16 +168,16 @@ fn damaged_files_end_in_messages() {
     let path = directory.path().join("damaged.h5");
     let whole = std::fs::read(fixture()).unwrap();
     let at = {
-        let array = dltrain::fields::Array::open(&fixture(), "filters/all").unwrap();
-        let Storage::Chunked(chunk, filters) = &array.storage else { panic!("{:?}", array.storage) };
+        let array = dltrain::fields::FileArray::open(&fixture(), "filters/all").unwrap();
+        let ArrayStorage::Chunked(chunk, filters) = &array.storage else { panic!("{:?}", array.storage) };
         assert_eq!((chunk.as_slice(), filters.len()), (&[4, 5][..], 3));
         hdf5::File::open(fixture()).unwrap().dataset("filters/all").unwrap().chunk_info(0).unwrap()
     };
     let read = |name: &str| -> dltrain::error::Result<Vec<f32>> {
-        let array = dltrain::fields::Array::open(&path, name)?;
+        let array = dltrain::fields::FileArray::open(&path, name)?;
         let mut numbers = vec![0.0; array.shape.iter().product()];
         let all = array.shape.clone();
-        Reader::default().read_box(&array, &vec![0; all.len()], &all, &mut numbers)?;
+        ArrayReader::default().read_box(&array, &vec![0; all.len()], &all, &mut numbers)?;
         Ok(numbers)
     };
     for byte in 0..at.size as usize {

@@ -80,7 +80,7 @@ pub struct Args {
     #[command(flatten)]
     prediction: Prediction,
     /// Test the weights of --init-from (or of an ONNX file) on the test images of --data, and stop.
-    #[arg(long, help_heading = "Length of the run")]
+    #[arg(long, conflicts_with = "fresh_weights", help_heading = "Length of the run")]
     evaluate: bool,
     /// Say what the images of --data are, by the weights of --init-from (or of an ONNX file), and stop.
     #[arg(long, conflicts_with = "evaluate", help_heading = "Length of the run")]

@@ -27,7 +27,7 @@ pub struct NetworkOptions {
     #[arg(long)]
     pub reset_head: bool,
     /// Start the network of an ONNX file without the file's weights.
-    #[arg(long, conflicts_with_all = ["init_from", "reset_head", "evaluate"])]
+    #[arg(long, conflicts_with_all = ["init_from", "reset_head"])]
     pub fresh_weights: bool,
     /// Drop nothing in training: neither dropout nor stochastic depth (to compare losses with another program's).
     #[arg(long)]

@@ -109,7 +109,7 @@ impl Plans {
         network: &Network,
         device: &dyn Device,
         averaging: &Averaging,
-        world: &World,
+        world: &Topology,
     ) -> Result<Plans> {
         let options = Options::whole(config.buckets.fusion_threshold().unwrap_or(usize::MAX));
         let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;

@@ -40,9 +40,9 @@ const LEAVING: Duration = Duration::from_secs(600);
   dltrain elastic --min-ranks 2 --hosts 'cat hosts' -- mpirun dltrain --checkpoint run …
   dltrain elastic --min-ranks 8 -- srun dltrain --checkpoint run …
 
-It ends with the job's code, and with 75 when it was told to stop (SIGTERM, SIGINT, SIGQUIT, SIGUSR1, or SIGHUP without \
-nohup). One at a time works on a directory of checkpoints. A job that outlived an earlier one, which was killed, is told \
-to write a checkpoint and end before the next starts.")]
+It ends with the job's code, and with 75 when it was told to stop (SIGTERM, SIGINT, SIGQUIT, SIGUSR1, or SIGHUP \
+without nohup). One at a time works on a directory of checkpoints. A job that outlived an earlier one, which was \
+killed, is told to write a checkpoint and end before the next starts.")]
 pub struct Args {
     /// Fewest ranks to go on with; as long as there is room for fewer, it waits.
     #[arg(long, value_name = "A")]

@@ -26,7 +26,8 @@ pub struct FileArray {
     pub storage: ArrayStorage,
     /// What the file calls its axes, as netCDF's do; an empty name where it says none.
     pub axes: Vec<String>,
-    /// Whether it only says where the places of an axis are, or between what they lie (netCDF's coordinates and bounds).
+    /// Whether it only says where the places of an axis are, or between what they lie (netCDF's coordinates and
+    /// bounds).
     pub is_coordinate: bool,
     /// The unit of its numbers, where the file says it.
     pub unit: Option<String>,

@@ -86,7 +86,8 @@ pub(super) fn element(datatype: &Datatype) -> Result<NumberType, String> {
 /// Where sign, exponent (and its bits) and mantissa (and its bits) of a real number lie, and the exponent's bias.
 fn float(id: hdf5_sys::h5i::hid_t) -> Option<[usize; 6]> {
     let [mut sign, mut exponent, mut exponent_bits, mut mantissa, mut mantissa_bits] = [0; 5];
-    // SAFETY: the type lives and is one of real numbers; the library writes to the five numbers alone. The lock is held.
+    // SAFETY: the type lives and is one of real numbers; the library writes to the five numbers alone. The lock is
+    // held.
     let (status, bias, norm) = sync(|| unsafe {
         let status = H5Tget_fields(
             id,

@@ -1,9 +1,9 @@
 //! Arrays as scientists' files hold them (HDF5, and netCDF-4, which is HDF5), and what of an array a sample is.
 //!
 //! A `View` says which axes of an array number the samples and which are channels and space (docs/fields.md). An
-//! `FileArray` is one array of one file: where its bytes lie and how they are coded. The HDF5 library says so once, when
-//! the file is opened. From then on an `ArrayReader` reads the file by itself and decodes what it has read: the library
-//! has one lock for all threads of a process, and a slow zlib.
+//! `FileArray` is one array of one file: where its bytes lie and how they are coded. The HDF5 library says so once,
+//! when the file is opened. From then on an `ArrayReader` reads the file by itself and decodes what it has read: the
+//! library has one lock for all threads of a process, and a slow zlib.
 
 mod array;
 mod element;

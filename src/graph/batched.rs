@@ -222,8 +222,8 @@ impl Batched<'_> {
         Ok(if self.images[0] == 1 { FIRST } else { common.unwrap_or(FIRST) })
     }
 
-    /// The tensor that was made of an operand, the extents that one image has of it, and whether it is computed from the
-    /// images: else it is the same for all of them.
+    /// The tensor that was made of an operand, the extents that one image has of it, and whether it is computed from
+    /// the images: else it is the same for all of them.
     fn operand(
         &mut self,
         node: &Node,

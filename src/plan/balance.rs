@@ -201,7 +201,8 @@ mod tests {
         assert!(error.message.contains("has 11 layers that learn"), "{error}");
     }
 
-    /// The ops of every larger network of the zoo, as a CPU and a GPU want them, in two to five stages by every schedule.
+    /// The ops of every larger network of the zoo, as a CPU and a GPU want them, in two to five stages by every
+    /// schedule.
     #[test]
     fn every_network_is_cut_where_all_flows_one_way() {
         let joins = OpFusions {

@@ -52,8 +52,8 @@ struct Written {
 }
 
 impl Checkpoints {
-    /// The checkpoints of a directory that the run owns (`own_checkpoints`). `resumed` is the step at which the run goes
-    /// on.
+    /// The checkpoints of a directory that the run owns (`own_checkpoints`). `resumed` is the step at which the run
+    /// goes on.
     ///
     /// # Errors
     /// `ErrorKind::Output` where it cannot be read, and where it holds checkpoints of a later step: nothing is

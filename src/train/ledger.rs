@@ -75,8 +75,8 @@ impl Needs<'_> {
         let share = largest_share(world, plan, &rule, owners);
         let checkpoint = checkpoint_bytes(world, config, plan, untouched);
         let held = Held { sharing, owners, share, checkpoint };
-        // Only the first rank copies what goes to a checkpoint, and where owners are apart it may own less than another:
-        // the one that needs more counts.
+        // Only the first rank copies what goes to a checkpoint, and where owners are apart it may own less than
+        // another: the one that needs more counts.
         let copied_by_first =
             matches!(config.session, Session { checkpoint: Some(_), commit: None, resume: None, .. });
         if !copied_by_first || !owners.are_apart() {

@@ -20,8 +20,8 @@ pub enum FusedOp {
     /// dy (N,O,OH,OW), w, x (N,C,H,W), and of x's normalisation w, b, mean, variance → dx, dw, db of that: the gradient
     /// of the convolution's input, through ReLU and normalisation to x (`Graph::join_norms`).
     Conv2dBackwardDataNorm(Conv2d, BatchNorm),
-    /// As `Op::BatchNorm`, but for y scale (2,C): what x is multiplied with, and what is then added, of each channel. They
-    /// are rounded to the type of activations, the shift with the scale that is.
+    /// As `Op::BatchNorm`, but for y scale (2,C): what x is multiplied with, and what is then added, of each channel.
+    /// They are rounded to the type of activations, the shift with the scale that is.
     BatchNormScale(BatchNorm),
 }
 

@@ -23,7 +23,8 @@ const ROOM: usize = 16 * MOST;
 pub enum Value {
     /// Something that the network computes.
     Tensor(TensorId),
-    /// What is on the way to an activation that the file spells out; `PartialActivation` says how far, from this tensor.
+    /// What is on the way to an activation that the file spells out; `PartialActivation` says how far, from this
+    /// tensor.
     Partly(PartialActivation, TensorId),
     /// A tensor of the file, not yet asked for.
     Stored(StoredTensor),

@@ -109,8 +109,8 @@ impl Script {
         self.actions.extend(unread.map(|(_, &id)| Action::Wait(id)));
     }
 
-    /// Behind which step each sum leaves, and in which order. What ranks with parameters of their own add up leaves when
-    /// these are updated.
+    /// Behind which step each sum leaves, and in which order. What ranks with parameters of their own add up leaves
+    /// when these are updated.
     fn leaving(&self, manner: &Manner, outline: &Outline, flow: &Flow) -> Vec<(usize, Vec<Action>)> {
         let sums = if manner.relaxed.is_some() || manner.asynchronous { &[][..] } else { &flow.sums };
         let windows = outline.summed_in(manner);

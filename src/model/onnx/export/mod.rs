@@ -1,9 +1,9 @@
 //! A network as an ONNX file, the way back from `import`: `ops` says what each op becomes, in one table; `proto` makes
 //! the format's messages; `fold` puts normalisations into the convolutions before them.
 //!
-//! What is written is the network that evaluation runs. Its batch is open (`batch`). In a graph images may share an axis
-//! with places of theirs, as rows do, (N·L, …); in the file these have axes of their own, (N, L, …), as all frameworks
-//! write them and as every reader wants them, who need not know what the batch is then.
+//! What is written is the network that evaluation runs. Its batch is open (`batch`). In a graph images may share an
+//! axis with places of theirs, as rows do, (N·L, …); in the file these have axes of their own, (N, L, …), as all
+//! frameworks write them and as every reader wants them, who need not know what the batch is then.
 
 mod batch;
 mod fold;
@@ -164,8 +164,8 @@ impl<'a> OnnxWriter<'a> {
         Ok(apart)
     }
 
-    /// Whether an op is of images, whose axes are four, or of matrices among which images are divided in other ways than
-    /// the file's product divides them.
+    /// Whether an op is of images, whose axes are four, or of matrices among which images are divided in other ways
+    /// than the file's product divides them.
     fn sees_one_axis(&self, node: &Node) -> bool {
         let rank = |id: TensorId| self.graph.tensor(id).spec.shape.rank();
         let of = |place: usize| self.batches[node.inputs[place].0].map(|batch| batch.axis);

@@ -93,8 +93,10 @@ lint: deps ## check format, warnings, documentation, scripts, which module uses 
 	@.ci/lint
 	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --all-targets -- -D warnings
 	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CHECK_FLAGS) --no-deps --quiet
+	@# Nothing is linked, so that what crates have in C may be compiled for this machine.
 	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
-	    $(WITH_MPI) cargo check $(CHECK_FLAGS) --target $(ARM); \
+	    $(WITH_MPI) CC_$(subst -,_,$(ARM))=cc AR_$(subst -,_,$(ARM))=ar \
+	    cargo check $(CHECK_FLAGS) --target $(ARM); \
 	else echo "lint: not checked for $(ARM): rustup target add $(ARM)"; fi
 
 kernels: ## make the PTX of kernels/ anew, see that all GPUs' assemblers take it, and what they say of each kernel (installs NVRTC and tools: 550 MB; no GPU needed)

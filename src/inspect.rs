@@ -4,10 +4,10 @@ mod guess;
 mod numbers;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::{BroadcastContext, ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
 use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples};
@@ -252,23 +252,25 @@ fn try_samples(array: &FileArray, samples: &ViewSamples, pool: &ThreadPool) -> R
     let numbers: usize = samples.shape().iter().product();
     let count = u32::try_from(samples.len()).unwrap_or(u32::MAX);
     let mut stream = Stream::new(key(1, Purpose::Shuffle, 0));
-    let order: Vec<usize> = (0..TRIED.0.min(samples.len())).map(|_| stream.below(count) as usize).collect();
+    let wanted = if samples.len() > 1 { TRIED.0 } else { 1 };
+    let order: Vec<usize> = (0..wanted).map(|_| stream.below(count) as usize).collect();
     // The library is asked for the places of chunks before the clock starts.
     array.stored();
-    let begun = Instant::now();
-    let read = |reader: &mut (ArrayReader, Vec<f32>), index: usize| -> Result<Option<Amount>> {
-        if begun.elapsed().as_secs_f64() > TRIED.1 {
-            return Ok(None);
+    let (begun, next) = (Instant::now(), AtomicUsize::new(0));
+    let read = |_: BroadcastContext<'_>| -> Result<Vec<Amount>> {
+        let (mut reader, mut sample, mut amounts) = (ArrayReader::default(), vec![0.0; numbers], Vec::new());
+        while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if !amounts.is_empty() && begun.elapsed().as_secs_f64() > TRIED.1 {
+                break;
+            }
+            reader.read(array, samples, index, &mut sample)?;
+            amounts.push(reader.take_amount());
         }
-        reader.0.read(array, samples, index, &mut reader.1)?;
-        Ok(Some(reader.0.take_amount()))
+        Ok(amounts)
     };
-    let amounts: Result<Vec<Option<Amount>>> = pool.install(|| {
-        let start = || (ArrayReader::default(), vec![0.0; numbers]);
-        order.into_par_iter().map_init(start, read).collect()
-    });
+    let amounts: Result<Vec<Vec<Amount>>> = pool.broadcast(read).into_iter().collect();
     let seconds = begun.elapsed().as_secs_f64();
-    let amounts: Vec<Amount> = amounts?.into_iter().flatten().collect();
+    let amounts = amounts?.concat();
     Ok((amounts.iter().copied().sum(), amounts.len(), seconds))
 }
 

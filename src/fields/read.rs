@@ -45,6 +45,9 @@ impl Sum for Amount {
 /// What is read of a contiguous array at once, in bytes, also where some of it is not needed.
 const PIECE: usize = 1 << 20;
 
+/// Places whose channels are put apart at a time.
+const NEAR: usize = 512;
+
 /// For each axis of a box how many places, how far apart the numbers are where they come from, and in the output.
 type Walk = Vec<[usize; 3]>;
 
@@ -292,6 +295,16 @@ fn place(element: NumberType, bytes: &[u8], at: usize, walk: &[[usize; 3]], to: 
     let size = element.bytes();
     match walk {
         [] => element.spread(&bytes[at..at + size], &mut to[first..first + 1], 1),
+        // Channels last become channels first: some places at a time, so that what is read stays near.
+        &[[len, from, 1], [channels, 1, stride]] if stride != 1 => {
+            for start in (0..len).step_by(NEAR) {
+                for channel in 0..channels {
+                    let target = first + start + channel * stride;
+                    let source = &bytes[at + (start * from + channel) * size..];
+                    element.gather(source, from * size, &mut to[target..target + NEAR.min(len - start)]);
+                }
+            }
+        }
         &[[len, 1, stride]] => {
             element.spread(
                 &bytes[at..at + len * size],

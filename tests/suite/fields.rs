@@ -79,6 +79,7 @@ fn a_sample_is_put_in_a_networks_order() {
         ("filters/all[w,h]", 0, (0..13).flat_map(|h| (0..11).map(move |w| (w, h))).collect()),
         ("filters/all[h/5,c=2..3]", 1, (2..5).flat_map(|c| (5..10).map(move |h| (h, c))).collect()),
         ("filters/all[n*3+1..2,7]", 2, vec![(7, 7), (8, 7)]),
+        ("filters/all[h,c]", 0, (0..13).flat_map(|c| (0..11).map(move |h| (h, c))).collect()),
     ] {
         let samples = view.parse::<View>().unwrap().samples(&array.shape).unwrap();
         let mut ours = vec![0.0; samples.shape().iter().product()];

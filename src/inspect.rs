@@ -223,7 +223,13 @@ fn try_view(
         );
     }
     record::print(&text);
-    let (amount, read, seconds) = try_samples(array, &samples, pool)?;
+    let numbers: usize = samples.shape().iter().product();
+    let readers = readers(numbers, array, pool);
+    if readers == 0 {
+        record::print("      not read: a sample takes more than half of the memory that is free here");
+        return Ok(());
+    }
+    let (amount, read, seconds) = try_samples(array, &samples, readers, pool)?;
     let per = |bytes: u64| self::bytes((bytes as f64 / read as f64).round() as usize);
     let times = amount.decoded as f64 / amount.used as f64;
     let mut text = format!(
@@ -233,7 +239,7 @@ fn try_view(
         per(amount.decoded),
     );
     if amount.used >= WORTH_TIMING {
-        let threads = match pool.current_num_threads() {
+        let threads = match readers {
             1 => "one thread".into(),
             threads => format!("{threads} threads"),
         };
@@ -248,7 +254,12 @@ fn try_view(
 }
 
 /// Reads samples in random order; returns what it took, how many they were, and the seconds.
-fn try_samples(array: &FileArray, samples: &ViewSamples, pool: &ThreadPool) -> Result<(Amount, usize, f64)> {
+fn try_samples(
+    array: &FileArray,
+    samples: &ViewSamples,
+    readers: usize,
+    pool: &ThreadPool,
+) -> Result<(Amount, usize, f64)> {
     let numbers: usize = samples.shape().iter().product();
     let count = u32::try_from(samples.len()).unwrap_or(u32::MAX);
     let mut stream = Stream::new(key(1, Purpose::Shuffle, 0));
@@ -257,12 +268,16 @@ fn try_samples(array: &FileArray, samples: &ViewSamples, pool: &ThreadPool) -> R
     // The library is asked for the places of chunks before the clock starts.
     array.stored();
     let (begun, next) = (Instant::now(), AtomicUsize::new(0));
-    let read = |_: BroadcastContext<'_>| -> Result<Vec<Amount>> {
-        let (mut reader, mut sample, mut amounts) = (ArrayReader::default(), vec![0.0; numbers], Vec::new());
+    let read = |thread: BroadcastContext<'_>| -> Result<Vec<Amount>> {
+        let (mut reader, mut sample, mut amounts) = (ArrayReader::default(), Vec::new(), Vec::new());
+        if thread.index() >= readers {
+            return Ok(amounts);
+        }
         while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
             if !amounts.is_empty() && begun.elapsed().as_secs_f64() > TRIED.1 {
                 break;
             }
+            sample.resize(numbers, 0.0);
             reader.read(array, samples, index, &mut sample)?;
             amounts.push(reader.take_amount());
         }
@@ -272,6 +287,18 @@ fn try_samples(array: &FileArray, samples: &ViewSamples, pool: &ThreadPool) -> R
     let seconds = begun.elapsed().as_secs_f64();
     let amounts = amounts?.concat();
     Ok((amounts.iter().copied().sum(), amounts.len(), seconds))
+}
+
+/// How many threads may hold so many numbers of an array each, and a chunk, in half of the memory that is free; 0 where
+/// it has no room for one.
+fn readers(numbers: usize, array: &FileArray, pool: &ThreadPool) -> usize {
+    let chunk = match &array.storage {
+        ArrayStorage::Chunked(chunk, _) => 2 * chunk.iter().product::<usize>() * array.element.bytes(),
+        _ => 0,
+    };
+    let room = host::available_memory().unwrap_or(usize::MAX) / 2;
+    let each = numbers.saturating_mul(size_of::<f32>()).saturating_add(chunk).max(1);
+    (room / each).min(pool.current_num_threads())
 }
 
 /// What chunks would be read whole by samples like these.

@@ -1,16 +1,22 @@
 //! The arrays of a file: what each holds, where its bytes lie and how they are coded, as the HDF5 library says it.
 
+use std::collections::HashSet;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use hdf5::dataset::{DatasetCreate, Layout};
 use hdf5::types::{FixedAscii, FloatSize, TypeDescriptor, VarLenArray, VarLenAscii, VarLenUnicode};
-use hdf5::{Attribute, Dataset, File, Group, LocationType, ObjectReference1, ReferencedObject};
+use hdf5::{
+    Dataset, File, IndexType, IterationOrder, LinkType, LocationInfo, LocationType, ObjectReference1,
+    ReferencedObject,
+};
 
 use super::element::NumberType;
 use super::filter::Filter;
 use super::library;
+use super::view::{ArrayBox, place_in};
 use crate::error::{Error, Result};
 use crate::files::{self, KeptFile};
 
@@ -39,11 +45,17 @@ pub struct FileArray {
     pub(super) fill: f32,
     /// No other array of this process has the same.
     pub(super) id: u64,
-    pub(super) file: KeptFile,
-    /// Bytes of the file.
-    pub(super) end: u64,
-    path: PathBuf,
+    pub(super) file: Arc<SourceFile>,
     chunks: OnceLock<std::result::Result<Vec<StoredChunk>, String>>,
+}
+
+/// A file that arrays are read from.
+pub(super) struct SourceFile {
+    pub path: PathBuf,
+    pub kept: KeptFile,
+    pub bytes: u64,
+    /// What the library tells open files apart by.
+    number: u64,
 }
 
 /// Where the bytes of an array lie.
@@ -78,9 +90,6 @@ pub struct Arrays {
     pub bytes: u64,
 }
 
-/// Groups in groups; what is deeper is a link that leads back.
-const DEEPEST: usize = 32;
-
 /// h5py's LZF among the filters that the HDF Group has registered.
 const LZF: i32 = 32000;
 
@@ -93,42 +102,58 @@ impl Arrays {
     /// # Errors
     /// `Data`: no HDF5 file, or one that the library does not read.
     pub fn of(path: &Path) -> Result<Arrays> {
-        let file = open(path)?;
-        let bytes = file.size();
-        let mut arrays = Arrays { arrays: Vec::new(), left_out: Vec::new(), bytes };
-        arrays.add(path, &file, "", 0).map_err(|error| Error::data(path, first_line(&error)))?;
+        let (file, source) = open(path)?;
+        let mut arrays = Arrays { arrays: Vec::new(), left_out: Vec::new(), bytes: source.bytes };
+        arrays.list(&source, &file).map_err(|error| Error::data(path, first_line(&error)))?;
         arrays.arrays.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(arrays)
     }
 
-    fn add(&mut self, path: &Path, group: &Group, before: &str, depth: usize) -> hdf5::Result<()> {
-        for name in group.member_names()? {
-            let whole = format!("{before}{name}");
-            match group.loc_type_by_name(&name) {
-                Ok(LocationType::Group) if depth < DEEPEST => {
-                    self.add(path, &group.group(&name)?, &format!("{whole}/"), depth + 1)?;
+    /// Lists what all groups have. A group is listed once, by its own name where it has one: links may lead back.
+    fn list(&mut self, source: &Arc<SourceFile>, file: &File) -> hdf5::Result<()> {
+        let (mut groups, mut linked, mut listed) =
+            (vec![(String::new(), file.group("/")?)], vec![], HashSet::new());
+        while let Some((name, group)) = groups.pop().or_else(|| linked.pop()) {
+            if !listed.insert(identity(&group.loc_info()?)) {
+                self.left_out.push((name, "a group that is listed already".into()));
+                continue;
+            }
+            for (link, info) in group.links(IndexType::Name, IterationOrder::Increasing)? {
+                let whole = if name.is_empty() { link.clone() } else { format!("{name}/{link}") };
+                match group.loc_type_by_name(&link) {
+                    Ok(LocationType::Group) => {
+                        let of = if info.link_type == LinkType::Hard { &mut groups } else { &mut linked };
+                        of.push((whole, group.group(&link)?));
+                    }
+                    Ok(LocationType::Dataset) => {
+                        match FileArray::from(source, &whole, &group.dataset(&link)?) {
+                            Ok(array) => self.arrays.push(array),
+                            Err(what) => self.left_out.push((whole, what)),
+                        }
+                    }
+                    // A type that has a name is no array.
+                    Ok(_) => {}
+                    Err(_) => self.left_out.push((whole, "a link that leads nowhere".into())),
                 }
-                Ok(LocationType::Dataset) => match FileArray::from(path, &whole, &group.dataset(&name)?) {
-                    Ok(array) => self.arrays.push(array),
-                    Err(what) => self.left_out.push((whole, what)),
-                },
-                Ok(LocationType::Group) => self.left_out.push((whole, "a link that leads back".into())),
-                Ok(_) => {}
-                Err(_) => self.left_out.push((whole, "a link that leads nowhere".into())),
             }
         }
         Ok(())
     }
 }
 
+/// Equal for the same object, by whatever name.
+fn identity(info: &LocationInfo) -> String {
+    format!("{} {:?}", info.fileno, info.token)
+}
+
 /// Opens a file by the library. What is no HDF5 file is named as what it is.
-fn open(path: &Path) -> Result<File> {
-    let start = files::open(path).and_then(|file| {
-        let mut start = [0; 8];
-        std::os::unix::fs::FileExt::read_at(&file, &mut start, 0).map(|read| start[..read.min(8)].to_vec())
-    });
-    let start = start.map_err(|error| Error::data(path, error))?;
-    File::open(path).map_err(|error| match start[..] {
+fn open(path: &Path) -> Result<(File, Arc<SourceFile>)> {
+    let wrong = |error: std::io::Error| Error::data(path, error);
+    let (kept, read) = KeptFile::open(path).map_err(wrong)?;
+    let bytes = read.metadata().map_err(wrong)?.len();
+    let mut start = [0; 8];
+    read.read_at(&mut start, 0).map_err(wrong)?;
+    let file = File::open(path).map_err(|error| match start {
         [b'C', b'D', b'F', ..] => Error::data(
             path,
             "a classic netCDF file, which is no HDF5; nccopy -k netCDF-4 OLD NEW makes one that can be read",
@@ -137,7 +162,9 @@ fn open(path: &Path) -> Result<File> {
             Error::data(path, format!("a damaged HDF5 file: {}", first_line(&error)))
         }
         _ => files::unreadable(path, "no HDF5 or netCDF-4 file".into()),
-    })
+    })?;
+    let number = file.loc_info().map_err(|error| Error::data(path, first_line(&error)))?.fileno;
+    Ok((file, Arc::new(SourceFile { path: path.to_path_buf(), kept, bytes, number })))
 }
 
 fn first_line(error: &hdf5::Error) -> String {
@@ -148,13 +175,13 @@ impl FileArray {
     /// # Errors
     /// `Data`: the file cannot be read, has no such array, or one that is not of numbers.
     pub fn open(path: &Path, name: &str) -> Result<FileArray> {
-        let file = open(path)?;
+        let (file, source) = open(path)?;
         let dataset = file.dataset(name).map_err(|_| Error::data(path, format!("it has no array {name}")))?;
-        FileArray::from(path, name, &dataset)
+        FileArray::from(&source, name, &dataset)
             .map_err(|what| Error::data(path, format!("{name} holds {what}")))
     }
 
-    fn from(path: &Path, name: &str, dataset: &Dataset) -> std::result::Result<FileArray, String> {
+    fn from(file: &Arc<SourceFile>, name: &str, dataset: &Dataset) -> std::result::Result<FileArray, String> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let library = |error: hdf5::Error| first_line(&error);
         let datatype = dataset.dtype().map_err(library)?;
@@ -162,12 +189,15 @@ impl FileArray {
         let element = library::element(&datatype)?;
         let numbers = shape.iter().try_fold(element.bytes(), |all, &extent| all.checked_mul(extent));
         numbers.filter(|&all| all <= isize::MAX as usize).ok_or("more numbers than memory can have")?;
-        let scale = number(dataset, "scale_factor").zip(number(dataset, "add_offset").or(Some(0.0)));
-        let (kept, file) = KeptFile::open(path).map_err(|error| error.to_string())?;
-        let end = file.metadata().map_err(|error| error.to_string())?.len();
+        let (scale, offset) = (number(dataset, "scale_factor"), number(dataset, "add_offset"));
+        let elsewhere = dataset.loc_info().map_err(library)?.fileno != file.number;
+        let list = dataset.dcpl().map_err(library)?;
         Ok(FileArray {
             name: name.into(),
-            storage: storage(dataset, element, shape.len()).map_err(library)?,
+            storage: match elsewhere {
+                true => ArrayStorage::Library("it is in another file (an external link)".into()),
+                false => storage(dataset, &list, element, shape.len()).map_err(library)?,
+            },
             axes: axes(dataset, shape.len()),
             is_coordinate: text(dataset, "CLASS").is_some_and(|class| class == "DIMENSION_SCALE")
                 || ["_bnds", "_bounds"].iter().any(|end| name.ends_with(end)),
@@ -176,12 +206,10 @@ impl FileArray {
                 .iter()
                 .filter_map(|name| number(dataset, name))
                 .collect(),
-            packing: scale.or_else(|| number(dataset, "add_offset").map(|offset| (1.0, offset))),
-            fill: dataset.dcpl().map_or(0.0, |list| fill(&list)),
+            packing: scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0))),
+            fill: fill(&list),
             id: COUNT.fetch_add(1, Ordering::Relaxed),
-            file: kept,
-            end,
-            path: path.to_path_buf(),
+            file: file.clone(),
             chunks: OnceLock::new(),
             shape,
             element,
@@ -190,7 +218,7 @@ impl FileArray {
 
     /// The file that it is in.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     /// Bytes of all its numbers, uncompressed.
@@ -221,7 +249,7 @@ impl FileArray {
     /// `Data`: it does not say it, or there are more than memory is meant for.
     pub(super) fn chunks(&self) -> Result<&[StoredChunk]> {
         let chunks = self.chunks.get_or_init(|| self.find_chunks());
-        chunks.as_deref().map_err(|what| Error::data(&self.path, format!("{}: {what}", self.name)))
+        chunks.as_deref().map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))
     }
 
     fn find_chunks(&self) -> std::result::Result<Vec<StoredChunk>, String> {
@@ -229,31 +257,26 @@ impl FileArray {
         let grid = self.grid(chunk);
         let count = grid.iter().try_fold(1, |all: usize, &along| all.checked_mul(along));
         let count = count.filter(|&count| count <= MOST_CHUNKS).ok_or("it has too many chunks")?;
-        let dataset = File::open(&self.path).and_then(|file| file.dataset(&self.name));
+        let dataset = File::open(self.path()).and_then(|file| file.dataset(&self.name));
         let dataset = dataset.map_err(|error| first_line(&error))?;
-        let mut first = vec![0; grid.len()];
-        (0..count)
-            .map(|mut at| {
-                for axis in (0..grid.len()).rev() {
-                    first[axis] = (at % grid[axis] * chunk[axis]) as u64;
-                    at /= grid[axis];
-                }
-                library::chunk(&dataset, &first)
-            })
-            .collect()
+        let first = |at: usize| -> Vec<u64> {
+            place_in(&grid, at).iter().zip(chunk).map(|(place, along)| (place * along) as u64).collect()
+        };
+        (0..count).map(|at| library::chunk(&dataset, &first(at))).collect()
     }
 
     /// All numbers of a window, by the library, in the array's order.
     ///
     /// # Errors
     /// `Data`.
-    pub(super) fn by_library(&self, first: &[usize], len: &[usize]) -> Result<Vec<f32>> {
+    pub(super) fn by_library(&self, window: &ArrayBox) -> Result<Vec<f32>> {
         let read = || -> hdf5::Result<Vec<f32>> {
-            let dataset = File::open(&self.path)?.dataset(&self.name)?;
-            if first.is_empty() {
+            let dataset = File::open(self.path())?.dataset(&self.name)?;
+            if self.shape.is_empty() {
                 return Ok(vec![dataset.as_reader().read_scalar::<f32>()?]);
             }
-            let slices = first.iter().zip(len).map(|(&first, &len)| (first..first + len).into());
+            let slices =
+                window.first.iter().zip(&window.len).map(|(&first, &len)| (first..first + len).into());
             let selection = hdf5::Hyperslab::new(slices.collect::<Vec<hdf5::SliceOrIndex>>());
             Ok(dataset
                 .as_reader()
@@ -261,14 +284,18 @@ impl FileArray {
                 .into_raw_vec_and_offset()
                 .0)
         };
-        read().map_err(|error| Error::data(&self.path, format!("{}: {}", self.name, first_line(&error))))
+        read().map_err(|error| Error::data(self.path(), format!("{}: {}", self.name, first_line(&error))))
     }
 }
 
 /// Where the bytes of a dataset lie.
-fn storage(dataset: &Dataset, element: NumberType, axes: usize) -> hdf5::Result<ArrayStorage> {
+fn storage(
+    dataset: &Dataset,
+    list: &DatasetCreate,
+    element: NumberType,
+    axes: usize,
+) -> hdf5::Result<ArrayStorage> {
     let by = |why: &str| Ok(ArrayStorage::Library(why.into()));
-    let list = dataset.dcpl()?;
     if dataset.file()?.userblock() > 0 {
         // Versions of the library differ in whether they count it in a chunk's place.
         return by("something else stands in front of the file (a user block)");
@@ -311,7 +338,7 @@ fn fill(list: &DatasetCreate) -> f32 {
 
 /// The first number of an attribute.
 fn number(dataset: &Dataset, name: &str) -> Option<f64> {
-    let attribute = attribute(dataset, name)?;
+    let attribute = dataset.attr(name).ok()?;
     match attribute.dtype().and_then(|datatype| datatype.to_descriptor()) {
         Ok(TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_)) => {}
         _ => return None,
@@ -321,21 +348,17 @@ fn number(dataset: &Dataset, name: &str) -> Option<f64> {
 
 /// An attribute that is text.
 fn text(dataset: &Dataset, name: &str) -> Option<String> {
-    let attribute = attribute(dataset, name)?;
+    let attribute = dataset.attr(name).ok()?;
     let unicode = attribute.read_scalar::<VarLenUnicode>().map(|text| text.to_string());
     let ascii = || attribute.read_scalar::<VarLenAscii>().map(|text| text.to_string());
     let fixed = || attribute.read_scalar::<FixedAscii<64>>().map(|text| text.to_string());
     unicode.or_else(|_| ascii()).or_else(|_| fixed()).ok().filter(|text| !text.is_empty())
 }
 
-fn attribute(dataset: &Dataset, name: &str) -> Option<Attribute> {
-    dataset.attr(name).ok()
-}
-
 /// What the scales of a dataset's axes are called (netCDF's dimensions).
 fn axes(dataset: &Dataset, count: usize) -> Vec<String> {
     let named = || -> Option<Vec<String>> {
-        let lists = attribute(dataset, "DIMENSION_LIST")?.read_raw::<VarLenArray<ObjectReference1>>().ok()?;
+        let lists = dataset.attr("DIMENSION_LIST").ok()?.read_raw::<VarLenArray<ObjectReference1>>().ok()?;
         let of = |list: &VarLenArray<ObjectReference1>| match dataset.dereference(list.first()?) {
             Ok(ReferencedObject::Dataset(scale)) => Some(scale.name().rsplit('/').next()?.to_string()),
             _ => None,

@@ -17,4 +17,4 @@ pub use array::{ArrayStorage, Arrays, FileArray};
 pub use element::NumberType;
 pub use filter::{ChunkDecoder, Filter};
 pub use read::{Amount, ArrayReader};
-pub use view::{ArrayBox, View, ViewSamples};
+pub use view::{ArrayBox, View, ViewSamples, place_in};

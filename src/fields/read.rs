@@ -6,7 +6,7 @@ use std::iter::Sum;
 use super::array::{ArrayStorage, FileArray, StoredChunk};
 use super::element::NumberType;
 use super::filter::ChunkDecoder;
-use super::view::ViewSamples;
+use super::view::{ArrayBox, ViewSamples, place_in};
 use crate::error::{Error, Result};
 
 /// What one thread needs to read. It keeps the chunk that it decoded last.
@@ -71,44 +71,37 @@ impl ArrayReader {
             strides[axis] = stride;
             stride *= window.len[axis];
         }
-        self.window(array, &window.first, &window.len, &strides, to)
+        self.window(array, &window, &strides, to)
     }
 
     fn window(
         &mut self,
         array: &FileArray,
-        first: &[usize],
-        len: &[usize],
+        window: &ArrayBox,
         strides: &[usize],
         to: &mut [f32],
     ) -> Result<()> {
-        let numbers: usize = len.iter().product();
+        let numbers: usize = window.len.iter().product();
         if to.len() != numbers {
             return Err(Error::internal(format!("{numbers} numbers in {} places", to.len())));
         }
         self.amount.used += (numbers * array.element.bytes()) as u64;
         match &array.storage {
             ArrayStorage::Unwritten => to.fill(array.fill),
-            ArrayStorage::Library(_) => self.by_library(array, first, len, strides, to)?,
-            ArrayStorage::Contiguous(at) => self.contiguous(array, *at, first, len, strides, to)?,
-            ArrayStorage::Chunked(chunk, _) => self.chunked(array, chunk, first, len, strides, to)?,
+            ArrayStorage::Library(_) => self.by_library(array, window, strides, to)?,
+            ArrayStorage::Contiguous(at) => self.contiguous(array, *at, window, strides, to)?,
+            ArrayStorage::Chunked(chunk, _) => self.chunked(array, chunk, window, strides, to)?,
         }
         means(array, to);
         Ok(())
     }
 
-    /// Reads a box of an array, in the array's order: from `first` on, `len` places of each axis.
+    /// Reads a box of an array, in the array's order.
     ///
     /// # Errors
     /// As for `read`.
-    pub fn read_box(
-        &mut self,
-        array: &FileArray,
-        first: &[usize],
-        len: &[usize],
-        to: &mut [f32],
-    ) -> Result<()> {
-        self.window(array, first, len, &row_major(len), to)
+    pub fn read_box(&mut self, array: &FileArray, window: &ArrayBox, to: &mut [f32]) -> Result<()> {
+        self.window(array, window, &row_major(&window.len), to)
     }
 
     /// What reading took since the last call.
@@ -119,15 +112,14 @@ impl ArrayReader {
     fn by_library(
         &mut self,
         array: &FileArray,
-        first: &[usize],
-        len: &[usize],
+        window: &ArrayBox,
         strides: &[usize],
         to: &mut [f32],
     ) -> Result<()> {
-        let numbers = array.by_library(first, len)?;
+        let numbers = array.by_library(window)?;
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.amount.decoded += bytes.len() as u64;
-        place(NumberType::F32, &bytes, 0, &walk(len, &row_major(len), strides), to, 0);
+        place(NumberType::F32, &bytes, 0, &walk(&window.len, &row_major(&window.len), strides), to, 0);
         Ok(())
     }
 
@@ -135,12 +127,11 @@ impl ArrayReader {
         &mut self,
         array: &FileArray,
         at: u64,
-        first: &[usize],
-        len: &[usize],
+        window: &ArrayBox,
         strides: &[usize],
         to: &mut [f32],
     ) -> Result<()> {
-        let from = row_major(&array.shape);
+        let (ArrayBox { first, len }, from) = (window, row_major(&array.shape));
         let number = array.element.bytes();
         let span = |axis: usize| {
             let last: usize = (axis..len.len()).map(|axis| (len[axis] - 1) * from[axis]).sum();
@@ -165,11 +156,11 @@ impl ArrayReader {
         &mut self,
         array: &FileArray,
         chunk: &[usize],
-        first: &[usize],
-        len: &[usize],
+        window: &ArrayBox,
         strides: &[usize],
         to: &mut [f32],
     ) -> Result<()> {
+        let ArrayBox { first, len } = window;
         let chunks = array.chunks()?;
         let grid = array.grid(chunk);
         let from = row_major(chunk);
@@ -227,15 +218,15 @@ impl ArrayReader {
 
     /// Makes `bytes` those of the file from one place on.
     fn fetch(&mut self, array: &FileArray, at: u64, bytes: u64) -> Result<()> {
-        if at.checked_add(bytes).is_none_or(|end| end > array.end) {
+        if at.checked_add(bytes).is_none_or(|end| end > array.file.bytes) {
             let what = format!(
                 "{}: {bytes} bytes at {at} are behind the end of the file, which has {}: it was cut off",
-                array.name, array.end
+                array.name, array.file.bytes
             );
             return Err(Error::data(array.path(), what));
         }
         self.bytes.resize(bytes as usize, 0);
-        let read = array.file.read_exact_at(&mut self.bytes, at);
+        let read = array.file.kept.read_exact_at(&mut self.bytes, at);
         read.map_err(|error| Error::data(array.path(), format!("{}: {error}", array.name)))?;
         self.amount.read += bytes;
         Ok(())
@@ -262,16 +253,9 @@ fn row_major(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// All places of a grid, the last axis fastest; one without axes has one.
+/// All places of a grid; one without axes has one.
 fn places(grid: &[usize]) -> impl Iterator<Item = Vec<usize>> {
-    (0..grid.iter().product()).map(|mut at: usize| {
-        let mut place = vec![0; grid.len()];
-        for (axis, along) in grid.iter().enumerate().rev() {
-            place[axis] = at % along;
-            at /= along;
-        }
-        place
-    })
+    (0..grid.iter().product()).map(|number| place_in(grid, number))
 }
 
 /// The axes of a box without those of one place; neighbours that are one after the other in both are one.

@@ -1,7 +1,7 @@
 //! Views: which axes of an array number the samples, which are channels and space, and what of them is taken.
 //!
 //! ```text
-//! VIEW    NAME | NAME[AXIS, …]               the axes in the file's order; without brackets the first numbers samples
+//! VIEW    NAME | NAME[AXIS, …]               the axes in the file's order; without brackets the first numbers them
 //! AXIS    n | t                              numbers the samples
 //!         n+K | t-K                          the same, K places further on: what follows, or came before
 //!         n*S+K..L                           samples of L places, one every S, the first at K: L is a sample's axis s
@@ -177,6 +177,16 @@ pub struct ArrayBox {
     pub len: Vec<usize>,
 }
 
+/// The place that a number stands for in a grid, the last axis fastest.
+pub fn place_in(grid: &[usize], mut number: usize) -> Vec<usize> {
+    let mut place = vec![0; grid.len()];
+    for (axis, along) in grid.iter().enumerate().rev() {
+        place[axis] = number % along;
+        number /= along;
+    }
+    place
+}
+
 /// How a view divides an array of one shape into samples.
 #[derive(Debug, Clone)]
 pub struct ViewSamples {
@@ -234,6 +244,9 @@ impl View {
 impl ViewSamples {
     fn add(&mut self, at: usize, extent: usize) -> Result<(), String> {
         let lacks = |what: String| Err(format!("axis {at} has {extent} places, {what}"));
+        if extent == 0 {
+            return Err(format!("axis {at} has no places"));
+        }
         match self.axes[at].take {
             AxisPart::All => {
                 self.window.len[at] = extent;
@@ -316,11 +329,11 @@ impl ViewSamples {
     }
 
     /// What of the array one sample is. `index` is below `len`.
-    pub fn window(&self, mut index: usize) -> ArrayBox {
+    pub fn window(&self, index: usize) -> ArrayBox {
         let mut window = self.window.clone();
-        for &(at, first, count) in self.counted.iter().rev() {
-            let number = first + (index % count) as i64;
-            index /= count;
+        let counts: Vec<usize> = self.counted.iter().map(|&(_, _, count)| count).collect();
+        for (&(at, first, _), place) in self.counted.iter().zip(place_in(&counts, index)) {
+            let number = first + place as i64;
             window.first[at] = match self.axes[at].take {
                 AxisPart::Sample { stride, shift, .. } => (number * stride as i64 + shift) as usize,
                 _ => number as usize * window.len[at],
@@ -407,5 +420,7 @@ mod tests {
             let said = text.parse::<View>().unwrap().samples(&[4, 2]).unwrap_err();
             assert!(said.contains(what), "{text}: {said}");
         }
+        let empty = "a[n,c]".parse::<View>().unwrap().samples(&[4, 0]).unwrap_err();
+        assert!(empty.contains("axis 1 has no places"), "{empty}");
     }
 }

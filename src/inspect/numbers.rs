@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use rayon::ThreadPool;
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 use crate::error::Result;
-use crate::fields::{ArrayReader, ArrayStorage, FileArray};
+use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in};
 use crate::plan::group;
 
 /// Numbers that are looked at unless all are, about: 16 MB as f32.
@@ -141,22 +141,21 @@ pub fn of(array: &FileArray, all: bool, pool: &ThreadPool) -> Result<String> {
     let pieces: usize = grid.iter().product();
     let wanted = if all { pieces } else { (PART / piece.iter().product::<usize>().max(1)).clamp(1, pieces) };
     let read = |reader: &mut (ArrayReader, Vec<f32>), number: usize| -> Result<(u64, NumberSummary)> {
-        let mut at = number * pieces / wanted;
-        let (mut first, mut len) = (piece.clone(), piece.clone());
-        for axis in (0..grid.len()).rev() {
-            first[axis] = at % grid[axis] * piece[axis];
-            len[axis] = piece[axis].min(array.shape[axis] - first[axis]);
-            at /= grid[axis];
-        }
-        reader.1.resize(len.iter().product(), 0.0);
-        reader.0.read_box(array, &first, &len, &mut reader.1)?;
+        let place = place_in(&grid, number * pieces / wanted);
+        let first: Vec<usize> = place.iter().zip(&piece).map(|(place, along)| place * along).collect();
+        let len = (0..grid.len()).map(|axis| piece[axis].min(array.shape[axis] - first[axis])).collect();
+        let window = ArrayBox { first, len };
+        reader.1.resize(window.len.iter().product(), 0.0);
+        reader.0.read_box(array, &window, &mut reader.1)?;
         Ok((
             reader.1.len() as u64,
             NumberSummary::of(&reader.1, array.element.is_integer() && array.packing.is_none()),
         ))
     };
+    let readers = super::readers(piece.iter().product::<usize>(), array, pool).max(1);
+    let start = || (ArrayReader::default(), Vec::new());
     let parts: Result<Vec<(u64, NumberSummary)>> = pool.install(|| {
-        (0..wanted).into_par_iter().map_init(|| (ArrayReader::default(), Vec::new()), read).collect()
+        (0..wanted).into_par_iter().with_min_len(wanted.div_ceil(readers)).map_init(start, read).collect()
     });
     let parts = parts?;
     let looked_at = parts.iter().map(|(count, _)| count).sum();

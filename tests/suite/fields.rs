@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dltrain::fields::{ArrayReader, ArrayStorage, Arrays, View};
+use dltrain::fields::{ArrayBox, ArrayReader, ArrayStorage, Arrays, FileArray, View};
 use hdf5::{Hyperslab, SliceOrIndex};
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn fixture() -> PathBuf {
 }
 
 /// A box of an array as the library reads it.
-fn by_library(path: &Path, name: &str, first: &[usize], len: &[usize]) -> Vec<f32> {
+fn by_library(path: &Path, name: &str, ArrayBox { first, len }: &ArrayBox) -> Vec<f32> {
     let dataset = hdf5::File::open(path).unwrap().dataset(name).unwrap();
     if first.is_empty() {
         return vec![dataset.read_scalar::<f32>().unwrap()];
@@ -23,6 +23,14 @@ fn by_library(path: &Path, name: &str, first: &[usize], len: &[usize]) -> Vec<f3
         first.iter().zip(len).map(|(&first, &len)| (first..first + len).into()).collect();
     let read = dataset.as_reader().read_slice::<f32, _, ndarray::IxDyn>(Hyperslab::new(slices));
     read.unwrap_or_else(|error| panic!("{name}: {error}")).into_raw_vec_and_offset().0
+}
+
+/// All numbers of an array.
+fn whole_of(array: &FileArray) -> dltrain::error::Result<Vec<f32>> {
+    let all = ArrayBox { first: vec![0; array.shape.len()], len: array.shape.clone() };
+    let mut numbers = vec![0.0; array.shape.iter().product()];
+    ArrayReader::default().read_box(array, &all, &mut numbers)?;
+    Ok(numbers)
 }
 
 /// All boxes of a few arrays, drawn ones of all: the numbers and their order.
@@ -46,9 +54,10 @@ fn every_type_layout_and_filter_is_read_as_by_the_library() {
             let first: Vec<usize> = array.shape.iter().map(|&extent| below(extent)).collect();
             let len: Vec<usize> =
                 array.shape.iter().zip(&first).map(|(extent, first)| 1 + below(extent - first)).collect();
-            let mut ours = vec![f32::INFINITY; len.iter().product()];
-            reader.read_box(array, &first, &len, &mut ours).unwrap();
-            let mut theirs = by_library(&path, other, &first, &len);
+            let window = ArrayBox { first, len };
+            let mut ours = vec![f32::INFINITY; window.len.iter().product()];
+            reader.read_box(array, &window, &mut ours).unwrap();
+            let mut theirs = by_library(&path, other, &window);
             if array.name == "temperature" {
                 // What netCDF's readers make of it.
                 let means =
@@ -56,7 +65,7 @@ fn every_type_layout_and_filter_is_read_as_by_the_library() {
                 theirs.iter_mut().for_each(|number| *number = means(*number));
             }
             let same = ours.iter().zip(&theirs).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
-            assert!(same, "{} {first:?} {len:?}: {ours:?}, not {theirs:?}", array.name);
+            assert!(same, "{} {window:?}: {ours:?}, not {theirs:?}", array.name);
         }
     }
     let library: Vec<&str> = arrays
@@ -72,8 +81,8 @@ fn every_type_layout_and_filter_is_read_as_by_the_library() {
 #[test]
 fn a_sample_is_put_in_a_networks_order() {
     let path = fixture();
-    let array = dltrain::fields::FileArray::open(&path, "filters/all").unwrap();
-    let theirs = by_library(&path, "filters/all", &[0, 0], &[11, 13]);
+    let array = FileArray::open(&path, "filters/all").unwrap();
+    let theirs = by_library(&path, "filters/all", &ArrayBox { first: vec![0; 2], len: vec![11, 13] });
     for (view, index, expected) in [
         ("filters/all[n,c]", 4, (0..13).map(|c| (4, c)).collect::<Vec<_>>()),
         ("filters/all[w,h]", 0, (0..13).flat_map(|h| (0..11).map(move |w| (w, h))).collect()),
@@ -157,8 +166,9 @@ fn any_box_of_any_array_is_that_of_the_library() {
         let arrays = Arrays::of(&path).unwrap().arrays;
         let (first, len): (Vec<usize>, Vec<usize>) = drawn.window.iter().copied().unzip();
         let mut ours = vec![0.0; len.iter().product()];
-        ArrayReader::default().read_box(&arrays[0], &first, &len, &mut ours).unwrap();
-        prop_assert_eq!(ours, by_library(&path, "a", &first, &len));
+        let window = ArrayBox { first, len };
+        ArrayReader::default().read_box(&arrays[0], &window, &mut ours).unwrap();
+        prop_assert_eq!(ours, by_library(&path, "a", &window));
     });
 }
 
@@ -169,17 +179,14 @@ fn damaged_files_end_in_messages() {
     let path = directory.path().join("damaged.h5");
     let whole = std::fs::read(fixture()).unwrap();
     let at = {
-        let array = dltrain::fields::FileArray::open(&fixture(), "filters/all").unwrap();
+        let array = FileArray::open(&fixture(), "filters/all").unwrap();
         let ArrayStorage::Chunked(chunk, filters) = &array.storage else { panic!("{:?}", array.storage) };
         assert_eq!((chunk.as_slice(), filters.len()), (&[4, 5][..], 3));
         hdf5::File::open(fixture()).unwrap().dataset("filters/all").unwrap().chunk_info(0).unwrap()
     };
     let read = |name: &str| -> dltrain::error::Result<Vec<f32>> {
-        let array = dltrain::fields::FileArray::open(&path, name)?;
-        let mut numbers = vec![0.0; array.shape.iter().product()];
-        let all = array.shape.clone();
-        ArrayReader::default().read_box(&array, &vec![0; all.len()], &all, &mut numbers)?;
-        Ok(numbers)
+        let array = FileArray::open(&path, name)?;
+        whole_of(&array)
     };
     for byte in 0..at.size as usize {
         let mut bytes = whole.clone();
@@ -191,6 +198,37 @@ fn damaged_files_end_in_messages() {
     std::fs::write(&path, &whole[..at.addr as usize + 3]).unwrap();
     let error = read("filters/all").unwrap_err().to_string();
     assert!(error.contains("damaged.h5"), "{error}");
+}
+
+/// An array of another file is not looked for in this one, and links that lead back are followed once.
+#[test]
+fn links_lead_to_their_own_files_and_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let numbers = ndarray::Array1::from_iter((0..50u16).map(f32::from));
+    {
+        let other = hdf5::File::create(at("other.h5")).unwrap();
+        other.new_dataset_builder().with_data(&numbers).create("x").unwrap();
+        let file = hdf5::File::create(at("file.h5")).unwrap();
+        file.new_dataset_builder().with_data(&(-&numbers)).create("own").unwrap();
+        file.link_external("other.h5", "x", "theirs").unwrap();
+        let [a, b] = ["a", "b"].map(|name| file.create_group(name).unwrap());
+        // Of two links in each of many groups there would be as many ways as two to the power of these.
+        for (group, to) in [(&a, "b"), (&b, "a")] {
+            group.link_soft(&format!("/{to}"), "first").unwrap();
+            group.link_soft(&format!("/{to}"), "second").unwrap();
+        }
+        a.link_soft("/", "root").unwrap();
+    }
+    let arrays = Arrays::of(&at("file.h5")).unwrap();
+    let names: Vec<&str> = arrays.arrays.iter().map(|array| array.name.as_str()).collect();
+    assert_eq!(names, ["own", "theirs"]);
+    assert_eq!(whole_of(&arrays.arrays[0]).unwrap(), (-&numbers).to_vec());
+    assert_eq!(whole_of(&arrays.arrays[1]).unwrap(), numbers.to_vec());
+    let storage = &arrays.arrays[1].storage;
+    assert!(matches!(storage, ArrayStorage::Library(why) if why.contains("another file")), "{storage:?}");
+    assert_eq!(arrays.left_out.len(), 5, "{:?}", arrays.left_out);
+    assert!(arrays.left_out.iter().all(|(_, what)| what == "a group that is listed already"));
 }
 
 #[test]

@@ -94,7 +94,7 @@ struct Edge {
     peer: usize,
     tag: u16,
     sends: bool,
-    /// From the device, before a message leaves.
+    /// From the device, before a message leaves, or before its place there is free for what comes.
     leaves: Option<DeviceEvent>,
     request: Option<Request>,
     begun: u64,
@@ -200,6 +200,11 @@ impl Edges {
         self.edges[self.transfers[index].clone()].iter().find(|edge| edge.is_flying())
     }
 
+    /// With whom a transfer is that has neither left nor come.
+    pub fn peer(&self, index: usize) -> Option<usize> {
+        self.flying(index).map(|edge| edge.peer)
+    }
+
     /// A message may leave, or its place is free for it to come.
     fn start_one(&mut self, index: usize, device: &dyn Device) -> Result<()> {
         let edge = &mut self.edges[index];
@@ -255,6 +260,10 @@ impl InFlight for Edges {
 
     fn has_come(&self, index: usize) -> bool {
         self.flying(index).is_none()
+    }
+
+    fn is_on_device(&self, index: usize) -> bool {
+        self.edges[self.transfers[index].clone()].iter().any(|edge| edge.leaves.is_some())
     }
 
     fn finish(&mut self, _: usize, _: &dyn Device) -> Result<()> {

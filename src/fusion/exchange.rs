@@ -127,6 +127,10 @@ impl InFlight for Exchanges {
         !self.is_flying()
     }
 
+    fn is_on_device(&self, _: usize) -> bool {
+        self.leaves.is_some()
+    }
+
     fn finish(&mut self, index: usize, device: &dyn Device) -> Result<()> {
         let Exchange { all, ranks, rows, .. } = &self.exchanges[index];
         let numbers = &mut self.numbers[..all.bytes() / size_of::<f32>()];

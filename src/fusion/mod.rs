@@ -145,6 +145,12 @@ pub trait InFlight {
     /// Whether all that a transfer gets has come, and what it sends has left.
     fn has_come(&self, index: usize) -> bool;
 
+    /// Whether a transfer has yet to leave the device that computes it, or to have its place there: nobody waits for
+    /// other ranks until then.
+    fn is_on_device(&self, _index: usize) -> bool {
+        false
+    }
+
     /// Brings what came to where it is read.
     fn finish(&mut self, index: usize, device: &dyn Device) -> Result<()>;
 
@@ -160,6 +166,7 @@ pub trait InFlight {
         while !self.has_come(index) {
             match self.progress(device)? {
                 true => wait.moved(),
+                false if self.is_on_device(index) => std::thread::yield_now(),
                 false => wait.idle(|| self.awaited(index))?,
             }
         }
@@ -471,15 +478,23 @@ impl Fusion {
 
     /// Waits until what goes beside the lines has come.
     fn wait_beside(&mut self, of: Beside, index: usize, device: &dyn Device) -> Result<()> {
-        let Some(flying) = self.in_flight(of) else { return Ok(()) };
-        if !flying.has_come(index) {
-            let (peers, begun) = (flying.awaited(index).peers, trace::now());
+        if self.in_flight(of).is_some_and(|flying| !flying.has_come(index)) {
+            while self.in_flight(of).is_some_and(|flying| flying.is_on_device(index)) {
+                if !self.progress(device)? {
+                    std::thread::yield_now();
+                }
+            }
+            let peer = match of {
+                Beside::Edges => self.edges.as_ref().and_then(|edges| edges.peer(index)),
+                _ => None,
+            };
+            let begun = trace::now();
             let come = |fusion: &Fusion| Ok(fusion.in_flight(of).is_none_or(|flying| flying.has_come(index)));
             let awaited = |fusion: &Fusion| {
                 fusion.in_flight(of).map(|flying| flying.awaited(index)).unwrap_or_default()
             };
             self.beside(|fusion, device| fusion.go_on_until(device, come, awaited), device)?;
-            if let (Beside::Edges, Some(&peer)) = (of, peers.first()) {
+            if let Some(peer) = peer {
                 trace::record(trace::EventKind::Wait, begun, peer, trace::FOR_RANK as usize, 0);
             }
         }

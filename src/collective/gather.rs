@@ -19,8 +19,8 @@ pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let (size, own) = (cuts.ranks(), cuts.part(0).len());
     let phase = |held: usize| {
         let [sent, received] = step(held, size).map(|places| own * places.start..own * places.end);
-        let phase = Phase::round_trip([size, 1, size - held], sent.len(), false, move |_, _| sent.clone());
-        Phase { lands: Some(received), ..phase }
+        Phase::round_trip([size, 1, size - held], sent.len(), false, move |_, _| sent.clone())
+            .landing(received)
     };
     held(size).map(phase).collect()
 }

@@ -15,8 +15,8 @@ use crate::error::Result;
 /// behind it.
 pub fn phase(cuts: &Cuts, distance: usize, shift: usize) -> Phase {
     let (range, lands) = (cuts.range().clone(), cuts.range().start + shift..cuts.range().end + shift);
-    let phase = Phase::round_trip([cuts.ranks(), 1, distance], range.len(), false, move |_, _| range.clone());
-    Phase { lands: Some(lands), ..phase }
+    Phase::round_trip([cuts.ranks(), 1, distance], range.len(), false, move |_, _| range.clone())
+        .landing(lands)
 }
 
 /// The same, ready for ranges of the first half of a region to be prepared; what comes lies in the second. Collective.

@@ -3,7 +3,7 @@
 //! distances.
 //!
 //! Rolf Rabenseifner: "Optimization of collective reduction operations", ICCS 2004. Where P is no power of two, pairs
-//! of the first ranks add up before (`recursive_doubling::Fold`).
+//! of the first ranks add up before (`recursive_doubling::folded`).
 
 use std::ops::Range;
 use std::rc::Rc;

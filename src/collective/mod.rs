@@ -5,7 +5,8 @@
 //! Everything is prepared before the first training step: `prepare` fixes a range of the gradient region and
 //! returns its slot; a step then only starts slots and polls. Nothing here knows tensors or models.
 //!
-//! May use: `comm`, `config`, `cuts`, `error`, `files`, `host`. Used by: `fusion`, `train`, `bench`.
+//! May use: `comm`, `config`, `cuts`, `error`, `files`, `host`. Used by: `fusion`, `simulate`,
+//! `reducer`, `train`, `bench`.
 //!
 //! ```
 //! use dltrain::collective::{Selection, cost::Nodes, select, tuning::Tuning, wait};

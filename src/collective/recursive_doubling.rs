@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::schedule::{Group, Phase, Round, rounds_of};
+use super::schedule::{Group, OfPlace, Phase, Round, rounds_of};
 use crate::cuts::Cuts;
 
 /// An allreduce.
@@ -50,26 +50,16 @@ pub fn folded(cuts: &Cuts, exchanges: Vec<Exchange>) -> Vec<Phase> {
     };
     let in_pairs = |sends: usize, adds: bool| {
         let range = cuts.range().clone();
-        let of = move |side: usize| {
-            move |place: usize| (place < 2 * extra && place % 2 == side).then_some(place ^ 1)
+        let of = |side: usize| -> OfPlace {
+            Box::new(move |place| (place < 2 * extra && place % 2 == side).then_some(place ^ 1))
         };
-        Phase {
-            places: size,
-            rounds: 1,
-            elements: range.len(),
-            to: Box::new(of(sends)),
-            from: Box::new(of(1 - sends)),
-            part: Box::new(move |_, _| range.clone()),
-            lands: None,
-            adds,
-        }
+        Phase::new([size, 1, range.len()], adds, [sends, 1 - sends].map(of), move |_, _| range.clone())
     };
     let between = |Exchange { distance, elements, adds, part }: Exchange| {
         let place = move |core: usize| if core < extra { 2 * core + 1 } else { core + extra };
         let other = move |from: usize| core(from).map(|from| place(from ^ distance));
         let part = move |from: usize, _: usize| core(from).map_or(0..0, &part);
-        let (to, from) = (Box::new(other), Box::new(other));
-        Phase { places: size, rounds: 1, elements, to, from, part: Box::new(part), lands: None, adds }
+        Phase::new([size, 1, elements], adds, [Box::new(other), Box::new(other)], part)
     };
     let mut phases: Vec<Phase> = exchanges.into_iter().map(between).collect();
     if extra > 0 {

@@ -24,7 +24,7 @@ pub fn allgather(group: &Group, cuts: &Cuts) -> Vec<Round> {
     rounds_of(&[phase(cuts, false)], group)
 }
 
-/// Either half.
+/// The reduce-scatter, which adds, or the allgather.
 pub fn phase(cuts: &Cuts, adds: bool) -> Phase {
     let (size, cuts) = (cuts.ranks(), cuts.clone());
     let elements = (0..size).map(|place| cuts.part(place).len()).max().unwrap_or(0);

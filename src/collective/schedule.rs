@@ -1,7 +1,7 @@
 //! What one rank sends and receives in a collective, in which order, and what each message waits for.
 //!
-//! An algorithm is a list of rounds (`ring`, `halving_doubling`, `recursive_doubling`, `torus`, …). Here rounds become
-//! messages of bounded length, each with the messages that must have ended before it: rounds overlap as far as the data
+//! An algorithm is a list of phases (`ring`, `halving_doubling`, `recursive_doubling`, `torus`, …), of which `rounds_of`
+//! reads the rounds of a rank. Here rounds become messages of bounded length, each with the messages that must have ended before it: rounds overlap as far as the data
 //! allows, so that one chunk is added while others are on the wire.
 
 use std::ops::Range;
@@ -37,7 +37,7 @@ pub struct Round {
 }
 
 /// Of a place, another one.
-type OfPlace = Box<dyn Fn(usize) -> Option<usize>>;
+pub type OfPlace = Box<dyn Fn(usize) -> Option<usize>>;
 
 /// Rounds of all places in which each sends to the same other one: what a collective is, to a rank (`rounds_of`) and to
 /// a network.
@@ -48,9 +48,9 @@ pub struct Phase {
     pub rounds: usize,
     /// Elements of a message, at most. Places that have less to send than others, or nothing, are counted as those.
     pub elements: usize,
-    /// To which place one sends, and from which one it receives.
+    /// To which place one sends, if it sends.
     pub to: OfPlace,
-    /// The reverse.
+    /// From which place one receives, if it receives.
     pub from: OfPlace,
     /// What a place sends in a round.
     pub part: Box<dyn Fn(usize, usize) -> Range<usize>>,
@@ -58,10 +58,29 @@ pub struct Phase {
     pub lands: Option<Range<usize>>,
     /// Whether what comes is added.
     pub adds: bool,
+    /// Of a star's turn the places that send, and to which: few of all.
+    turn: Option<Vec<(usize, usize)>>,
 }
 
 impl Phase {
-    /// Of all places one round or more in which each sends so many places on.
+    /// Rounds of which each place knows to whom it sends and from whom it receives.
+    pub fn new(
+        [places, rounds, elements]: [usize; 3],
+        adds: bool,
+        [to, from]: [OfPlace; 2],
+        part: impl Fn(usize, usize) -> Range<usize> + 'static,
+    ) -> Phase {
+        Phase { places, rounds, elements, to, from, part: Box::new(part), lands: None, adds, turn: None }
+    }
+
+    /// A turn of a star, whose messages have unlike parts: what a network sees of it. What a rank does in it `star` says.
+    pub fn turn([places, rounds, elements]: [usize; 3], adds: bool, pairs: Vec<(usize, usize)>) -> Phase {
+        let none = || -> OfPlace { Box::new(|_| None) };
+        let phase = Phase::new([places, rounds, elements], adds, [none(), none()], |_, _| 0..0);
+        Phase { turn: Some(pairs), ..phase }
+    }
+
+    /// Rounds in which each of so many places sends to the one so many places on: `[places, rounds, distance]`.
     pub fn round_trip(
         [places, rounds, distance]: [usize; 3],
         elements: usize,
@@ -70,12 +89,19 @@ impl Phase {
     ) -> Phase {
         let to = move |place: usize| Some((place + distance) % places);
         let from = move |place: usize| Some((place + places - distance % places) % places);
-        let (to, from) = (Box::new(to), Box::new(from));
-        Phase { places, rounds, elements, to, from, part: Box::new(part), lands: None, adds }
+        Phase::new([places, rounds, elements], adds, [Box::new(to), Box::new(from)], part)
+    }
+
+    /// What comes is put elsewhere than where its like stands.
+    pub fn landing(self, lands: Range<usize>) -> Phase {
+        Phase { lands: Some(lands), ..self }
     }
 
     /// The places that send, and to which.
     pub fn pairs(&self) -> Vec<(usize, usize)> {
+        if let Some(pairs) = &self.turn {
+            return pairs.clone();
+        }
         (0..self.places).filter_map(|place| Some((place, (self.to)(place)?))).collect()
     }
 }

@@ -4,8 +4,6 @@
 //!
 //! Mu Li et al.: "Scaling distributed machine learning with the parameter server", OSDI 2014.
 
-use std::collections::HashMap;
-
 use super::schedule::{Apply, Group, PeerRange, Phase, Round};
 use crate::cuts::{Cuts, segment};
 
@@ -81,12 +79,7 @@ pub fn phases(cuts: &Cuts, to_owners: bool) -> Vec<Phase> {
         let to: Vec<(usize, usize)> = (0..pairs).map(pair).collect();
         // What comes from place 0 to an owner that has nothing itself is the first of a sum.
         let adds = to_owners && to.iter().any(|&(other, _)| other != 0);
-        let back = to.iter().map(|&(from, to)| (to, from)).collect();
-        let of = |pairs: HashMap<usize, usize>| Box::new(move |place: usize| pairs.get(&place).copied());
-        let (elements, to, from) = (longest.div_ceil(pieces), of(to.into_iter().collect()), of(back));
-        // A turn stands for messages of unlike parts.
-        let (places, part) = (cuts.ranks(), Box::new(move |_: usize, _: usize| 0..elements));
-        Phase { places, rounds, elements, to, from, part, lands: None, adds }
+        Phase::turn([cuts.ranks(), rounds, longest.div_ceil(pieces)], adds, to)
     };
     // The last pair begins when the first one has had a turn with each before it.
     let begins = (0, pairs - 1);

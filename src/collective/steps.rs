@@ -13,9 +13,9 @@ pub enum Steps {
     Sum(Pattern),
     /// The half of the ring's that leaves a rank the sum of what it owns.
     Scatter,
-    /// The same of halving and doubling.
+    /// The halving alone, which leaves a rank the sum of what it owns.
     Halve,
-    /// The other half.
+    /// The half of the ring's that brings to all what each owns.
     Collect,
     /// Sums for few owners.
     ToOwners,

@@ -5,7 +5,7 @@
 //! Hiroaki Mikami et al.: "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv:1811.05233 (2018).
 
 use super::ring;
-use super::schedule::{Group, Phase, Round, rounds_of};
+use super::schedule::{Group, OfPlace, Phase, Round, rounds_of};
 use crate::cuts::Cuts;
 
 /// An allreduce. Rows are as long as the largest divisor of P up to √P is; for a prime it is the ring.
@@ -19,12 +19,11 @@ pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let by_row = Cuts::even(cuts.range(), columns);
     let row = |adds| {
         let Phase { rounds, elements, part, to, from, .. } = ring::phase(&by_row, adds);
-        let along = |other: Box<dyn Fn(usize) -> Option<usize>>| {
-            move |place: usize| Some(place / columns * columns + other(place % columns)?)
+        let along = |other: OfPlace| -> OfPlace {
+            Box::new(move |place| Some(place / columns * columns + other(place % columns)?))
         };
-        let (to, from) = (Box::new(along(to)), Box::new(along(from)));
-        let part = Box::new(move |place: usize, round| part(place % columns, round));
-        Phase { places: size, rounds, elements, to, from, part, lands: None, adds }
+        let part = move |place: usize, round| part(place % columns, round);
+        Phase::new([size, rounds, elements], adds, [to, from].map(along), part)
     };
     let column = |adds| {
         let of = |column| ring::phase(&Cuts::even(by_row.part(column), size / columns), adds);

@@ -101,7 +101,7 @@ impl Course {
         Course { legs: vec![Leg::Messages { steps, cuts: cuts.clone(), among: Among::All }], wire }
     }
 
-    /// The same in each group.
+    /// What goes by messages alone, in each group.
     pub fn in_groups(groups: RankGroups, steps: Steps, cuts: &Cuts, wire: Wire) -> Course {
         let among = Among::Groups(groups);
         Course { legs: vec![Leg::Messages { steps, cuts: cuts.clone(), among }], wire }
@@ -359,12 +359,9 @@ mod tests {
     use super::super::machine::PIECES;
     use super::super::network::{Interconnect, Topology as Joined};
     use super::*;
-    use crate::collective::cost::{CANDIDATES, Cost, Nodes};
+    use crate::collective::cost::tests::nodes;
+    use crate::collective::cost::{CANDIDATES, Cost};
     use crate::collective::tuning::{Level, Parameters, Tuning};
-
-    fn nodes(count: usize, ranks: usize) -> Nodes {
-        Nodes((0..count).map(|node| (node * ranks..(node + 1) * ranks).collect()).collect())
-    }
 
     fn machine(nodes: usize, local: usize) -> Machine {
         let parameters = Tuning::built_in().parameters;

@@ -27,7 +27,7 @@ pub struct Machine {
     node_of: Vec<usize>,
     /// What was found out of the rounds of an algorithm, and what finds it.
     known: RefCell<HashMap<(Steps, Among, usize), Rc<Loads>>>,
-    /// The same of messages that are under way at a time.
+    /// Seconds of messages that are under way at a time.
     together: RefCell<HashMap<Together, f64>>,
     contention: RefCell<Contention>,
     /// What may be on the links beside other things, and the number of it that rounds of an algorithm have.

@@ -112,7 +112,7 @@ impl Plan {
 /// # Errors
 /// `Internal`, naming both actions, where the scripts do not fit together.
 pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> Result<Rehearsal> {
-    let mut play = StepSimulation {
+    let mut simulation = StepSimulation {
         steps,
         prices,
         ranks: scripts.iter().map(RehearsedRank::new).collect(),
@@ -120,22 +120,22 @@ pub fn rehearse(scripts: &[Script], steps: &[&[StepFacts]], prices: &Prices) -> 
         unknown: false,
         traffic: Traffic::default(),
     };
-    play.play()?;
-    let begun: Vec<f64> = play.ranks.iter().map(|rank| rank.clock).collect();
-    for rank in &mut play.ranks {
+    simulation.play()?;
+    let begun: Vec<f64> = simulation.ranks.iter().map(|rank| rank.clock).collect();
+    for rank in &mut simulation.ranks {
         (rank.at, rank.exposed, rank.first) = (0, 0.0, false);
         rank.schedule.clear();
     }
-    play.play()?;
-    while play.settle() {}
-    play.finish()?;
-    let took = play.ranks.iter().zip(&begun).map(|(rank, begun)| rank.clock - begun);
-    let known = |seconds: f64| if play.unknown { f64::NAN } else { seconds };
-    let schedule = play.schedule(begun.first().copied().unwrap_or(0.0));
+    simulation.play()?;
+    while simulation.settle() {}
+    simulation.finish()?;
+    let took = simulation.ranks.iter().zip(&begun).map(|(rank, begun)| rank.clock - begun);
+    let known = |seconds: f64| if simulation.unknown { f64::NAN } else { seconds };
+    let schedule = simulation.schedule(begun.first().copied().unwrap_or(0.0));
     Ok(Rehearsal {
         seconds: known(took.fold(0.0, f64::max)),
-        both: known(play.end()),
-        exposed: play.ranks.iter().map(|rank| known(rank.exposed)).collect(),
+        both: known(simulation.end()),
+        exposed: simulation.ranks.iter().map(|rank| known(rank.exposed)).collect(),
         schedule: schedule.into_iter().map(|times| times.map(known)).collect(),
     })
 }

@@ -473,14 +473,16 @@ pub fn measured_within(
 }
 
 /// The program's memory in a run that was chosen for what its plan needs: what the planner took it for, unless the run
-/// needs so much more, for its data, that it would be another figure.
+/// needs so much more for its data, or less, that it would be another figure.
 pub fn one_figure(world: &World, known: usize, found: usize, total: usize) -> usize {
-    let more = found.saturating_sub(known);
-    if more as f64 <= (ALIKE_MEMORY - 1.0) * total as f64 {
+    if found.abs_diff(known) as f64 <= (ALIKE_MEMORY - 1.0) * total as f64 {
         return known;
     }
-    let text = format!("the data sets of this run take {} beside what --parallel auto counted", bytes(more));
-    record::say(world, &text);
+    if found > known {
+        let more = bytes(found - known);
+        let text = format!("the data sets of this run take {more} beside what --parallel auto counted");
+        record::say(world, &text);
+    }
     found
 }
 

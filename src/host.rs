@@ -113,7 +113,7 @@ pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.map_or(ENOUGH, |maximum| maximum.min(ENOUGH));
     if current.is_some_and(|current| current < wanted) {
-        // Where it is not allowed, files are closed and opened again (`files::Kept`).
+        // Where it is not allowed, files are closed and opened again (`files::KeptFile`).
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
     }
 }

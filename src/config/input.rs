@@ -76,7 +76,8 @@ pub struct Augment {
     pub parts: Vec<Augmentation>,
     /// α of the distribution Beta(α, α) of an image's share in its mixture with another: Zhang et al., 2018.
     pub mixup: Option<f64>,
-    /// The same for the share of its area that it keeps beside a window of the other: Yun et al., 2019.
+    /// α of the distribution of the share of its area that an image keeps beside a window of another: Yun et al.,
+    /// 2019.
     pub cutmix: Option<f64>,
 }
 

@@ -29,6 +29,11 @@ impl MeshShape {
         self.pipeline > 1
     }
 
+    /// Whether some ranks have other parameters than others: other layers, or other parts of them.
+    pub fn divides_parameters(self) -> bool {
+        self.ranks() > self.data
+    }
+
     /// How many ranks it has.
     pub fn ranks(self) -> usize {
         self.data * self.pipeline * self.tensor

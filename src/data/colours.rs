@@ -35,7 +35,7 @@ impl Colours {
         Colours { mean: of(&expected.mean), deviation: of(&expected.std) }
     }
 
-    /// Sums over images with 1 or 3 channels, innermost.
+    /// The colours of images with 1 or 3 channels, innermost.
     pub fn over(pixels: &[u8], channels: usize) -> Colours {
         let mut sums = ColourSums::default();
         sums.add(pixels, channels);

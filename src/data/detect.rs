@@ -25,7 +25,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Of a set whose images are there to test on alone, as why it cannot be trained on says.
+    /// The parts of a set that can only be tested on; `untrainable` says why.
     pub fn to_test(images: Arc<dyn Dataset>, about: InputSummary, untrainable: Error) -> Parts {
         let about = InputSummary { untrainable: Some(untrainable), colours: "the test images'", ..about };
         Parts { training: images, test: None, about }

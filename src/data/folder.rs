@@ -111,7 +111,7 @@ impl DirectoryContent {
         Ok(DirectoryContent::among(&entries(directory)?))
     }
 
-    /// Of the entries of a directory.
+    /// What is among these entries of a directory.
     pub fn among(entries: &[PathBuf]) -> DirectoryContent {
         let (mut places, mut loose) = (Vec::new(), LeftOut::default());
         for path in entries {

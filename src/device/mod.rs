@@ -105,7 +105,7 @@ impl<F: FnMut(&Scalars) -> Result<()>> Step for F {
     }
 }
 
-/// What a graph still has that `Graph::trade_rows` makes other ops of.
+/// The error for an op that `Graph::trade_rows` should have made others of.
 fn not_lowered(op: &Op) -> Error {
     Error::internal(format!("{} is made of other ops before it runs", op.name()))
 }
@@ -326,7 +326,7 @@ pub trait Device {
     fn unique_id(&self) -> Result<Vec<u8>> {
         Err(Error::internal(format!("{} joins no others", self.name())))
     }
-    /// Begins to join the devices of `ranks` ranks, of which this is number `rank`: see `Group::ready`.
+    /// Begins to join the devices of `ranks` ranks, of which this is number `rank`: see `DeviceGroup::ready`.
     fn join_group(&self, _invitation: &[u8], _rank: usize, _ranks: usize) -> Result<Box<dyn DeviceGroup>> {
         Err(Error::internal(format!("{} joins no others", self.name())))
     }

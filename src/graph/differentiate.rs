@@ -95,6 +95,18 @@ impl BackwardPass {
         });
     }
 
+    /// Adds a node of the backward pass.
+    pub fn push(
+        &mut self,
+        forward: NodeId,
+        op: impl Into<Op>,
+        inputs: Vec<TensorId>,
+        outputs: Vec<TensorId>,
+    ) {
+        let name = self.graph.node(forward).name.clone();
+        self.graph.nodes.push(Node { name, op: op.into(), inputs, outputs, forward: Some(forward) });
+    }
+
     /// A backward node with one output, of the shape of `like`.
     pub fn node(
         &mut self,
@@ -104,14 +116,7 @@ impl BackwardPass {
         like: TensorId,
     ) -> TensorId {
         let output = self.graph.gradient_like(like);
-        let name = self.graph.node(forward).name.clone();
-        self.graph.nodes.push(Node {
-            name,
-            op: op.into(),
-            inputs,
-            outputs: vec![output],
-            forward: Some(forward),
-        });
+        self.push(forward, op, inputs, vec![output]);
         output
     }
 
@@ -122,15 +127,8 @@ impl BackwardPass {
             return;
         }
         if self.graph.tensor(x).role == Role::Parameter {
-            let outputs = vec![self.graph.gradient_of(x)];
-            self.graph.nodes.push(Node {
-                name: node.name.clone(),
-                op: op.into(),
-                inputs,
-                outputs,
-                forward: Some(id),
-            });
-            return;
+            let gradient = self.graph.gradient_of(x);
+            return self.push(id, op, inputs, vec![gradient]);
         }
         let dx = self.node(id, op, inputs, x);
         self.contribute(x, dx);
@@ -139,7 +137,7 @@ impl BackwardPass {
     /// The gradient of what went into the ReLU that is part of a node.
     pub fn relu(&mut self, id: NodeId, node: &Node, dy: TensorId) -> TensorId {
         let y = node.outputs[0];
-        self.node(id, Op::Backward(BackwardOp::Activation(Activation::RELU)), vec![dy, y], y)
+        self.node(id, BackwardOp::Activation(Activation::RELU), vec![dy, y], y)
     }
 
     /// The node that gives the gradients of a layer's weight and bias. A weight may be computed.
@@ -160,15 +158,7 @@ impl BackwardPass {
             false => b.graph.gradient_of(id),
         };
         let outputs: Vec<TensorId> = weights.iter().map(|&id| of(self, id)).collect();
-        let name = self.graph.node(forward).name.clone();
-        let inputs = vec![x, dy];
-        self.graph.nodes.push(Node {
-            name,
-            op: op.into(),
-            inputs,
-            outputs: outputs.clone(),
-            forward: Some(forward),
-        });
+        self.push(forward, op, vec![x, dy], outputs.clone());
         for (&id, gradient) in weights.iter().zip(outputs) {
             if is_computed(self, id) {
                 self.contribute(id, gradient);

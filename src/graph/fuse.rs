@@ -10,12 +10,12 @@ pub struct OpFusions {
     pub addition: bool,
     /// Its way back reads what its forward op saved, where the ReLU let through, in place of y.
     pub mask: bool,
-    /// The gradient of a convolution's input with that of the ReLU before it: `Conv2dBackwardDataRelu`.
+    /// The gradient of a convolution's input with that of the ReLU before it: `FusedOp::Conv2dBackwardDataRelu`.
     pub relu_backward: bool,
-    /// The gradient of a convolution's input with what else is known of it: `Conv2dBackwardDataAdd`.
+    /// The gradient of a convolution's input with what else is known of it: `FusedOp::Conv2dBackwardDataAdd`.
     pub gradient_sums: bool,
     /// A convolution that gives numbers of one of these types with the mean and variance that a normalisation wants of
-    /// them: `Conv2dMoments`.
+    /// them: `FusedOp::Conv2dMoments`.
     pub moments: &'static [DType],
 }
 

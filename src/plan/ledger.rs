@@ -103,7 +103,7 @@ impl Ledger {
         self.sum(|line| if line.kind == kind { line.bytes } else { 0 })
     }
 
-    /// Of these what is brought by others.
+    /// Bytes of a kind that other ranks bring, or that the process has already.
     pub fn brought(&self, kind: MemoryKind) -> usize {
         self.sum(|line| if line.kind == kind { line.there } else { 0 })
     }

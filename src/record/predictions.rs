@@ -20,7 +20,7 @@ pub struct Predictions {
     pub labels: Option<Vec<String>>,
     /// The name of each class.
     pub classes: Vec<String>,
-    /// The most probable classes with their probabilities; none where it could not be read.
+    /// Each image's most probable classes with their probabilities; none where it could not be read.
     pub rows: Vec<Vec<(u32, f32)>>,
 }
 

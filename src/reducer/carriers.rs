@@ -84,7 +84,7 @@ impl Carrying<'_> {
         let operation = if apart { "reduce-scatter" } else { "allreduce" };
         let sums = Line::new(Words { what: "bucket", operation }, reduce, at);
         let mixes = self.mixes(script, places)?;
-        let cut = script.mesh.ranks() > script.mesh.data;
+        let cut = script.mesh.divides_parameters();
         let tail_line = if apart || cut || script.relaxed { Some(self.tail(places)?) } else { None };
         let into_windows = places.windows.map(|windows| self.gathers(windows)).transpose()?;
         let parameters = if apart && into_windows.is_none() { Some(self.parameters(places)?) } else { None };

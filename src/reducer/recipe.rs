@@ -1,5 +1,6 @@
 //! What carries each transfer. One recipe says how it is built on the ranks that are there, and what its messages are
-//! on a machine where it is only thought to be: nothing is predicted other than it is run.
+//! on a machine where it is only thought to be: what is predicted of sums and of owners' parameters is what carries
+//! them. Gathers into windows are predicted as the ring's, or between nodes.
 
 use std::rc::Rc;
 
@@ -24,7 +25,7 @@ pub enum Recipe {
     Star(Operation, Wire),
     /// What every rank owns, for all.
     Collect(Route),
-    /// The same where the ranks of a node have it in common.
+    /// What every rank owns, for all nodes, where the ranks of a node have it in common.
     BetweenNodes,
     /// To the rank so many places on.
     Shift(usize),

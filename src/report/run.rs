@@ -44,7 +44,7 @@ pub struct BucketTimes {
 #[derive(Default)]
 pub struct Rehearsed {
     pub computing: Vec<(f64, f64)>,
-    /// Two numbers of each bucket's sum.
+    /// When each bucket's sum is expected to begin, and to end.
     pub sums: Vec<(f64, f64)>,
     pub seconds: f64,
 }

@@ -331,7 +331,7 @@ struct StrategyNumber {
 
 const SERVERS: StrategyNumber = StrategyNumber { name: "K", what: "servers", usual: Some(1.0), counts: true };
 const STEPS: StrategyNumber = StrategyNumber { name: "H", what: "local steps", usual: None, counts: true };
-/// Of block momentum where none are given.
+/// Local steps of `--sync bmuf` where none are given.
 const BLOCK: usize = 8;
 const ATTRACTION: StrategyNumber =
     StrategyNumber { name: "ALPHA", what: "attraction", usual: None, counts: false };

@@ -252,7 +252,7 @@ impl Assembly<'_> {
     /// Ranks with other parameters (other layers, or other parts of them) tell each other their norms, and so do owners
     /// of other parts.
     fn is_told(&self, memories: &Memories) -> bool {
-        let unlike = self.groups.mesh.ranks() > self.groups.mesh.data;
+        let unlike = self.groups.mesh.divides_parameters();
         unlike || memories.owners.are_apart() && !self.config.strategy.updates_alone()
     }
 

@@ -475,7 +475,7 @@ impl Trainer {
     /// Whether ranks tell each other the norms of what each of them owns.
     fn has_norms_apart(&self) -> bool {
         let script = self.round.any();
-        (script.owners.are_apart() || script.mesh.ranks() > script.mesh.data) && self.asynchronous.is_none()
+        (script.owners.are_apart() || script.mesh.divides_parameters()) && self.asynchronous.is_none()
     }
 
     /// Bytes that this rank has sent so far.

@@ -81,7 +81,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         for event in self.events.take() {
-            // SAFETY: made by `Event::new`, destroyed once.
+            // SAFETY: made by `CudaEvent::new`, destroyed once.
             freed(unsafe { self.libraries.driver.cuEventDestroy_v2(event) });
         }
         // SAFETY: retained once by `new`; everything made in it holds an `Rc` of it and is gone.

@@ -45,7 +45,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use self::handle::Engine;
-use self::host::{HostKernel, Workers};
+use self::host::Workers;
 use self::primitive::PrimitiveKernel;
 use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Squares, Step, not_lowered};
 use crate::error::{Error, Result};
@@ -57,6 +57,10 @@ pub use library::{Isa, OnednnInfo, isa, limit_isa, probe};
 pub struct Cpu {
     engine: Rc<Engine>,
     workers: Rc<Workers>,
+}
+
+fn boxed(kernel: Result<impl Kernel + 'static>) -> Result<Box<dyn Kernel>> {
+    Ok(Box::new(kernel?))
 }
 
 impl Cpu {
@@ -87,25 +91,26 @@ impl Cpu {
 
     fn kernel(&self, request: &KernelRequest, subject: &str) -> Result<Box<dyn Kernel>> {
         let (engine, workers) = (&self.engine, &self.workers);
-        let primitive = |kernel: Result<PrimitiveKernel>| Ok(Box::new(kernel?.of(subject)) as _);
-        let host = |kernel: Result<HostKernel>| Ok(Box::new(kernel?) as _);
+        let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
         match *request.op {
             Op::Conv2d(conv) => primitive(conv::forward_pass(engine, request, &conv)),
             Op::Conv2dBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
             Op::Linear { bias, relu } => primitive(linear::forward_pass(engine, request, bias, relu)),
-            Op::BatchNormMoments => host(sync_norm::moments(engine, workers, request)),
-            Op::AllToAll { .. } => host(sync_norm::all_to_all(engine, request)),
-            Op::Exchange { ranks, .. } => host(sync_norm::exchange(engine, request, ranks)),
-            Op::BatchNorm(norm) if norm.add => host(residual_norm::training(engine, workers, request, &norm)),
-            Op::BatchNorm(norm) if norm.given => {
-                host(sync_norm::forward_pass(engine, workers, request, &norm))
+            Op::BatchNormMoments => boxed(sync_norm::moments(engine, workers, request)),
+            Op::AllToAll { .. } => boxed(sync_norm::all_to_all(engine, request)),
+            Op::Exchange { ranks, .. } => boxed(sync_norm::exchange(engine, request, ranks)),
+            Op::BatchNorm(norm) if norm.add => {
+                boxed(residual_norm::training(engine, workers, request, &norm))
             }
-            Op::BatchNorm(norm) => Ok(Box::new(batch_norm::training(engine, request, &norm, subject)?)),
+            Op::BatchNorm(norm) if norm.given => {
+                boxed(sync_norm::forward_pass(engine, workers, request, &norm))
+            }
+            Op::BatchNorm(norm) => boxed(batch_norm::training(engine, request, &norm, subject)),
             Op::BatchNormInference(norm) if norm.add => {
-                host(residual_norm::inference(engine, workers, request, &norm))
+                boxed(residual_norm::inference(engine, workers, request, &norm))
             }
             Op::BatchNormInference(norm) if norm.given => {
-                host(sync_norm::again(engine, workers, request, &norm))
+                boxed(sync_norm::again(engine, workers, request, &norm))
             }
             Op::BatchNormInference(norm) => primitive(batch_norm::inference(engine, request, &norm)),
             Op::LocalResponseNorm(norm) => primitive(lrn::forward_pass(engine, request, &norm)),
@@ -117,23 +122,23 @@ impl Cpu {
             Op::Activation(of) => primitive(activation::forward_pass(engine, request, of)),
             Op::MaxPool(pool) => primitive(pool::max(engine, request, &pool)),
             Op::AvgPool(pool) => primitive(pool::average(engine, request, &pool)),
-            Op::AdaptiveAvgPool => host(adaptive::forward_pass(engine, workers, request)),
+            Op::AdaptiveAvgPool => boxed(adaptive::forward_pass(engine, workers, request)),
             Op::Dropout { p, layer, whole } => {
-                host(dropout::dropout(engine, workers, request, p, layer, whole))
+                boxed(dropout::dropout(engine, workers, request, p, layer, whole))
             }
             Op::Binary(of) => primitive(broadcast::binary(engine, request, of)),
-            Op::Sum { scale } => host(broadcast::sum(engine, workers, request, scale)),
-            Op::Expand { scale } => host(broadcast::expand(engine, workers, request, scale)),
-            Op::Reshape => host(simple::reshape(engine, request)),
+            Op::Sum { scale } => boxed(broadcast::sum(engine, workers, request, scale)),
+            Op::Expand { scale } => boxed(broadcast::expand(engine, workers, request, scale)),
+            Op::Reshape => boxed(simple::reshape(engine, request)),
             Op::Concat { axis } => primitive(concat::concat(engine, request, axis)),
             Op::Slice { axis, from } => primitive(concat::slice(engine, request, axis, from)),
-            Op::Pad { axis, before } => host(concat::pad(engine, request, axis, before)),
-            Op::Trade(_) => host(concat::trade(engine, request)),
+            Op::Pad { axis, before } => boxed(concat::pad(engine, request, axis, before)),
+            Op::Trade(_) => boxed(concat::trade(engine, request)),
             Op::Halo(_) => Err(not_lowered(request.op)),
             Op::Permute(order) => primitive(concat::permute(engine, request, &order)),
             Op::Add { relu } => primitive(simple::add(engine, request, relu)),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
-                host(loss::forward_pass(engine, request, smoothing, weight))
+                boxed(loss::forward_pass(engine, request, smoothing, weight))
             }
             Op::Backward(op) => self.backward(request, op, subject),
             Op::Normalise { .. } | Op::Fused(_) => {
@@ -144,20 +149,19 @@ impl Cpu {
 
     fn backward(&self, request: &KernelRequest, op: BackwardOp, subject: &str) -> Result<Box<dyn Kernel>> {
         let (engine, workers) = (&self.engine, &self.workers);
-        let primitive = |kernel: Result<PrimitiveKernel>| Ok(Box::new(kernel?.of(subject)) as _);
-        let host = |kernel: Result<HostKernel>| Ok(Box::new(kernel?) as _);
+        let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
         match op {
             BackwardOp::Conv2dWeights(conv) => {
                 conv::backward_weights(engine, workers, request, &conv, subject)
             }
             BackwardOp::LinearData { .. } => primitive(linear::backward_data(engine, request)),
             BackwardOp::LinearWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
-            BackwardOp::BatchNormSums(norm) => host(sync_norm::sums(engine, workers, request, &norm)),
+            BackwardOp::BatchNormSums(norm) => boxed(sync_norm::sums(engine, workers, request, &norm)),
             BackwardOp::BatchNorm(norm) if norm.add => {
-                Ok(Box::new(residual_norm::backward(engine, request, &norm, subject)?))
+                boxed(residual_norm::backward(engine, request, &norm, subject))
             }
             BackwardOp::BatchNorm(norm) if norm.given => {
-                host(sync_norm::backward(engine, workers, request, &norm))
+                boxed(sync_norm::backward(engine, workers, request, &norm))
             }
             BackwardOp::BatchNorm(norm) => primitive(batch_norm::backward(engine, request, &norm)),
             BackwardOp::LocalResponseNorm(norm) => primitive(lrn::backward(engine, request, &norm)),
@@ -168,16 +172,14 @@ impl Cpu {
             BackwardOp::Activation(of) => primitive(activation::backward(engine, request, of)),
             BackwardOp::MaxPool(pool) => primitive(pool::max_backward(engine, request, &pool)),
             BackwardOp::AvgPool(pool) => primitive(pool::average_backward(engine, request, &pool)),
-            BackwardOp::AdaptiveAvgPool => host(adaptive::backward(engine, workers, request)),
+            BackwardOp::AdaptiveAvgPool => boxed(adaptive::backward(engine, workers, request)),
             BackwardOp::Dropout { p, layer, whole } => {
-                host(dropout::dropout(engine, workers, request, p, layer, whole))
+                boxed(dropout::dropout(engine, workers, request, p, layer, whole))
             }
-            BackwardOp::AddSlice { axis, from } => {
-                Ok(Box::new(concat::add_slice(engine, request, axis, from)?))
-            }
+            BackwardOp::AddSlice { axis, from } => boxed(concat::add_slice(engine, request, axis, from)),
             BackwardOp::Halo(_) => Err(not_lowered(request.op)),
             BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
-                host(loss::backward(engine, request, smoothing, weight))
+                boxed(loss::backward(engine, request, smoothing, weight))
             }
         }
     }

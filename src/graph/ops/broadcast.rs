@@ -121,18 +121,11 @@ impl BackwardPass {
             true => Op::Expand { scale },
             false => Op::Sum { scale },
         };
-        let name = self.graph.node(id).name.clone();
         let sum = match is_parameter {
             true => self.graph.gradient_of(of),
             false => self.graph.gradient_like(of),
         };
-        self.graph.nodes.push(Node {
-            name,
-            op,
-            inputs: vec![gradient],
-            outputs: vec![sum],
-            forward: Some(id),
-        });
+        self.push(id, op, vec![gradient], vec![sum]);
         if !is_parameter {
             self.contribute(of, sum);
         }

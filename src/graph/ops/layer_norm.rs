@@ -90,7 +90,6 @@ pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, (epsilon, affine)
     let mut outputs = vec![dx];
     outputs
         .extend(node.inputs[1..].iter().map(|&parameter| b.graph.gradient_of(parameter)).collect::<Vec<_>>());
-    let (name, op) = (node.name.clone(), Op::Backward(BackwardOp::LayerNorm { epsilon, affine }));
-    b.graph.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
+    b.push(id, BackwardOp::LayerNorm { epsilon, affine }, inputs, outputs);
     b.contribute(x, dx);
 }

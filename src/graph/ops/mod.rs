@@ -48,7 +48,7 @@ pub enum Op {
     /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
     Conv2d(Conv2d),
     /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution. In a forward pass it
-    /// is a transposed convolution, whose gradients are `Conv2d` and `Conv2dBackwardWeights`.
+    /// is a transposed convolution, whose gradients are `Conv2d` and `BackwardOp::Conv2dWeights`.
     Conv2dBackwardData(Conv2d),
 
     /// x (N,…) with I elements a sample, w (O,I), b (O)? → y (N,O) = x·wᵀ + b, then ReLU if `relu`.
@@ -59,7 +59,7 @@ pub enum Op {
     BatchNormMoments,
     /// x → y (R, the shape of x): the x of each of R ranks, in their order. A device knows one rank only: on it every
     /// row is this rank's x. Whoever runs the steps of several ranks puts theirs there (`plan::Exchange`). With `rows`
-    /// ranks have unlike many rows of images, and what is put there is `Statistics::even_out` of theirs.
+    /// ranks have unlike many rows of images, and what is put there is `NormStatistics::even_out` of theirs.
     Exchange { ranks: usize, rows: Option<(NormStatistics, Rows)> },
     /// x (R,…) → y (R,…): from each of R ranks what its x has in the row of this one. On a device alone y is x, as
     /// above. It is its own gradient.

@@ -158,8 +158,7 @@ pub fn batch_norm_backward(b: &mut BackwardPass, id: NodeId, node: &Node, norm: 
         inputs.extend(node.outputs.get(5));
         let dx = b.graph.gradient_like(x);
         let outputs = vec![dx, b.graph.gradient_of(weight), b.graph.gradient_of(bias)];
-        let (name, op) = (node.name.clone(), Op::Backward(BackwardOp::BatchNorm(norm)));
-        b.graph.nodes.push(Node { name, op, inputs, outputs, forward: Some(id) });
+        b.push(id, BackwardOp::BatchNorm(norm), inputs, outputs);
         dx
     };
     b.contribute(x, dx);

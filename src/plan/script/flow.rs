@@ -49,15 +49,10 @@ impl List<'_> {
         self.transfers.len() - 1
     }
 
-    /// Whether some ranks have other parameters: other layers, or other parts of them.
-    fn is_cut(&self) -> bool {
-        self.manner.mesh.ranks() > self.manner.mesh.data
-    }
-
     /// Whether losses and hits are no part of the last bucket's sum.
     fn tail_is_alone(&self) -> bool {
         let apart = self.manner.owners.are_apart() || self.manner.relaxed.is_some();
-        apart || self.is_cut() || self.outline.windows.is_some()
+        apart || self.manner.mesh.divides_parameters() || self.outline.windows.is_some()
     }
 
     /// Bytes of all gradients, each at a place of its own.
@@ -152,7 +147,7 @@ impl List<'_> {
     /// The step's own numbers: losses and hits, and norms. Of all stages, where there are some.
     fn numbers(&mut self) -> [Option<TransferId>; 2] {
         let (manner, end) = (self.manner, self.outline.sums);
-        let (all, axis) = match self.is_cut() {
+        let (all, axis) = match self.manner.mesh.divides_parameters() {
             true => (manner.mesh.ranks(), Axis::Job),
             false => (manner.mesh.data, Axis::Data),
         };
@@ -160,7 +155,8 @@ impl List<'_> {
         let cuts = Cuts::whole(&(end.saturating_sub(TAIL)..end), all, all - 1);
         let alone = self.tail_is_alone() && !manner.asynchronous;
         let tail = alone.then(|| self.add(axis, Kind::Sum, Area::Sums, cuts));
-        let unlike = (manner.owners.are_apart() || self.is_cut()) && !manner.asynchronous;
+        let unlike =
+            (manner.owners.are_apart() || self.manner.mesh.divides_parameters()) && !manner.asynchronous;
         let normed = unlike && (manner.clip || manner.unscale);
         let cuts = Cuts::even(&(0..8 * all), all);
         [tail, normed.then(|| self.add(axis, Kind::Gather, Area::Norms, cuts))]

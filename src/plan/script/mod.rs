@@ -2,7 +2,7 @@
 //!
 //! The plan knows when a gradient is ready, and the table of owners who needs it. Both together give one static list of
 //! actions a rank. Nothing in it is decided while it runs, so all of it can be rehearsed before the first step
-//! (`rehearse`).
+//! (`simulate::rehearse`).
 //!
 //! PyTorch (`torch.distributed.pipelining`) and DeepSpeed (`runtime/pipe/schedule.py`) have such lists for pipelines;
 //! here it is the whole step.

@@ -16,7 +16,7 @@ pub struct Outline<'a> {
     pub buckets: &'a [Bucket],
     /// For each bucket the first step that reads one of its parameters.
     pub readers: Vec<usize>,
-    /// The same of the last one.
+    /// For each bucket the last step that reads one of its parameters.
     pub last_readers: Vec<usize>,
     /// Whether a device copies all parameters in halves before one of them is read.
     pub copies: bool,
@@ -31,7 +31,7 @@ pub struct Outline<'a> {
     pub sums: usize,
     /// How a bucket is divided among owners.
     pub share: OwnerShare<'a>,
-    /// What a stage of a pipeline exchanges with others, and which steps run without a pause.
+    /// What a stage of a pipeline exchanges with others.
     pub edges: &'a [Edge],
     /// The forward and the backward pass, or those of each chunk.
     pub passes: Vec<Pass>,

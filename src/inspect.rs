@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use rayon::{BroadcastContext, ThreadPool, ThreadPoolBuilder};
 
-use crate::error::{Error, Result};
+use crate::config::values::within;
+use crate::error::{Error, ErrorKind, Result};
 use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples};
 use crate::plan::{describe_bytes as bytes, group};
 use crate::random::{Purpose, Stream, key};
@@ -27,14 +28,14 @@ pub struct Args {
     /// HDF5 or netCDF-4 files; those with the same arrays are described once.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// A view: its samples, and how fast they are read in random order. May be given again [default: guessed for each
-    /// array of numbers].
+    /// Say what samples this view makes, and how fast they are read in random order; may be given several times
+    /// [default: views that are guessed].
     #[arg(long, short, value_name = "VIEW")]
     view: Vec<View>,
-    /// Take the statistics of all numbers, not of 16 MB of each array.
+    /// Take the statistics of all numbers of a file, not of some 4 million of each array.
     #[arg(long)]
     all: bool,
-    /// Threads that read [default: all cores].
+    /// Threads that read, 1 to 1024 [default: all cores].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
@@ -46,8 +47,8 @@ struct Alike {
     files: usize,
     /// Bytes of all of them.
     bytes: u64,
-    /// Places of the first axis of each array, over all files.
-    first: Vec<u64>,
+    /// For each file how many places the first axis of each array has; 0 where it has no axes.
+    first: Vec<Vec<usize>>,
 }
 
 /// Kinds of files that are described; more are counted.
@@ -59,18 +60,27 @@ const TRIED: (usize, f64) = (64, 2.0);
 /// Bytes that are read for a time that says something.
 const WORTH_TIMING: u64 = 1 << 20;
 
-/// Prints one description for each kind of file.
+/// The most threads that can be asked for.
+const MOST_THREADS: usize = 1024;
+
+/// Prints one description for each kind of file. Where an array cannot be read the others are described all the same.
 ///
 /// # Errors
-/// `Data`: a file that cannot be read. `Usage`: a view that no file has.
+/// `Data`: a file, or arrays, that cannot be read. `Usage`: a view that no file has.
 pub fn run(args: &Args) -> Result<()> {
-    let threads = args.threads.unwrap_or_else(host::cores).max(1);
+    let threads = args.threads.unwrap_or_else(host::cores);
+    within("threads", threads, MOST_THREADS)?;
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::environment(format!("--threads {threads}: {error}")))?;
     let kinds = kinds(&args.files)?;
     for view in &args.view {
-        let known = |kind: &Alike| kind.arrays.arrays.iter().any(|array| array.name == view.array);
-        if !kinds.iter().any(known) {
+        let arrays =
+            || kinds.iter().flat_map(|kind| &kind.arrays.arrays).filter(|array| array.name == view.array);
+        for array in arrays() {
+            let samples = view.samples(&array.shape);
+            samples.map_err(|what| Error::usage(format!("--view {what} ({})", array.path().display())))?;
+        }
+        if arrays().next().is_none() {
             let names =
                 kinds.iter().flat_map(|kind| kind.arrays.arrays.iter().map(|array| array.name.as_str()));
             let names = names.take(20).collect::<Vec<_>>().join(", ");
@@ -80,8 +90,9 @@ pub fn run(args: &Args) -> Result<()> {
             )));
         }
     }
+    let mut unread = 0;
     for kind in kinds.iter().take(MOST_KINDS) {
-        describe(kind, args, &pool)?;
+        unread += describe(kind, args, &pool);
     }
     if let Some(more @ 1..) = kinds.len().checked_sub(MOST_KINDS) {
         let files: usize = kinds[MOST_KINDS..].iter().map(|kind| kind.files).sum();
@@ -90,7 +101,11 @@ pub fn run(args: &Args) -> Result<()> {
             kinds[MOST_KINDS].path.display()
         ));
     }
-    Ok(())
+    match unread {
+        0 => Ok(()),
+        1 => Err(Error::new(ErrorKind::Data, "an array cannot be read, as its line says")),
+        _ => Err(Error::new(ErrorKind::Data, format!("{unread} arrays cannot be read, as their lines say"))),
+    }
 }
 
 /// Puts files together whose arrays differ in nothing but how long their first axis is.
@@ -102,12 +117,13 @@ fn kinds(files: &[PathBuf]) -> Result<Vec<Alike>> {
             other => other.clone(),
         };
         (&a.name, a.element, &a.unit, shape(a)) == (&b.name, b.element, &b.unit, shape(b))
+            && (a.packing, &a.missing) == (b.packing, &b.missing)
             && stored(a) == stored(b)
     };
     let mut kinds: Vec<Alike> = Vec::new();
     for path in files {
         let arrays = Arrays::of(path)?;
-        let first = arrays.arrays.iter().map(|array| array.shape.first().copied().unwrap_or(1) as u64);
+        let first = arrays.arrays.iter().map(|array| array.shape.first().copied().unwrap_or(0)).collect();
         let alike = kinds.iter_mut().find(|kind| {
             let (a, b) = (&kind.arrays.arrays, &arrays.arrays);
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
@@ -116,27 +132,37 @@ fn kinds(files: &[PathBuf]) -> Result<Vec<Alike>> {
             Some(alike) => {
                 alike.files += 1;
                 alike.bytes += arrays.bytes;
-                alike.first.iter_mut().zip(first).for_each(|(all, one)| *all += one);
+                alike.first.push(first);
             }
             None => {
-                let first = first.collect();
-                kinds.push(Alike { path: path.clone(), files: 1, bytes: arrays.bytes, first, arrays });
+                let (path, bytes) = (path.clone(), arrays.bytes);
+                kinds.push(Alike { path, files: 1, bytes, first: vec![first], arrays });
             }
         }
     }
     Ok(kinds)
 }
 
-fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> Result<()> {
+/// Describes files with the same arrays; returns how many arrays cannot be read.
+fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
     let (more, all) = match kind.files - 1 {
         0 => (String::new(), ""),
         more => (format!(" and {more} like it"), " in all"),
     };
     record::print(&format!("{}{more}: {}{all}", kind.path.display(), bytes(kind.bytes as usize)));
+    let mut unread = 0;
+    let mut say = |said: Result<()>| {
+        if let Err(error) = said {
+            record::print(&format!("      cannot be read: {}", error.message));
+            unread += 1;
+        }
+    };
+    let of = if kind.files > 1 { "in the first file: " } else { "" };
     for array in &kind.arrays.arrays {
         record::print(&format!("  {}", line(array)));
         if !array.shape.contains(&0) && array.storage != ArrayStorage::Unwritten {
-            record::print(&format!("      {}", numbers::of(array, args.all, pool)?));
+            let numbers = numbers::of(array, args.all, pool);
+            say(numbers.map(|numbers| record::print(&format!("      {of}{numbers}"))));
         }
     }
     for (name, what) in &kind.arrays.left_out {
@@ -154,10 +180,17 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> Result<()> {
     }
     for view in &views {
         if let Some(at) = kind.arrays.arrays.iter().position(|array| array.name == view.array) {
-            try_view(view, guessed, &kind.arrays.arrays[at], kind.first[at], kind.files, pool)?;
+            let array = &kind.arrays.arrays[at];
+            let samples_of = |first: &Vec<usize>| {
+                let mut shape = array.shape.clone();
+                shape.iter_mut().take(1).for_each(|places| *places = first[at]);
+                view.samples(&shape).map_or(0, |samples| samples.len())
+            };
+            let all = kind.first.iter().map(samples_of).sum();
+            say(try_view(view, guessed, array, all, pool));
         }
     }
-    Ok(())
+    unread
 }
 
 /// "240×37×49 f32 [time, latitude, longitude] in K; chunks 1×37×49 (7.3 kB), deflate, shuffle, 1.9:1".
@@ -199,28 +232,14 @@ fn shape(shape: &[usize]) -> String {
     }
 }
 
-/// Says what samples a view makes of a kind of files, reads some, and says what it took.
-fn try_view(
-    view: &View,
-    guessed: bool,
-    array: &FileArray,
-    first: u64,
-    files: usize,
-    pool: &ThreadPool,
-) -> Result<()> {
+/// Says what samples a view makes of an array, of all files `all`; reads some, and says what it took.
+fn try_view(view: &View, guessed: bool, array: &FileArray, all: usize, pool: &ThreadPool) -> Result<()> {
     let samples = view.samples(&array.shape).map_err(|what| Error::usage(format!("--view {what}")))?;
-    let own = array.shape.first().map_or(1, |&own| own.max(1)) as f64;
-    let all = (samples.len() as f64 * first as f64 / own).round() as usize;
-    let all = if samples.counts(0) { all } else { samples.len() * files };
     let what = if guessed { "guessed view" } else { "view" };
     let plural = if all == 1 { "" } else { "s" };
     let mut text = format!("  {what} {view}: {} sample{plural} of {}", group(all), shape(&samples.shape()));
-    if let Some(axis) = samples.rest().iter().position(|&rest| rest > 0) {
-        text += &format!(
-            "; {} of {} places of axis {axis} are left out",
-            samples.rest()[axis],
-            array.shape[axis]
-        );
+    for (axis, rest) in samples.rest().iter().enumerate().filter(|(_, rest)| **rest > 0) {
+        text += &format!("; {rest} of {} places of axis {axis} are left out", array.shape[axis]);
     }
     record::print(&text);
     let numbers: usize = samples.shape().iter().product();
@@ -278,6 +297,7 @@ fn try_samples(
                 break;
             }
             sample.resize(numbers, 0.0);
+            reader.forget();
             reader.read(array, samples, index, &mut sample)?;
             amounts.push(reader.take_amount());
         }
@@ -301,27 +321,25 @@ fn readers(numbers: usize, array: &FileArray, pool: &ThreadPool) -> usize {
     (room / each).min(pool.current_num_threads())
 }
 
-/// What chunks would be read whole by samples like these.
+/// The shape of chunks that would fit samples like these, where they are large enough for a chunk and lie one behind
+/// the other.
 fn advice(array: &FileArray, samples: &ViewSamples) -> Option<String> {
-    /// Bytes of a chunk that is worth a read and small enough to be kept.
-    const LARGEST: usize = 4 << 20;
-    let ArrayStorage::Chunked(chunk, _) = &array.storage else { return None };
-    let window = samples.window(0).len;
-    let mut better = window.clone();
-    while better.iter().product::<usize>() * array.element.bytes() > LARGEST {
+    /// Bytes of a chunk that is worth a read, and of one that is small enough to be kept.
+    const SIZES: [usize; 2] = [64 << 10, 4 << 20];
+    let mut better = samples.window(0).len;
+    let bytes = |chunk: &[usize]| chunk.iter().product::<usize>() * array.element.bytes();
+    let is_chunked = matches!(array.storage, ArrayStorage::Chunked(..));
+    if !is_chunked || !samples.are_aligned() || bytes(&better) < SIZES[0] {
+        return None;
+    }
+    while bytes(&better) > SIZES[1] {
         let axis = better.iter().position(|&places| places > 1)?;
         better[axis] = better[axis].div_ceil(2);
     }
-    let count = |chunk: &[usize]| {
-        window.iter().zip(chunk).map(|(len, chunk)| len.div_ceil(*chunk)).product::<usize>()
-    };
+    let chunk = better.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+    let name = array.name.replace('\'', "'\\''");
     Some(format!(
-        "chunks of {} would be read whole, {} a sample in place of {} of {}: h5repack -l {}:CHUNK={} OLD NEW",
-        shape(&better),
-        count(&better),
-        count(chunk),
-        shape(chunk),
-        array.name,
-        better.iter().map(usize::to_string).collect::<Vec<_>>().join("x"),
+        "chunks of {} would fit the samples: h5repack -l '{name}:CHUNK={chunk}' OLD NEW",
+        shape(&better)
     ))
 }

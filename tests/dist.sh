@@ -8,10 +8,14 @@ cd "$(dirname "$0")/.."
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+name=dltrain-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 .ci/dist
-(cd dist && sha256sum --check --quiet ./*.sha256)
-tar xzf dist/*.tar.gz -C "$scratch"
-tree=$(echo "$scratch"/dltrain-*)
+cp "dist/$name.tar.gz" "$scratch/first.tar.gz"
+.ci/dist
+cmp "dist/$name.tar.gz" "$scratch/first.tar.gz" # the same commit, the same bytes
+(cd dist && sha256sum --check --quiet "$name.tar.gz.sha256")
+tar xzf "dist/$name.tar.gz" -C "$scratch"
+tree=$scratch/$name
 eval "$(.ci/env "$1")"
 alone=(unshare --user --map-root-user --net)
 # Or the rest would prove nothing.

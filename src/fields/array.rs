@@ -1,12 +1,12 @@
 //! The arrays of a file: what each holds, where its bytes lie and how they are coded, as the HDF5 library says it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use hdf5::dataset::{DatasetCreate, Layout};
+use hdf5::dataset::{ChunkOpts, DatasetCreate, Layout};
 use hdf5::types::{FixedAscii, FloatSize, TypeDescriptor, VarLenArray, VarLenAscii, VarLenUnicode};
 use hdf5::{
     Dataset, File, IndexType, IterationOrder, LinkType, LocationInfo, LocationType, ObjectReference1,
@@ -46,7 +46,9 @@ pub struct FileArray {
     /// No other array of this process has the same.
     pub(super) id: u64,
     pub(super) file: Arc<SourceFile>,
-    chunks: OnceLock<std::result::Result<Vec<StoredChunk>, String>>,
+    /// The library's, once it is asked for chunks, and where those lie that it was asked for.
+    dataset: OnceLock<std::result::Result<Dataset, String>>,
+    chunks: RwLock<HashMap<usize, StoredChunk>>,
 }
 
 /// A file that arrays are read from.
@@ -93,9 +95,6 @@ pub struct Arrays {
 /// h5py's LZF among the filters that the HDF Group has registered.
 const LZF: i32 = 32000;
 
-/// Most chunks of one array, each of which takes 24 bytes of memory.
-const MOST_CHUNKS: usize = 1 << 27;
-
 impl Arrays {
     /// Reads what a file says of its arrays, and none of their numbers.
     ///
@@ -126,7 +125,8 @@ impl Arrays {
                         of.push((whole, group.group(&link)?));
                     }
                     Ok(LocationType::Dataset) => {
-                        match FileArray::from(source, &whole, &group.dataset(&link)?) {
+                        let dataset = group.dataset(&link).map_err(|error| first_line(&error));
+                        match dataset.and_then(|dataset| FileArray::from(source, &whole, &dataset)) {
                             Ok(array) => self.arrays.push(array),
                             Err(what) => self.left_out.push((whole, what)),
                         }
@@ -154,6 +154,11 @@ fn open(path: &Path) -> Result<(File, Arc<SourceFile>)> {
     let mut start = [0; 8];
     read.read_at(&mut start, 0).map_err(wrong)?;
     let file = File::open(path).map_err(|error| match start {
+        _ if ["open for write", "lock file"].iter().any(|word| first_line(&error).contains(word)) => {
+            let what =
+                "another program writes it, or one that wrote it died; where none does, h5clear -s opens it";
+            Error::data(path, format!("{what}: {}", first_line(&error)))
+        }
         [b'C', b'D', b'F', ..] => Error::data(
             path,
             "a classic netCDF file, which is no HDF5; nccopy -k netCDF-4 OLD NEW makes one that can be read",
@@ -187,8 +192,8 @@ impl FileArray {
         let datatype = dataset.dtype().map_err(library)?;
         let shape = dataset.get_shape().map_err(library)?;
         let element = library::element(&datatype)?;
-        let numbers = shape.iter().try_fold(element.bytes(), |all, &extent| all.checked_mul(extent));
-        numbers.filter(|&all| all <= isize::MAX as usize).ok_or("more numbers than memory can have")?;
+        let whole = shape.iter().try_fold(element.bytes(), |all, &extent| all.checked_mul(extent));
+        whole.filter(|&all| all <= isize::MAX as usize).ok_or("more numbers than memory can have")?;
         let (scale, offset) = (number(dataset, "scale_factor"), number(dataset, "add_offset"));
         let elsewhere = dataset.loc_info().map_err(library)?.fileno != file.number;
         let list = dataset.dcpl().map_err(library)?;
@@ -202,15 +207,13 @@ impl FileArray {
             is_coordinate: text(dataset, "CLASS").is_some_and(|class| class == "DIMENSION_SCALE")
                 || ["_bnds", "_bounds"].iter().any(|end| name.ends_with(end)),
             unit: text(dataset, "units"),
-            missing: ["_FillValue", "missing_value"]
-                .iter()
-                .filter_map(|name| number(dataset, name))
-                .collect(),
+            missing: ["_FillValue", "missing_value"].iter().flat_map(|name| numbers(dataset, name)).collect(),
             packing: scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0))),
             fill: fill(&list),
             id: COUNT.fetch_add(1, Ordering::Relaxed),
             file: file.clone(),
-            chunks: OnceLock::new(),
+            dataset: OnceLock::new(),
+            chunks: RwLock::default(),
             shape,
             element,
         })
@@ -230,9 +233,7 @@ impl FileArray {
     pub fn stored(&self) -> Option<u64> {
         match &self.storage {
             ArrayStorage::Contiguous(_) => Some(self.bytes()),
-            ArrayStorage::Chunked(..) => {
-                self.chunks().ok().map(|chunks| chunks.iter().map(|chunk| chunk.bytes).sum())
-            }
+            ArrayStorage::Chunked(..) => self.dataset().ok().map(|dataset| dataset.storage_size()),
             ArrayStorage::Unwritten => Some(0),
             ArrayStorage::Library(_) => None,
         }
@@ -243,26 +244,27 @@ impl FileArray {
         self.shape.iter().zip(chunk).map(|(extent, chunk)| extent.div_ceil(*chunk)).collect()
     }
 
-    /// Where its chunks lie, in the order of their places. The library is asked once.
+    /// Where a chunk lies, by its number in the order of their places. The library is asked once for each: before 1.14
+    /// it goes through all chunks to find one.
     ///
     /// # Errors
-    /// `Data`: it does not say it, or there are more than memory is meant for.
-    pub(super) fn chunks(&self) -> Result<&[StoredChunk]> {
-        let chunks = self.chunks.get_or_init(|| self.find_chunks());
-        chunks.as_deref().map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))
+    /// `Data`: it does not say it.
+    pub(super) fn chunk(&self, number: usize, shape: &[usize], grid: &[usize]) -> Result<StoredChunk> {
+        if let Some(chunk) = self.chunks.read().unwrap_or_else(PoisonError::into_inner).get(&number) {
+            return Ok(*chunk);
+        }
+        let place = place_in(grid, number);
+        let first: Vec<u64> = place.iter().zip(shape).map(|(place, along)| (place * along) as u64).collect();
+        let found = self.dataset().and_then(|dataset| library::chunk(dataset, &first));
+        let found = found.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))?;
+        self.chunks.write().unwrap_or_else(PoisonError::into_inner).insert(number, found);
+        Ok(found)
     }
 
-    fn find_chunks(&self) -> std::result::Result<Vec<StoredChunk>, String> {
-        let ArrayStorage::Chunked(chunk, _) = &self.storage else { return Ok(Vec::new()) };
-        let grid = self.grid(chunk);
-        let count = grid.iter().try_fold(1, |all: usize, &along| all.checked_mul(along));
-        let count = count.filter(|&count| count <= MOST_CHUNKS).ok_or("it has too many chunks")?;
-        let dataset = File::open(self.path()).and_then(|file| file.dataset(&self.name));
-        let dataset = dataset.map_err(|error| first_line(&error))?;
-        let first = |at: usize| -> Vec<u64> {
-            place_in(&grid, at).iter().zip(chunk).map(|(place, along)| (place * along) as u64).collect()
-        };
-        (0..count).map(|at| library::chunk(&dataset, &first(at))).collect()
+    fn dataset(&self) -> std::result::Result<&Dataset, String> {
+        let open = || File::open(self.path()).and_then(|file| file.dataset(&self.name));
+        let dataset = self.dataset.get_or_init(|| open().map_err(|error| first_line(&error)));
+        dataset.as_ref().map_err(String::clone)
     }
 
     /// All numbers of a window, by the library, in the array's order.
@@ -270,8 +272,7 @@ impl FileArray {
     /// # Errors
     /// `Data`.
     pub(super) fn by_library(&self, window: &ArrayBox) -> Result<Vec<f32>> {
-        let read = || -> hdf5::Result<Vec<f32>> {
-            let dataset = File::open(self.path())?.dataset(&self.name)?;
+        let read = |dataset: &Dataset| -> hdf5::Result<Vec<f32>> {
             if self.shape.is_empty() {
                 return Ok(vec![dataset.as_reader().read_scalar::<f32>()?]);
             }
@@ -284,7 +285,8 @@ impl FileArray {
                 .into_raw_vec_and_offset()
                 .0)
         };
-        read().map_err(|error| Error::data(self.path(), format!("{}: {}", self.name, first_line(&error))))
+        let numbers = self.dataset().and_then(|dataset| read(dataset).map_err(|error| first_line(&error)));
+        numbers.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))
     }
 }
 
@@ -315,8 +317,18 @@ fn storage(
             if bytes.is_none_or(|bytes| bytes >= 1 << 32) {
                 return by("its chunks are larger than the format has them");
             }
+            let given = list.filters();
+            let others: Vec<_> = given.iter().filter(|filter| filter.id() != LZF).cloned().collect();
+            if let Some(lacking) = lacking_filter(&others) {
+                return by(&format!("it was written with {lacking}"));
+            }
+            if !given.is_empty()
+                && list.chunk_opts().is_some_and(|of| of.contains(ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS))
+            {
+                return by("its chunks at the edges are not filtered");
+            }
             let mut filters = Vec::new();
-            for filter in list.filters() {
+            for filter in given {
                 filters.push(match filter {
                     hdf5::filters::Filter::Deflate(_) => Filter::Deflate,
                     hdf5::filters::Filter::Shuffle => Filter::Shuffle,
@@ -324,6 +336,10 @@ fn storage(
                     hdf5::filters::Filter::User(LZF, _) => Filter::Lzf,
                     other => return by(&format!("the filter {other:?}")),
                 });
+            }
+            let compressing = |filter: &&Filter| matches!(filter, Filter::Deflate | Filter::Lzf);
+            if filters.iter().filter(compressing).count() > 1 {
+                return by("it is compressed twice");
             }
             Ok(ArrayStorage::Chunked(chunk, filters))
         }
@@ -336,14 +352,36 @@ fn fill(list: &DatasetCreate) -> f32 {
     value.ok().flatten().and_then(|value| value.cast::<f32>().ok()).unwrap_or(0.0)
 }
 
+/// A filter that this HDF5 library lacks, in words.
+pub fn lacking_filter(filters: &[hdf5::filters::Filter]) -> Option<String> {
+    use hdf5::filters::Filter;
+    /// Its number, which the crate does not name.
+    const SZIP: hdf5::filters::H5Z_filter_t = 4;
+    filters.iter().find_map(|filter| match filter {
+        Filter::User(id, _) if !Filter::get_info(*id).is_available => Some(match *id {
+            LZF => "lzf, which h5py alone has".into(),
+            32001 => "Blosc, a plug-in of HDF5 that is not here".into(),
+            id => format!("filter {id}, a plug-in of HDF5 that is not here"),
+        }),
+        Filter::SZip(..) if !Filter::get_info(SZIP).is_available => Some("szip, which is not here".into()),
+        _ => None,
+    })
+}
+
 /// The first number of an attribute.
 fn number(dataset: &Dataset, name: &str) -> Option<f64> {
-    let attribute = dataset.attr(name).ok()?;
+    numbers(dataset, name).first().copied()
+}
+
+/// The numbers of an attribute; none where it has others.
+fn numbers(dataset: &Dataset, name: &str) -> Vec<f64> {
+    let Ok(attribute) = dataset.attr(name) else { return Vec::new() };
     match attribute.dtype().and_then(|datatype| datatype.to_descriptor()) {
-        Ok(TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_)) => {}
-        _ => return None,
+        Ok(TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_)) => {
+            attribute.read_raw::<f64>().unwrap_or_default()
+        }
+        _ => Vec::new(),
     }
-    attribute.read_raw::<f64>().ok()?.first().copied()
 }
 
 /// An attribute that is text.

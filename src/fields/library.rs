@@ -74,7 +74,7 @@ pub(super) fn element(datatype: &Datatype) -> Result<NumberType, String> {
         },
         H5T_class_t::H5T_STRING => return Err("text".into()),
         H5T_class_t::H5T_COMPOUND => return Err("compounds of several fields".into()),
-        H5T_class_t::H5T_ENUM => return Err("names of an enumeration".into()),
+        H5T_class_t::H5T_ENUM => return Err("booleans, or names of an enumeration".into()),
         H5T_class_t::H5T_VLEN => return Err("lists of various lengths".into()),
         H5T_class_t::H5T_ARRAY => return Err("arrays in an array".into()),
         H5T_class_t::H5T_REFERENCE => return Err("references".into()),

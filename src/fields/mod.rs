@@ -13,7 +13,7 @@ mod library;
 mod read;
 mod view;
 
-pub use array::{ArrayStorage, Arrays, FileArray};
+pub use array::{ArrayStorage, Arrays, FileArray, lacking_filter};
 pub use element::NumberType;
 pub use filter::{ChunkDecoder, Filter};
 pub use read::{Amount, ArrayReader};

@@ -104,6 +104,11 @@ impl ArrayReader {
         self.window(array, window, &row_major(&window.len), to)
     }
 
+    /// Forgets the chunk that was decoded last: the next sample is read as if it came alone.
+    pub fn forget(&mut self) {
+        self.holds = None;
+    }
+
     /// What reading took since the last call.
     pub fn take_amount(&mut self) -> Amount {
         std::mem::take(&mut self.amount)
@@ -161,7 +166,6 @@ impl ArrayReader {
         to: &mut [f32],
     ) -> Result<()> {
         let ArrayBox { first, len } = window;
-        let chunks = array.chunks()?;
         let grid = array.grid(chunk);
         let from = row_major(chunk);
         let low: Vec<usize> = first.iter().zip(chunk).map(|(first, chunk)| first / chunk).collect();
@@ -180,11 +184,12 @@ impl ArrayReader {
                 part.push(end - begin);
             }
             let inside = walk(&part, &from, strides);
-            if chunks[number].bytes == 0 {
+            let stored = array.chunk(number, chunk, &grid)?;
+            if stored.bytes == 0 {
                 fill(array.fill, &inside, to, target);
                 continue;
             }
-            self.decode(array, chunk, number, chunks[number])?;
+            self.decode(array, chunk, number, stored)?;
             place(array.element, &self.bytes, source * array.element.bytes(), &inside, to, target);
         }
         Ok(())

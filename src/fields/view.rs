@@ -257,7 +257,6 @@ impl ViewSamples {
                     return lacks(format!("none is {place}"));
                 }
                 self.window.first[at] = place;
-                self.rest[at] = extent - 1;
             }
             AxisPart::Range { first, len } => {
                 if first + len > extent {
@@ -265,7 +264,6 @@ impl ViewSamples {
                 }
                 (self.window.first[at], self.window.len[at]) = (first, len);
                 self.order.push(at);
-                self.rest[at] = extent - len;
             }
             AxisPart::Tile(len) => {
                 if len > extent {
@@ -308,9 +306,15 @@ impl ViewSamples {
         self.len() == 0
     }
 
-    /// Whether an axis of the array numbers samples, alone or with others.
-    pub fn counts(&self, axis: usize) -> bool {
-        self.counted.iter().any(|&(at, ..)| at == axis)
+    /// Whether each sample begins a multiple of its length from the first place on, on each axis.
+    pub fn are_aligned(&self) -> bool {
+        self.axes.iter().all(|axis| match axis.take {
+            AxisPart::Sample { stride, shift, len } => {
+                stride == len.unwrap_or(1) && shift % stride as i64 == 0
+            }
+            AxisPart::Range { first, len } => first % len == 0,
+            AxisPart::All | AxisPart::Place(_) | AxisPart::Tile(_) => true,
+        })
     }
 
     /// The shape of one sample, in a network's order.
@@ -323,7 +327,7 @@ impl ViewSamples {
         &self.order
     }
 
-    /// Places of each axis of the array that are in no sample.
+    /// Places of each axis that are in no sample, behind the last whole tile or window.
     pub fn rest(&self) -> &[usize] {
         &self.rest
     }

@@ -16,6 +16,9 @@ const PART: usize = 4 << 20;
 /// Numbers of a piece of an array that lies in one piece.
 const PIECE: usize = 1 << 18;
 
+/// Pieces of an array that are looked at unless all are: to find a chunk takes some versions of HDF5 a while.
+const MOST_PIECES: usize = 1024;
+
 /// Different integers that are listed, as labels are.
 const MOST_LABELS: usize = 16;
 
@@ -108,7 +111,7 @@ impl NumberSummary {
         text += &match (&self.labels, self.count) {
             (_, 0) => "no number".into(),
             (Some(labels), _) if labels.len() == 1 => format!("all {}", labels.keys().next().unwrap_or(&0)),
-            (None, _) if self.low == self.high => format!("all {}", self.low),
+            (None, _) if self.low == self.high => format!("all {}", six(self.low.into())),
             (Some(labels), count) if count >= (OFTEN * labels.len()) as u64 => {
                 let share = |(label, times): (&i64, &u64)| {
                     format!("{label} {:.4} %", 100.0 * *times as f64 / count as f64)
@@ -117,7 +120,9 @@ impl NumberSummary {
             }
             (_, count) => {
                 let deviation = (self.squares / count as f64).sqrt();
-                format!("{} … {}, mean {:.6}, deviation {deviation:.6}", self.low, self.high, self.mean)
+                let [low, high, mean, deviation] =
+                    [self.low.into(), self.high.into(), self.mean, deviation].map(six);
+                format!("{low} … {high}, mean {mean}, deviation {deviation}")
             }
         };
         for (count, what) in [(self.none, "missing or NaN"), (self.infinite, "infinite")] {
@@ -126,6 +131,19 @@ impl NumberSummary {
             }
         }
         text
+    }
+}
+
+/// A number with six digits.
+fn six(number: f64) -> String {
+    let power = if number == 0.0 { 0 } else { number.abs().log10().floor() as i32 };
+    let text = match power {
+        -4..=5 => format!("{number:.*}", (5 - power) as usize),
+        _ => return format!("{number:.5e}"),
+    };
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').into(),
+        false => text,
     }
 }
 
@@ -139,7 +157,8 @@ pub fn of(array: &FileArray, all: bool, pool: &ThreadPool) -> Result<String> {
     let grid: Vec<usize> =
         array.shape.iter().zip(&piece).map(|(extent, piece)| extent.div_ceil(*piece)).collect();
     let pieces: usize = grid.iter().product();
-    let wanted = if all { pieces } else { (PART / piece.iter().product::<usize>().max(1)).clamp(1, pieces) };
+    let most = (PART / piece.iter().product::<usize>().max(1)).clamp(1, MOST_PIECES);
+    let wanted = if all { pieces } else { most.min(pieces) };
     let read = |reader: &mut (ArrayReader, Vec<f32>), number: usize| -> Result<(u64, NumberSummary)> {
         let place = place_in(&grid, number * pieces / wanted);
         let first: Vec<usize> = place.iter().zip(&piece).map(|(place, along)| place * along).collect();
@@ -194,6 +213,12 @@ mod tests {
     }
 
     #[test]
+    fn numbers_have_six_digits() {
+        let numbers = [0.0, 12.5, -0.000123456, 2.4e-5, 1e25, 123456.0, 0.1 + 0.2].map(six);
+        assert_eq!(numbers, ["0", "12.5", "-0.000123456", "2.40000e-5", "1.00000e25", "123456", "0.3"]);
+    }
+
+    #[test]
     fn few_integers_are_listed_and_what_stands_for_none_is_counted() {
         let labels = [[0.0, 1.0, 1.0, 2.0]; 3].concat();
         assert_eq!(
@@ -201,13 +226,10 @@ mod tests {
             "0 25.0000 %, 1 50.0000 %, 2 25.0000 %"
         );
         let places = NumberSummary::of(&[0.0, 1.0, 2.0], true).describe(3, 3);
-        assert_eq!(places, "0 … 2, mean 1.000000, deviation 0.816497");
+        assert_eq!(places, "0 … 2, mean 1, deviation 0.816497");
         assert_eq!(NumberSummary::of(&[7.0; 5], true).describe(5, 5), "all 7");
         let text = NumberSummary::of(&[1.0, f32::NAN, f32::INFINITY, 3.0], false).describe(4, 8);
-        assert_eq!(
-            text,
-            "of 4 of 8 numbers: 1 … 3, mean 2.000000, deviation 1.000000; 1 missing or NaN; 1 infinite"
-        );
+        assert_eq!(text, "of 4 of 8 numbers: 1 … 3, mean 2, deviation 1; 1 missing or NaN; 1 infinite");
         assert_eq!(NumberSummary::of(&[f32::NAN], false).describe(1, 1), "no number; 1 missing or NaN");
     }
 }

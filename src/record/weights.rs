@@ -8,7 +8,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use hdf5::filters::Filter;
 use hdf5::types::{TypeDescriptor, VarLenUnicode};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -18,6 +17,7 @@ use super::names;
 use super::read::RunRecord;
 use super::safetensors_file::{self, BATCHES, WAYS};
 use crate::error::{Error, Result};
+use crate::fields::lacking_filter;
 use crate::files::{self, crc32_from, write_new, write_whole};
 use crate::model::onnx::export::TensorValues;
 use crate::model::{self, CLASS_NAMES, Model, PREPROCESSING, Preprocessing};
@@ -172,7 +172,7 @@ impl WeightsFile {
             }
             Content::Hdf5(sets) => {
                 let set = sets.get(name).ok_or_else(|| wrong(&"is not there"))?;
-                set.read_raw::<f32>().map_err(|e| match unknown_filter(set) {
+                set.read_raw::<f32>().map_err(|e| match lacking_filter(&set.filters()) {
                     Some(filter) => wrong(&format!("is compressed with {filter}; {REWRITTEN}")),
                     None => wrong(&e),
                 })
@@ -290,22 +290,6 @@ fn open_hdf5(path: &Path) -> Result<WeightsFields> {
         ModelMetadata::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
     Ok(WeightsFields { content: Content::Hdf5(sets), shapes, unread, about })
 }
-
-/// What is compressed in a way that the HDF5 library cannot read here: what that way is called.
-fn unknown_filter(set: &hdf5::Dataset) -> Option<String> {
-    set.filters().iter().find_map(|filter| match filter {
-        Filter::User(id, _) if !Filter::get_info(*id).is_available => Some(match id {
-            32000 => "lzf, which h5py alone has".into(),
-            32001 => "Blosc, a plug-in of HDF5 that is not here".into(),
-            id => format!("filter {id}, a plug-in of HDF5 that is not here"),
-        }),
-        Filter::SZip(..) if !Filter::get_info(SZIP).is_available => Some("szip, which is not here".into()),
-        _ => None,
-    })
-}
-
-/// HDF5's number of szip, which libraries may lack.
-const SZIP: hdf5::filters::H5Z_filter_t = 4;
 
 /// How weights are written anew without compression; h5py has lzf, hdf5plugin the other filters.
 const REWRITTEN: &str = "in Python: import h5py (for plug-ins also hdf5plugin); \

@@ -128,7 +128,7 @@ fn bytes_are_those_that_the_system_counts() {
 struct Drawn {
     shape: Vec<usize>,
     chunk: Vec<usize>,
-    filters: [bool; 3],
+    filters: [bool; 5],
     window: Vec<(usize, usize)>,
 }
 
@@ -138,7 +138,7 @@ fn drawn() -> impl Strategy<Value = Drawn> {
             (Just(extent), Just(chunk), Just(first), 1..=extent - first)
         })
     });
-    (proptest::collection::vec(axis, 1..5), any::<[bool; 3]>()).prop_map(|(axes, filters)| Drawn {
+    (proptest::collection::vec(axis, 1..5), any::<[bool; 5]>()).prop_map(|(axes, filters)| Drawn {
         shape: axes.iter().map(|axis| axis.0).collect(),
         chunk: axes.iter().map(|axis| axis.1).collect(),
         window: axes.iter().map(|axis| (axis.2, axis.3)).collect(),
@@ -155,12 +155,15 @@ fn any_box_of_any_array_is_that_of_the_library() {
         let numbers: Vec<f64> = (0..drawn.shape.iter().product::<usize>()).map(|at| (at * at % 1009) as f64).collect();
         let content = ndarray::ArrayD::from_shape_vec(drawn.shape.clone(), numbers).unwrap();
         {
-            let file = hdf5::File::create(&path).unwrap();
-            let [gzip, shuffle, sum] = drawn.filters;
+            let [gzip, shuffle, sum, new, partial] = drawn.filters;
+            let file = hdf5::File::with_options().with_fapl(|of| { if new { of.libver_latest(); } of }).create(&path).unwrap();
             let mut builder = file.new_dataset_builder().with_data(&content).chunk(drawn.chunk.clone());
             if shuffle { builder = builder.shuffle(); }
             if gzip && hdf5::filters::deflate_available() { builder = builder.deflate(4); }
             if sum { builder = builder.fletcher32(); }
+            // Chunks at the edges that did not go through the filters.
+            let edges = hdf5::dataset::ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS;
+            if new && partial { builder = builder.with_dcpl(|of| of.chunk_opts(edges)); }
             builder.create("a").unwrap();
         }
         let arrays = Arrays::of(&path).unwrap().arrays;
@@ -172,7 +175,7 @@ fn any_box_of_any_array_is_that_of_the_library() {
     });
 }
 
-/// Every cut, and every byte changed in turn: a message or other numbers, and neither a panic nor memory without end.
+/// Each byte of a chunk changed in turn, a file that was cut, and one that is cut while it is open.
 #[test]
 fn damaged_files_end_in_messages() {
     let directory = tempfile::tempdir().unwrap();
@@ -198,6 +201,11 @@ fn damaged_files_end_in_messages() {
     std::fs::write(&path, &whole[..at.addr as usize + 3]).unwrap();
     let error = read("filters/all").unwrap_err().to_string();
     assert!(error.contains("damaged.h5"), "{error}");
+    std::fs::write(&path, &whole).unwrap();
+    let array = FileArray::open(&path, "types/float64").unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
+    let error = whole_of(&array).unwrap_err().to_string();
+    assert!(error.contains("damaged.h5: types/float64: "), "{error}");
 }
 
 /// An array of another file is not looked for in this one, and links that lead back are followed once.
@@ -268,11 +276,44 @@ fn a_view_says_what_reading_takes() {
         ),
         "{printed}"
     );
+    // Samples of a few bytes would make chunks of a few bytes.
     let one = alone(&["inspect", &fixture, "--view", "filters/none[n,3]", "--threads", "1"]).0;
+    assert!(one.contains("times what it uses") && !one.contains("h5repack"), "{one}");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("large.h5").display().to_string();
+    {
+        let file = hdf5::File::create(&path).unwrap();
+        let zeros = ndarray::Array3::<f32>::zeros((4, 256, 512));
+        file.new_dataset_builder().with_data(&zeros).chunk((4, 256, 512)).create("it's").unwrap();
+    }
+    let large = alone(&["inspect", &path, "--view", "it's[n,h/128,w]"]).0;
+    assert!(large.contains("(8.00 times what it uses)"), "{large}");
     assert!(
-        one.contains("chunks of 1×1 would be read whole, 1 a sample in place of 1 of 4×5: h5repack"),
-        "{one}"
+        large.contains("chunks of 1×128×512 would fit the samples: h5repack -l 'it'\\''s:CHUNK=1x128x512' "),
+        "{large}"
     );
+    let between = alone(&["inspect", &path, "--view", "it's[n,h=3..128,w]"]).0;
+    assert!(!between.contains("h5repack"), "{between}");
+}
+
+/// What cannot be read is said on its line, and the rest is described.
+#[test]
+fn one_damaged_array_does_not_hide_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("damaged.h5");
+    let at = {
+        let dataset = hdf5::File::open(fixture()).unwrap().dataset("filters/all").unwrap();
+        dataset.chunk_info(0).unwrap().addr as usize
+    };
+    let mut bytes = std::fs::read(fixture()).unwrap();
+    bytes[at] ^= 0x55;
+    std::fs::write(&path, &bytes).unwrap();
+    let (printed, error) = alone(&["inspect", &path.display().to_string()]);
+    assert!(
+        printed.contains("filters/all: the chunk at byte") && printed.contains("view temperature[n,h,w]"),
+        "{printed}"
+    );
+    assert!(error.contains("2 arrays cannot be read, as their lines say"), "{error}");
 }
 
 #[test]
@@ -284,8 +325,14 @@ fn files_alike_are_described_once_and_others_for_themselves() {
         file.new_dataset_builder().with_data(&ndarray::Array2::<f32>::zeros(shape)).create("x").unwrap();
         path.display().to_string()
     };
-    let files = [write("a.h5", (4, 3)), write("b.h5", (6, 3)), write("c.h5", (4, 5))];
+    let files = [write("a.h5", (4, 3)), write("b.h5", (6, 3)), write("c.h5", (4, 5)), write("d.h5", (1, 3))];
     let printed = alone(&["inspect", &files[0], &files[1], &files[2]]).0;
+    // Each file has one pair less than places.
+    let pairs = alone(&["inspect", "--view", "x[n+1,c]", &files[0], &files[1], &files[3]]).0;
+    assert!(
+        pairs.contains("view x[n+1,c]: 8 samples of 3") && pairs.contains("in the first file: all 0"),
+        "{pairs}"
+    );
     assert!(printed.contains("a.h5 and 1 like it") && printed.contains("c.h5: "), "{printed}");
     assert!(printed.contains("guessed view x[n,c]: 10 samples of 3"), "{printed}");
 }
@@ -306,6 +353,8 @@ fn bad_input_to_inspect_is_named() {
     for (flags, expected) in [
         (vec!["inspect"], "FILE"),
         (vec!["inspect", "none.h5"], "none.h5: No such file"),
+        (vec!["inspect", &fixture, "--threads", "0"], "--threads 0: must be at least 1"),
+        (vec!["inspect", &fixture, "--threads", "99999"], "--threads 99999: must be at most 1024"),
         (vec!["inspect", &classic], "old.nc: a classic netCDF file, which is no HDF5; nccopy -k netCDF-4"),
         (vec!["inspect", &web], "page.h5: is a web page"),
         (vec!["inspect", &half], "half.h5: a damaged HDF5 file"),

@@ -1,0 +1,122 @@
+//! What a network of fields is trained by and shown by: the loss of its output and target, and a metric.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// By what the output of a network is compared with its target. The loss of a sample is the mean over the points of its
+/// target, as PyTorch has it with `reduction='mean'`; a point whose target is NaN has none, and counts as 0 in the mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Loss {
+    /// Softmax over the channels (N, C, …), and numbers of classes (N, …).
+    CrossEntropy,
+    /// Sigmoid of each number, and shares from 0 to 1: PyTorch's `BCEWithLogitsLoss`.
+    Bce,
+    /// Mean squared error.
+    Mse,
+    /// Mean absolute error: PyTorch's `L1Loss`.
+    Mae,
+    /// Half the square up to an error of 1, beyond it the error less a half: Huber, 1964.
+    Huber,
+}
+
+impl Loss {
+    /// Whether targets are numbers of classes, one for each place, in place of numbers for each channel.
+    pub fn is_of_classes(self) -> bool {
+        self == Loss::CrossEntropy
+    }
+
+    /// The metric that is shown unless another is asked for.
+    pub fn metric(self) -> Metric {
+        match self {
+            Loss::CrossEntropy | Loss::Bce => Metric::Accuracy,
+            Loss::Mse => Metric::Rmse,
+            Loss::Mae | Loss::Huber => Metric::Mae,
+        }
+    }
+}
+
+/// What is shown of how good a network is. It is a few sums a sample, and a formula of their means over all samples, so
+/// that ranks add exactly. Points without a target are in none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// The share of a sample's points whose class is right: the largest channel, or with `bce` the nearer of 0 and 1.
+    Accuracy,
+    /// Intersection over union: the mean over classes of TP/(TP+FP+FN), 1 for a class that neither has, of a sample;
+    /// the mean over samples.
+    Iou,
+    /// Mean absolute error.
+    Mae,
+    /// Root of the mean squared error.
+    Rmse,
+    /// 1 less the squared error over the variance of the targets.
+    R2,
+}
+
+impl Metric {
+    /// Sums of one sample, of an output with so many channels: the first `carried` are means over its points, and those
+    /// behind are counts of TP, FP and FN, by class.
+    pub fn sums(self, channels: usize) -> usize {
+        match self {
+            Metric::Iou => 1 + 3 * channels,
+            _ => self.carried(),
+        }
+    }
+
+    /// How many of these its formula needs.
+    pub fn carried(self) -> usize {
+        if self == Metric::R2 { 3 } else { 1 }
+    }
+
+    /// What comes of the means of its sums over samples. Of R² these are the squared error, the target and its square.
+    pub fn of(self, means: [f64; 3]) -> f64 {
+        let [first, second, third] = means;
+        match self {
+            Metric::Rmse => first.sqrt(),
+            Metric::R2 => 1.0 - first / (third - second * second),
+            Metric::Accuracy | Metric::Iou | Metric::Mae => first,
+        }
+    }
+
+    /// Whether `a` is better than `b`.
+    pub fn prefers(self, a: f64, b: f64) -> bool {
+        if matches!(self, Metric::Mae | Metric::Rmse) { a < b } else { a > b }
+    }
+
+    /// Whether it is a share, which is shown in per cent.
+    pub fn is_share(self) -> bool {
+        matches!(self, Metric::Accuracy | Metric::Iou)
+    }
+
+    /// Whether it is of classes, and so of a loss of classes.
+    pub fn fits(self, loss: Loss) -> bool {
+        match self {
+            Metric::Accuracy => matches!(loss, Loss::CrossEntropy | Loss::Bce),
+            Metric::Iou => loss == Loss::CrossEntropy,
+            Metric::Mae | Metric::Rmse | Metric::R2 => loss != Loss::CrossEntropy,
+        }
+    }
+
+    /// As `--metric` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Metric::Accuracy => "accuracy",
+            Metric::Iou => "iou",
+            Metric::Mae => "mae",
+            Metric::Rmse => "rmse",
+            Metric::R2 => "r2",
+        }
+    }
+}
+
+/// Loss and metric of a run on fields.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Objective {
+    /// What is made small.
+    pub loss: Loss,
+    /// What is shown.
+    pub metric: Metric,
+    /// Share of a target class that is spread evenly over all classes.
+    pub smoothing: f32,
+}

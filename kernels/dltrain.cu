@@ -6,6 +6,7 @@
 #include "columns.cu"
 #include "dropout.cu"
 #include "elements.cu"
+#include "field_loss.cu"
 #include "images.cu"
 #include "layer_norm.cu"
 #include "layout.cu"

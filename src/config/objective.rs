@@ -37,7 +37,8 @@ impl Loss {
 }
 
 /// What is shown of how good a network is. It is a few sums a sample, and a formula of their means over all samples, so
-/// that ranks add exactly. Points without a target are in none.
+/// that ranks add exactly. Points without a target are in none; a sample of such points alone has sums of 0, and is one
+/// of the samples of which the mean is. With `bce` the output is what its sigmoid is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
@@ -55,8 +56,8 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// Sums of one sample, of an output with so many channels: the first `carried` are means over its points, and those
-    /// behind are counts of TP, FP and FN, by class.
+    /// Sums of one sample, of an output with so many channels: the first `carried` are means over its points that have a
+    /// target, and those behind are counts of TP, FP and FN, by class.
     pub fn sums(self, channels: usize) -> usize {
         match self {
             Metric::Iou => 1 + 3 * channels,

@@ -4,6 +4,7 @@
 
 mod activation;
 mod batch_norm;
+mod field_loss;
 mod layer_norm;
 mod pool;
 
@@ -258,6 +259,7 @@ fn evaluate(
             vec![inputs[0].view().permuted_axes(order.axes()).as_standard_layout().to_owned()]
         }
         Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
+        Op::FieldLoss(of) => field_loss::forward(of, inputs)?,
         Op::Backward(op) => backward(op, inputs, shape, scalars)?,
         Op::Fused(op) => fused(op, inputs, outputs, shape)?,
     })
@@ -310,6 +312,7 @@ fn backward(
             let scale = f64::from(*weight) * f64::from(scalars.gradient_scale);
             vec![softmax_cross_entropy_backward(inputs, *smoothing, scale)?]
         }
+        BackwardOp::FieldLoss(of) => vec![field_loss::backward(of, inputs, scalars.gradient_scale)?],
     })
 }
 

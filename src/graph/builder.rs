@@ -154,7 +154,8 @@ impl Builder {
         self.auxiliary.push((name.to_string(), logits, weight));
     }
 
-    /// Ends the network: softmax cross-entropy of these logits with the labels.
+    /// Ends the network: softmax cross-entropy of these logits with the labels. Logits that are no scores (N,K) want an
+    /// objective (`Graph::with_objective`) before the graph is planned.
     pub fn finish(mut self, logits: TensorId) -> Graph {
         let labels = self.tensor("labels", dims([self.shape(logits).batch()]), DType::I32, Role::Input);
         let [mut losses, hits] = self.loss("loss", logits, labels, 1.0);

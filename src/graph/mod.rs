@@ -49,7 +49,7 @@ pub enum DType {
     BF16,
     /// IEEE 754's half: 11 bits of precision, numbers up to 65504.
     F16,
-    /// Class labels.
+    /// Class labels of images.
     I32,
     /// Pixels.
     U8,
@@ -78,7 +78,7 @@ impl DType {
 /// What a tensor is in the life of a step: decides which memory it gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Written by the loader before the step: images, labels.
+    /// Written by the loader before the step: images, labels or targets.
     Input,
     /// Learned; lives from step to step.
     Parameter,
@@ -90,7 +90,7 @@ pub enum Role {
     Activation,
     /// The loss gradient of a parameter; averaged over ranks.
     Gradient,
-    /// Per-sample figures read by the host after the step: losses, hits, probabilities.
+    /// Per-sample figures read by the host after the step: losses, hits, sums of a metric, probabilities, outputs.
     Metric,
 }
 
@@ -208,20 +208,22 @@ pub struct Graph {
     pub forward_nodes: usize,
     /// Nodes of the backward pass that compute again what the forward pass had (`recompute`).
     pub recomputed: Vec<NodeId>,
-    /// (N,C,H,W) images, or their pixels (N,H,W,C) (`from_pixels`), and (N) labels, written before each step.
+    /// (N,C,H,W) images, or their pixels (N,H,W,C) (`from_pixels`), written before each step.
     pub images: TensorId,
-    /// The classes of the images (N), an input.
+    /// The classes of the images (N), or with an objective the target of the output: an input too.
     pub labels: TensorId,
     /// Where samples are mixed: (N) other labels and (N) shares of the first ones, written with them.
     pub mixed: Option<[TensorId; 2]>,
-    /// (N,K) scores before the softmax; those of the main head where there are several.
+    /// (N,K) scores before the softmax, those of the main head where there are several; or any output (N,…), which an
+    /// objective compares with its target (`with_objective`).
     pub logits: TensorId,
-    /// (N) loss of each sample, that of auxiliary heads included in training, and 1 where the main head classified it
-    /// rightly.
+    /// (N) loss of each sample, that of auxiliary heads included in training.
     pub losses: TensorId,
-    /// 1 for each image whose largest score is that of its class, else 0 (N).
+    /// 1 for each image whose largest score is that of its class, else 0 (N); with an objective the sums of its metric
+    /// (N,K).
     pub hits: TensorId,
-    /// Where they are asked for (`with_probabilities`): (N,K) probabilities of the classes.
+    /// Where they are asked for (`with_probabilities`): (N,K) probabilities of the classes; with an objective the
+    /// output as it is.
     pub probabilities: Option<TensorId>,
     /// Where images are cut by rows over ranks (`split_rows`): which rows of them are read.
     pub rows: Option<Rows>,
@@ -297,9 +299,14 @@ impl Graph {
         Shape(image)
     }
 
-    /// Classes that the model tells apart.
+    /// Classes that the model tells apart, or channels of what it gives.
     pub fn classes(&self) -> usize {
-        self.tensor(self.logits).spec.shape.per_sample()
+        self.tensor(self.logits).spec.shape.channels()
+    }
+
+    /// Whether what it gives can be scores of classes of images, one a class.
+    pub fn gives_scores(&self) -> bool {
+        self.tensor(self.logits).spec.shape.rank() == 2
     }
 
     /// The network with this much of the loss's target spread evenly over all classes.
@@ -312,14 +319,16 @@ impl Graph {
         self
     }
 
-    /// The network also giving the probabilities of classes, for the host to read. For a graph that is tested.
+    /// The network also giving the probabilities of classes, or with an objective its output, for the host to read. For
+    /// a graph that is tested.
     pub fn with_probabilities(mut self) -> Graph {
         let shape = self.tensor(self.logits).spec.shape.clone();
+        let op = if self.objective().is_some() { Op::Reshape } else { Op::Softmax };
         self.tensors.push(Tensor::new("probabilities", Spec { shape, dtype: DType::F32 }, Role::Metric));
         let probabilities = TensorId(self.tensors.len() - 1);
         self.nodes.push(Node {
             name: "probabilities".into(),
-            op: Op::Softmax,
+            op,
             inputs: vec![self.logits],
             outputs: vec![probabilities],
             forward: None,

@@ -39,6 +39,11 @@ impl Shape {
         product(self.0.get(1..).unwrap_or_default())
     }
 
+    /// Channels of what a network gives: (N,C,…); one where a sample is a single number.
+    pub fn channels(&self) -> usize {
+        self.0.get(1).copied().unwrap_or(1)
+    }
+
     /// The first dimension, which for activations is the batch.
     pub fn batch(&self) -> usize {
         self.0.first().copied().unwrap_or(1)

@@ -9,10 +9,12 @@
 use crate::support::bound::Bound;
 use crate::support::fake_cuda;
 use crate::support::in_domain;
+use crate::support::objectives::{objectives, operands};
 
 use std::process::Command;
 use std::slice::from_ref;
 
+use dltrain::config::{Loss, Metric, Objective};
 use dltrain::device::cuda::Cuda;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
@@ -2054,6 +2056,60 @@ fn the_loss_is_what_it_is_defined_to_be() {
     });
 }
 
+/// Fields of several pieces, of some points and of one; without weights a sample of one point is a row of scores.
+#[test]
+fn losses_of_fields_are_what_they_are_defined_to_be() {
+    let (devices, large) = (devices(), if on_gpu() { [2, 3, 70, 61] } else { [2, 3, 130, 97] });
+    let shapes = [&[3][..], &[1, 1], &[5, 4], &[3, 4, 7], &[2, 140, 5], &[3, 2, 6, 5], &large];
+    for (objective, extents) in objectives().into_iter().flat_map(|of| shapes.map(|extents| (of, extents))) {
+        let is_of_classes = objective.loss.is_of_classes();
+        if extents.len() < 2 && is_of_classes {
+            continue;
+        }
+        for weighted in [false, true].into_iter().take(1 + usize::from(is_of_classes)) {
+            let hosts: Vec<Host> = operands(objective, extents, weighted)
+                .into_iter()
+                .map(|(extents, values)| Host { spec: spec(&extents), values })
+                .collect();
+            let inputs: Vec<&Host> = hosts.iter().collect();
+            let channels = hosts[0].spec.shape.channels();
+            let sums = spec(&[extents[0], objective.metric.sums(channels)]);
+            let (forward, backward) =
+                (Op::FieldLoss(objective), Op::Backward(BackwardOp::FieldLoss(objective)));
+            let what = format!("{objective:?} {extents:?} {weighted}");
+            // Exponents up to 8, and sums of as many numbers as a lane or a thread and a tree have: up to 32 additions.
+            let relative = U * (8.0 + 40.0);
+            let run = |device: &dyn Device| {
+                let (_, mut all) =
+                    through(device, &forward, &inputs, &[spec(&extents[..1]), sums.clone()], None);
+                all.extend(through(device, &backward, &inputs, from_ref(&hosts[0].spec), None).1);
+                all
+            };
+            let expected = run(&Reference);
+            let found: Vec<_> = devices.iter().map(|&device| run(device)).collect();
+            // Bits do not depend on threads.
+            assert!(found.iter().all(|of| *of == found[0]), "{what}");
+            let counts = matches!(objective.metric, Metric::Accuracy | Metric::Iou);
+            let scales = [4.0, if counts { 0.0 } else { 4.0 }, f64::from(SCALARS.gradient_scale)];
+            for ((found, expected), scale) in found[0].iter().zip(&expected).zip(scales) {
+                let bounds = expected.iter().map(|&v| relative * (scale + f64::from(v.abs())));
+                close(found, expected, bounds, &what).unwrap();
+            }
+            if extents.len() == 2 && is_of_classes && !weighted && objective.metric == Metric::Accuracy {
+                let labels = hosts[1].values.iter().map(|v| if v.is_nan() { -1.0 } else { *v }).collect();
+                let labels = Host { spec: Spec { dtype: DType::I32, ..spec(&extents[..1]) }, values: labels };
+                let smoothing = objective.smoothing;
+                let forward = Op::SoftmaxCrossEntropy { smoothing, weight: 1.0 };
+                let backward = Op::Backward(BackwardOp::SoftmaxCrossEntropy { smoothing, weight: 1.0 });
+                let (inputs, batch) = ([&hosts[0], &labels], spec(&extents[..1]));
+                let (_, of_labels) = through(devices[0], &forward, &inputs, &[batch.clone(), batch], None);
+                let (_, gradient) = through(devices[0], &backward, &inputs, from_ref(&hosts[0].spec), None);
+                assert!(of_labels == found[0][..2] && gradient[0] == found[0][2], "{what}");
+            }
+        }
+    }
+}
+
 /// conv → max pool → ReLU → linear and all the way back, in the library's own layouts, with reorders only where a
 /// kernel asks for one. On integers, so that every tensor on the way must be exact.
 #[test]
@@ -2219,6 +2275,30 @@ mod on_the_cpu_alone {
             let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&*forward));
             assert_eq!(kernel.inputs()[0], made[0].layout);
             assert_eq!(gradient[0].layout, part.layout);
+        }
+    }
+
+    #[test]
+    fn a_target_that_is_no_class_is_an_error() {
+        let objective = Objective { loss: Loss::CrossEntropy, metric: Metric::Iou, smoothing: 0.0 };
+        for (value, points) in [(3.0, 1), (-1.0, 4), (1.5, 4), (1e9, 300)] {
+            let mut target = vec![f32::NAN; 2 * points];
+            target[points] = value;
+            let cpu = Cpu::new(2).unwrap();
+            let output = upload(&cpu, &random(&[2, 3, points], Numbers::Reals, 1));
+            let target = upload(&cpu, &Host { spec: spec(&[2, points]), values: target });
+            let inputs = [&output, &target].map(|t| (t.spec.clone(), Some(t.layout.clone())));
+            let outputs = [spec(&[2]), spec(&[2, 10])];
+            let op = Op::FieldLoss(objective);
+            let request =
+                KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
+            let kernel = cpu.compile(&request).unwrap();
+            let results = [2, 20].map(|count| cpu.allocate(4 * count).unwrap());
+            let workspace = cpu.allocate(kernel.workspace()).unwrap();
+            let memory = [output.memory.clone(), target.memory.clone()];
+            let error = kernel.bind(&memory, &results, &workspace).unwrap().run(&SCALARS).unwrap_err();
+            let expected = format!("label {value} in the data, but the model has 3 classes");
+            assert!(error.message.contains(&expected), "{error}");
         }
     }
 

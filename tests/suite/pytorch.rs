@@ -5,6 +5,8 @@
 
 use crate::support;
 
+use clap::ValueEnum;
+use dltrain::config::{Loss, Metric, Objective};
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
@@ -368,6 +370,42 @@ fn cross_entropy_is(fixture: &Value) {
         &run(Op::Backward(BackwardOp::SoftmaxCrossEntropy { smoothing, weight }), &inputs, &[spec])[0];
     // The logits were multiplied by 4 in f32 here and in f64 there: one more rounding of at most 4·2⁻²⁴.
     assert_close("gradient", gradient, &fixture["gradient"], 8.0);
+}
+
+#[test]
+fn losses_of_fields() {
+    let fixture = fixture();
+    let cases = fixture["fields"].as_array().unwrap();
+    assert!(cases.len() >= 9, "the fixture lost cases");
+    for case in cases {
+        let word = |key: &str| case[key].as_str().unwrap();
+        let loss = Loss::from_str(word("loss"), false).unwrap();
+        let metric = Metric::from_str(word("metric"), false).unwrap();
+        let objective = Objective { loss, metric, smoothing: case["smoothing"].as_f64().unwrap() as f32 };
+        let shape = extents(&case["shape"]);
+        let (spec, mut output) = operand(&shape, 1);
+        let mut target = spec.clone();
+        if loss.is_of_classes() {
+            target.shape.0.remove(1);
+        } else {
+            output.iter_mut().for_each(|v| *v *= 3.0);
+        }
+        let values = case["target"].as_array().unwrap().iter();
+        let values = values.map(|v| v.as_f64().map_or(f32::NAN, |v| v as f32)).collect();
+        let mut inputs = vec![(spec.clone(), output), (target, values)];
+        if case["weighted"].as_bool().unwrap() {
+            let weights = (0..shape[1]).map(|class| 0.5 + class as f32 / 8.0).collect();
+            inputs.push((f32s(Shape(vec![shape[1]])), weights));
+        }
+        let what = format!("{objective:?}");
+        let outputs = [&shape[..1], &[shape[0], metric.sums(shape[1])]].map(|of| f32s(Shape(of.to_vec())));
+        let forward = run(Op::FieldLoss(objective), &inputs, &outputs);
+        // Outputs were multiplied by 3 in f32 here and in f64 there; numbers are up to 4, their squares up to 16.
+        assert_close(&what, &forward[0], &case["losses"], 32.0);
+        assert_close(&what, &forward[1], &case["sums"], 32.0);
+        let gradient = &run(Op::Backward(BackwardOp::FieldLoss(objective)), &inputs, &[spec])[0];
+        assert_close(&what, gradient, &case["gradient"], 8.0);
+    }
 }
 
 fn memory(values: &[f32]) -> Memory {

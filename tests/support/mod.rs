@@ -11,6 +11,7 @@ pub mod gpu_job;
 pub mod job;
 pub mod kernels;
 pub mod networks;
+pub mod objectives;
 pub mod pictures;
 pub mod residual;
 pub mod scratch;

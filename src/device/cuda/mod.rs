@@ -6,9 +6,9 @@
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
 //!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters, `narrow` the
 //!   weights' gradients in halves;
-//! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `layer_norm`,
-//!   `norm`, `pool`, `simple`, `update`, `codec` by kernels of our own (`kernels/`), through what all share (`kernel`,
-//!   `layout`).
+//! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `field_loss`,
+//!   `layer_norm`, `norm`, `pool`, `simple`, `update`, `codec` by kernels of our own (`kernels/`), through what all share
+//!   (`kernel`, `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
 //! `README.md` lists every foreign call. May use: `device`, `graph`, `error`. Used by: whoever chooses the device
@@ -22,6 +22,7 @@ mod codec;
 mod conv;
 pub mod described;
 mod dnn;
+mod field_loss;
 mod gpu;
 mod halves;
 mod handle;
@@ -127,6 +128,7 @@ impl Cuda {
             Op::Permute(order) => broadcast::permute(gpu, request, &order),
             Op::Add { relu } => simple::add(gpu, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
+            Op::FieldLoss(of) => field_loss::forward_pass(gpu, request, of),
             Op::Backward(op) => self.backward(request, op),
             Op::Fused(op) => self.fused(request, op),
         }
@@ -154,6 +156,7 @@ impl Cuda {
             BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
                 simple::loss_backward(gpu, request, smoothing, weight)
             }
+            BackwardOp::FieldLoss(of) => field_loss::backward(gpu, request, of),
         }
     }
 

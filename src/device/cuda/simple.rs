@@ -303,7 +303,7 @@ fn as_arguments(targets: &[crate::device::Memory]) -> [Argument<'_>; 3] {
 }
 
 /// A block has a row at a time, or eight where classes are few (`FEW` of kernels/loss.cu).
-fn loss_grid(gpu: &Gpu, rows: usize, classes: usize) -> [u32; 3] {
+pub fn loss_grid(gpu: &Gpu, rows: usize, classes: usize) -> [u32; 3] {
     [gpu.at_most(if classes <= 128 { rows.div_ceil(8) } else { rows }), 1, 1]
 }
 

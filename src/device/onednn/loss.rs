@@ -1,5 +1,7 @@
 //! Softmax cross-entropy, forward and backward, on plain logits of f32.
 
+use std::fmt::Display;
+
 use super::handle::Engine;
 use super::host::HostKernel;
 use super::layout::{plain, plain_f32};
@@ -110,9 +112,9 @@ struct Targets<'a> {
 
 /// A class, and where samples are mixed another one and the share of the first.
 #[derive(Clone, Copy)]
-struct LossTarget {
-    class: usize,
-    other: Option<(usize, f32)>,
+pub struct LossTarget {
+    pub class: usize,
+    pub other: Option<(usize, f32)>,
 }
 
 impl Targets<'_> {
@@ -141,21 +143,24 @@ impl LossTarget {
 fn class_of(label: i32, classes: usize) -> Result<Option<usize>> {
     match usize::try_from(label) {
         Ok(class) if class < classes => Ok(Some(class)),
-        Ok(class) => Err(Error::new(
-            ErrorKind::Data,
-            format!("label {class} in the data, but the model has {classes} classes"),
-        )),
+        Ok(class) => Err(no_class(class, classes)),
         Err(_) => Ok(None),
     }
 }
 
-fn largest(row: &[f32]) -> f32 {
+/// The error for a label that names none of the classes.
+pub fn no_class(label: impl Display, classes: usize) -> Error {
+    let text = format!("label {label} in the data, but the model has {classes} classes");
+    Error::new(ErrorKind::Data, text)
+}
+
+pub fn largest(row: &[f32]) -> f32 {
     row.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// ln Σ exp(v) − (1−s)·v[target] − s·mean(v) with s the smoothing; the largest is taken out of all v. Of a mixed target
 /// v[target] is the mean by shares. A NaN anywhere gives NaN.
-fn cross_entropy(row: &[f32], target: LossTarget, smoothing: f32) -> f32 {
+pub fn cross_entropy(row: &[f32], target: LossTarget, smoothing: f32) -> f32 {
     let largest = largest(row);
     let sum: f64 = row.iter().map(|v| f64::from((v - largest).exp())).sum();
     let mut aim = f64::from(row[target.class] - largest);
@@ -178,7 +183,7 @@ fn hits_target(row: &[f32], target: usize) -> f32 {
 }
 
 /// softmax − target, not yet scaled.
-fn softmax_gradient(row: &[f32], target: LossTarget, smoothing: f32, gradient: &mut [f32]) {
+pub fn softmax_gradient(row: &[f32], target: LossTarget, smoothing: f32, gradient: &mut [f32]) {
     let largest = largest(row);
     let mut sum = 0f64;
     for (gradient, v) in gradient.iter_mut().zip(row) {

@@ -5,8 +5,8 @@
 //!   plan's layouts;
 //! - `gemm` measures what the arithmetic of these cores can do;
 //! - the kernels, one file a family: `activation`, `batch_norm`, `broadcast`, `concat`, `conv`, `layer_norm`, `linear`,
-//!   `lrn`, `pool`, `reorder`, `simple` are primitives (`primitive`); `adaptive`, `dropout`, `loss`, `residual_norm`,
-//!   `sync_norm`, `update` are loops of our own (`host`, `channel_loops`).
+//!   `lrn`, `pool`, `reorder`, `simple` are primitives (`primitive`); `adaptive`, `dropout`, `field_loss`, `loss`,
+//!   `residual_norm`, `sync_norm`, `update` are loops of our own (`host`, `channel_loops`).
 //!
 //! Convolutions and linear layers choose their layouts; everything else keeps the layout that it is given. May
 //! use: `device`, `graph`, `random`, `error`. Used by: whoever chooses the device (`train`, `bench`, `main`).
@@ -21,6 +21,7 @@ mod concat;
 mod conv;
 mod depthwise;
 mod dropout;
+mod field_loss;
 mod gemm;
 mod handle;
 mod host;
@@ -140,6 +141,7 @@ impl Cpu {
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 boxed(loss::forward_pass(engine, request, smoothing, weight))
             }
+            Op::FieldLoss(of) => boxed(field_loss::forward_pass(engine, workers, request, of)),
             Op::Backward(op) => self.backward(request, op, subject),
             Op::Normalise { .. } | Op::Fused(_) => {
                 Err(Error::internal(format!("{} is for GPUs", request.op.name())))
@@ -181,6 +183,7 @@ impl Cpu {
             BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
                 boxed(loss::backward(engine, request, smoothing, weight))
             }
+            BackwardOp::FieldLoss(of) => boxed(field_loss::backward(engine, workers, request, of)),
         }
     }
 }

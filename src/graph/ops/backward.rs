@@ -3,6 +3,7 @@
 use super::{
     Activation, Arithmetic, BACKWARD_DATA, BACKWARD_WEIGHTS, BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d,
 };
+use crate::config::Objective;
 use crate::graph::Halo;
 
 /// An op of the backward pass. The gradient of a convolution's input is `Op::Conv2dBackwardData`, which forward passes
@@ -47,6 +48,9 @@ pub enum BackwardOp {
     /// of the run (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are
     /// means.
     SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
+    /// output, target, class weights? → d output, of the sample's loss times `Scalars::gradient_scale`; 0 where a point
+    /// has no target.
+    FieldLoss(Objective),
 }
 
 impl From<BackwardOp> for Op {
@@ -76,6 +80,7 @@ impl BackwardOp {
             BackwardOp::AddSlice { .. } => ("add slice", Elements),
             BackwardOp::Halo(_) => ("halo backward", Nothing),
             BackwardOp::SoftmaxCrossEntropy { .. } => ("softmax cross-entropy backward", Elements),
+            BackwardOp::FieldLoss(_) => ("field loss backward", Elements),
         }
     }
 }

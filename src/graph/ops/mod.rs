@@ -35,6 +35,7 @@ pub use resize::{Interpolation, Resize, ResizeCoordinates};
 
 use super::differentiate::BackwardPass;
 use super::{Halo, Node, NodeId, Rows, TensorId, Trade};
+use crate::config::Objective;
 
 /// An op of the graph: one of a forward pass, which differentiation and files know, of a backward pass, or several in
 /// one. The comment shows inputs → outputs with their shapes.
@@ -144,6 +145,11 @@ pub enum Op {
     /// (1−s)·(λ·onehot(label) + (1−λ)·onehot(other)) + s/K. A hit is one of the label with the larger share, the first
     /// of two equal ones. A sample with a label below 0 counts nowhere.
     SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
+    /// output (N,C,…) or (N), target, class weights (C)? → losses (N), sums (N,K): what `Loss` and `Metric` say, of a
+    /// sample. The target is f32, of the output's shape, or (N,…) numbers of classes. With weights, and they are of
+    /// classes alone, the loss of a point is multiplied by that of its class, smoothing included. A point whose target
+    /// is NaN has none; a sample of such points alone, which only fills the batch, has 0 everywhere.
+    FieldLoss(Objective),
 
     /// One that differentiation adds.
     Backward(BackwardOp),
@@ -211,6 +217,7 @@ impl Op {
             Op::Sum { .. } => ("sum", Elements),
             Op::Expand { .. } => ("expand", Nothing),
             Op::SoftmaxCrossEntropy { .. } => ("softmax cross-entropy", Elements),
+            Op::FieldLoss(_) => ("field loss", Elements),
             Op::Backward(op) => op.row(),
             Op::Fused(op) => op.row(),
         }
@@ -223,7 +230,7 @@ impl Op {
 
     /// Whether it gives losses of scores, its first operand: where gradients begin.
     pub fn is_loss(&self) -> bool {
-        matches!(self, Op::SoftmaxCrossEntropy { .. })
+        matches!(self, Op::SoftmaxCrossEntropy { .. } | Op::FieldLoss(_))
     }
 
     pub(super) fn work(&self) -> Arithmetic {
@@ -266,6 +273,7 @@ impl Op {
                 let op = BackwardOp::SoftmaxCrossEntropy { smoothing, weight };
                 b.simple(id, node, op, node.inputs.clone());
             }
+            Op::FieldLoss(of) => b.simple(id, node, BackwardOp::FieldLoss(of), node.inputs.clone()),
             Op::BatchNormInference(_) | Op::Trade(_) | Op::Backward(_) | Op::Fused(_) => {
                 unreachable!("{} in the forward pass of training", self.name())
             }

@@ -7,6 +7,7 @@
 //! - `elements`: conversions, element by element, layouts, images
 //! - `broadcast`: stretched tensors and sums over axes
 //! - `layer_norm`, `softmax`
+//! - `field_loss`: losses and metrics of fields
 //! - `pooling`, `norm`, `loss`: the graph's ops (with dropout and local response normalisation)
 //! - `update`: the optimizers, to the bit; norms, clipping, averages, loss scaling
 //! - `compress`: the codecs, to the byte
@@ -14,6 +15,7 @@
 mod broadcast;
 mod compress;
 mod elements;
+mod field_loss;
 mod layer_norm;
 mod loss;
 mod norm;

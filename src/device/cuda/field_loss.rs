@@ -1,0 +1,210 @@
+//! Losses and metrics of fields (kernels/field_loss.cu), on plain f32. Where a sample is a row of scores its loss and
+//! gradient are those of the kernels for labels, to the bit.
+
+use std::rc::Rc;
+
+use super::gpu::Argument::{Float, Int, Long, Memory, Null};
+use super::gpu::{Argument, Gpu};
+use super::kernel::{CudaKernel, Operands, PART};
+use super::layout::{plain, plain_in};
+use super::simple::loss_grid;
+use crate::config::{Metric, Objective};
+use crate::device::{KernelRequest, Layout, Memory as DeviceMemory};
+use crate::error::{Error, Result};
+use crate::graph::DType;
+
+/// Points of a part of a sample: sixteen a thread.
+const OF_PART: usize = 4096;
+
+#[derive(Clone, Copy)]
+struct Extents {
+    objective: Objective,
+    samples: usize,
+    channels: usize,
+    /// Of the target of a sample.
+    points: usize,
+    /// Whether a sample is a row of scores, without weights of classes.
+    is_row: bool,
+}
+
+impl Extents {
+    fn of(request: &KernelRequest, objective: Objective) -> Result<Extents> {
+        let [(output, _), (target, _), ..] = request.inputs else {
+            return Err(Error::internal(format!("{} inputs of a field's loss", request.inputs.len())));
+        };
+        let (samples, channels) = (output.shape.batch(), output.shape.channels());
+        let points = target.shape.per_sample();
+        let is_row = objective.loss.is_of_classes() && points == 1 && request.inputs.len() == 2;
+        Ok(Extents { objective, samples, channels, points, is_row })
+    }
+
+    fn parts(&self) -> usize {
+        self.points.div_ceil(OF_PART)
+    }
+
+    /// What a part adds up: losses, points, and what its metric wants.
+    fn width(&self) -> usize {
+        2 + match self.objective.metric {
+            Metric::Iou => 3 * self.channels,
+            metric => metric.carried(),
+        }
+    }
+
+    /// Bytes of the parts' sums, of the samples' and of labels and hits.
+    fn workspace(&self) -> [usize; 4] {
+        let sums = self.samples * self.width();
+        [4 * sums * self.parts(), 8 * sums, 4 * self.samples, 4 * self.samples]
+    }
+
+    fn scratch(&self, operands: &mut Operands) -> [DeviceMemory; 4] {
+        self.workspace().map(|bytes| operands.scratch(bytes))
+    }
+}
+
+fn layouts(request: &KernelRequest) -> [Vec<Layout>; 2] {
+    let inputs = request.inputs.iter().map(|(spec, _)| plain_in(spec, DType::F32)).collect();
+    [inputs, request.outputs.iter().map(plain).collect()]
+}
+
+/// output, target, weights? → losses, sums
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, objective: Objective) -> Result<CudaKernel> {
+    let extents = Extents::of(request, objective)?;
+    let [inputs, outputs] = layouts(request);
+    let bind = move |operands: &mut Operands| {
+        let [partials, totals, labels, hits] = extents.scratch(operands);
+        let (losses, sums) = (&operands.outputs[0], &operands.outputs[1]);
+        if !extents.is_row {
+            return add_up(operands, &extents, &partials, &totals);
+        }
+        // What the kernel for labels does not count.
+        let counts = objective.metric == Metric::Iou;
+        if counts {
+            add_up(operands, &extents, &partials, &totals)?;
+        }
+        label(operands, &extents, &labels)?;
+        let arguments = [
+            Memory(&operands.inputs[0]),
+            Memory(&labels),
+            Null,
+            Null,
+            Memory(losses),
+            Memory(if counts { &hits } else { sums }),
+            Null,
+            Int(extents.samples),
+            Int(extents.channels),
+            Float(objective.smoothing),
+            Float(1.0),
+        ];
+        let grid = loss_grid(operands.gpu, extents.samples, extents.channels);
+        operands.launch("softmax_cross_entropy_f32", grid, &arguments)
+    };
+    let workspace = extents.workspace().map(|bytes| bytes.next_multiple_of(PART)).iter().sum();
+    Ok(CudaKernel::new(gpu, "own:field-loss", inputs, outputs, bind).with_workspace(workspace))
+}
+
+/// Losses and sums, by parts of samples.
+fn add_up(
+    operands: &mut Operands,
+    extents: &Extents,
+    partials: &DeviceMemory,
+    totals: &DeviceMemory,
+) -> Result<()> {
+    let Extents { objective, samples, channels, points, .. } = *extents;
+    let (parts, metric) = (extents.parts(), Int(objective.metric as usize));
+    let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
+    let grid = [parts as u32, samples.min(65_535) as u32, 1];
+    if objective.loss.is_of_classes() {
+        let arguments = [
+            output,
+            target,
+            weights(operands.inputs),
+            Memory(partials),
+            Int(samples),
+            Int(channels),
+            Long(points),
+            Int(parts),
+            Float(objective.smoothing),
+            metric,
+        ];
+        operands.launch("field_cross_entropy", grid, &arguments)?;
+    } else {
+        let loss = Int(objective.loss as usize);
+        let arguments =
+            [output, target, Memory(partials), Int(samples), Long(points), Int(parts), loss, metric];
+        operands.launch("field_numbers", grid, &arguments)?;
+    }
+    let arguments = [
+        Memory(partials),
+        Memory(totals),
+        Memory(&operands.outputs[0]),
+        Memory(&operands.outputs[1]),
+        Int(samples),
+        Int(parts),
+        Int(extents.width()),
+        Long(points),
+        Int(objective.metric as usize),
+    ];
+    operands.launch("field_join", [operands.gpu.at_most(samples), 1, 1], &arguments)
+}
+
+fn weights(inputs: &[DeviceMemory]) -> Argument<'_> {
+    inputs.get(2).map_or(Null, Memory)
+}
+
+/// The classes of the samples' targets.
+fn label(operands: &mut Operands, extents: &Extents, labels: &DeviceMemory) -> Result<()> {
+    let samples = extents.samples;
+    let arguments = [Memory(&operands.inputs[1]), Memory(labels), Long(samples), Int(extents.channels)];
+    operands.launch("field_labels", operands.gpu.blocks(samples), &arguments)
+}
+
+/// output, target, weights? → d output
+pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, objective: Objective) -> Result<CudaKernel> {
+    let extents = Extents::of(request, objective)?;
+    let Extents { samples, channels, points, is_row, .. } = extents;
+    let [inputs, outputs] = layouts(request);
+    let bind = move |operands: &mut Operands| {
+        let scalars = operands.gpu.scalars.clone();
+        let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
+        let gradient = Memory(&operands.outputs[0]);
+        let n = samples * points;
+        if is_row {
+            let labels = operands.scratch(4 * samples);
+            label(operands, &extents, &labels)?;
+            let (smoothing, weight) = (Float(objective.smoothing), Float(1.0));
+            let arguments = [
+                output,
+                Memory(&labels),
+                Null,
+                Null,
+                gradient,
+                Int(samples),
+                Int(channels),
+                smoothing,
+                weight,
+                Memory(&scalars),
+            ];
+            let grid = loss_grid(operands.gpu, samples, channels);
+            operands.launch("softmax_cross_entropy_backward_f32", grid, &arguments)
+        } else if objective.loss.is_of_classes() {
+            let arguments = [
+                output,
+                target,
+                weights(operands.inputs),
+                gradient,
+                Int(samples),
+                Int(channels),
+                Long(points),
+                Float(objective.smoothing),
+                Memory(&scalars),
+            ];
+            operands.launch("field_cross_entropy_backward", operands.gpu.blocks(n), &arguments)
+        } else {
+            let loss = Int(objective.loss as usize);
+            let arguments = [output, target, gradient, Long(n), Long(points), loss, Memory(&scalars)];
+            operands.launch("field_numbers_backward", operands.gpu.blocks(n), &arguments)
+        }
+    };
+    let kernel = CudaKernel::new(gpu, "own:field-loss", inputs, outputs, bind);
+    Ok(if is_row { kernel.with_workspace((4 * samples).next_multiple_of(PART)) } else { kernel })
+}

@@ -1,0 +1,696 @@
+//! Losses and metrics of fields: outputs (N,C,P) and targets in plain f32.
+//!
+//! Points lie side by side, one channel after the other, so that all loops go over the points of a chunk that stays in
+//! cache with all of its channels. Pieces of a sample are added up in f64 in a fixed order, so that results do not
+//! depend on the number of threads. Samples of one point take the loops of `loss`: there the same network with labels
+//! has the same bits.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::handle::Engine;
+use super::host::{HostKernel, Numbers, Workers};
+use super::layout::plain_f32;
+use super::loss::{LossTarget, cross_entropy, largest, no_class, softmax_gradient};
+use super::primitive::outputs;
+use crate::config::{Loss, Metric, Objective};
+use crate::device::{KernelRequest, Layout, Memory, Scalars};
+use crate::error::{Error, Result};
+use crate::graph::{DType, Spec};
+
+/// Points of a chunk.
+const CHUNK: usize = 256;
+
+/// Points that a thread takes at a time: few enough for f32 sums by lane.
+const PIECE: usize = 16 * CHUNK;
+
+/// What the piece of a sample adds up in front of what its metric wants.
+const LOSS: usize = 0;
+const COUNT: usize = 1;
+/// A target that is no class, else NaN.
+const WRONG: usize = 2;
+const FIRST: usize = 3;
+
+#[derive(Clone, Copy)]
+struct Extents {
+    objective: Objective,
+    samples: usize,
+    channels: usize,
+    /// Points of a channel of the output.
+    points: usize,
+}
+
+impl Extents {
+    fn of(request: &KernelRequest, objective: Objective, results: &[&Spec]) -> Result<Extents> {
+        let specs: Vec<&Spec> = request.inputs.iter().map(|(spec, _)| spec).collect();
+        let ([output, target] | [output, target, _]) = specs[..] else {
+            return Err(Error::internal(format!("{} inputs of a field's loss", specs.len())));
+        };
+        let (samples, channels) = (output.shape.batch(), output.shape.channels());
+        let points = output.shape.0.iter().skip(2).product();
+        let extents = Extents { objective, samples, channels, points };
+        let are_reals = specs.iter().chain(results).all(|spec| spec.dtype.is_real());
+        let fits = target.shape.elements() == samples * extents.per_sample()
+            && specs.get(2).is_none_or(|weights| extents.is_of_classes() && weights.shape.0 == [channels]);
+        if !(are_reals && fits && extents.per_sample() > 0 && target.dtype == DType::F32) {
+            let text = format!("a loss of an output {} and a target {}", output.shape, target.shape);
+            return Err(Error::internal(text));
+        }
+        Ok(extents)
+    }
+
+    fn is_of_classes(&self) -> bool {
+        self.objective.loss.is_of_classes()
+    }
+
+    /// Points of a sample's target.
+    fn per_sample(&self) -> usize {
+        if self.is_of_classes() { self.points } else { self.channels * self.points }
+    }
+
+    /// Pieces of a sample.
+    fn pieces(&self) -> usize {
+        self.per_sample().div_ceil(PIECE)
+    }
+
+    /// The sample of a piece, and the points that it has of it.
+    fn piece(&self, index: usize) -> (usize, Range<usize>) {
+        let (sample, part) = (index / self.pieces(), index % self.pieces());
+        (sample, part * PIECE..self.per_sample().min((part + 1) * PIECE))
+    }
+
+    /// Numbers that a piece adds up.
+    fn width(&self) -> usize {
+        FIRST
+            + match self.objective.metric {
+                Metric::Iou => 3 * self.channels,
+                metric => metric.carried(),
+            }
+    }
+
+    /// Where a sample's output lies, and its target.
+    fn of_sample(&self, sample: usize) -> [Range<usize>; 2] {
+        [self.channels * self.points, self.per_sample()].map(|each| sample * each..(sample + 1) * each)
+    }
+}
+
+fn plain_layouts(engine: &Engine, request: &KernelRequest) -> Result<[Vec<Layout>; 2]> {
+    let inputs = request.inputs.iter().map(|(spec, _)| plain_f32(engine, spec));
+    let results = request.outputs.iter().map(|spec| plain_f32(engine, spec));
+    Ok([inputs.collect::<Result<_>>()?, results.collect::<Result<_>>()?])
+}
+
+/// output, target, weights? → losses, sums
+pub fn forward_pass(
+    engine: &Engine,
+    workers: &Rc<Workers>,
+    request: &KernelRequest,
+    objective: Objective,
+) -> Result<HostKernel> {
+    let [losses, sums] = outputs(request)?;
+    let extents = Extents::of(request, objective, &[losses, sums])?;
+    let [from, to] = plain_layouts(engine, request)?;
+    let (width, pieces) = (extents.width(), extents.samples * extents.pieces());
+    let (each, workers) = (objective.metric.sums(extents.channels), workers.clone());
+    let kernel = HostKernel::new("field-loss", from, to, move |inputs, outputs, _| {
+        let fields = Fields::of(extents, inputs);
+        let totals = Numbers::<f64>::stored(&outputs[2]);
+        workers.each(pieces, |piece| {
+            // SAFETY: each call has a part of its own.
+            let own = unsafe { totals.part_mut(piece * width..(piece + 1) * width) };
+            own.fill(0.0);
+            own[WRONG] = f64::NAN;
+            fields.add_up(piece, own);
+        });
+        // SAFETY: host memory of this device; all threads are done, and outputs are apart from each other.
+        let (losses, sums) = unsafe { (outputs[0].as_slice_mut::<f32>(), outputs[1].as_slice_mut::<f32>()) };
+        // SAFETY: as above.
+        let totals = unsafe { totals.part_mut(0..pieces * width) };
+        if let Some(part) = totals.chunks_exact(width).find(|part| !part[WRONG].is_nan()) {
+            return Err(no_class(part[WRONG], extents.channels));
+        }
+        let samples = losses.iter_mut().zip(sums.chunks_exact_mut(each));
+        for ((loss, sums), parts) in samples.zip(totals.chunks_exact_mut(width * extents.pieces())) {
+            let (total, parts) = parts.split_at_mut(width);
+            for part in parts.chunks_exact(width) {
+                total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
+            }
+            *loss = (total[LOSS] / extents.per_sample() as f64) as f32;
+            show(objective.metric, total, sums);
+        }
+        Ok(())
+    });
+    Ok(kernel.with_workspace(size_of::<f64>() * pieces * width))
+}
+
+/// output, target, weights? → d output
+pub fn backward(
+    engine: &Engine,
+    workers: &Rc<Workers>,
+    request: &KernelRequest,
+    objective: Objective,
+) -> Result<HostKernel> {
+    let [gradient] = outputs(request)?;
+    let extents = Extents::of(request, objective, &[gradient])?;
+    let [from, to] = plain_layouts(engine, request)?;
+    let workers = workers.clone();
+    Ok(HostKernel::new("field-loss", from, to, move |inputs, outputs, scalars: &Scalars| {
+        let fields = Fields::of(extents, inputs);
+        let scale = scalars.gradient_scale / extents.per_sample() as f32;
+        let gradient = Numbers::of(&outputs[0]);
+        workers
+            .each(extents.samples * extents.pieces(), |piece| fields.differentiate(piece, gradient, scale));
+        Ok(())
+    }))
+}
+
+/// What a metric shows of the totals of a sample.
+fn show(metric: Metric, totals: &[f64], sums: &mut [f32]) {
+    let (count, own) = (totals[COUNT], &totals[FIRST..]);
+    if metric != Metric::Iou {
+        let mean = |total: &f64| if count > 0.0 { (total / count) as f32 } else { 0.0 };
+        return sums.iter_mut().zip(own).for_each(|(sum, total)| *sum = mean(total));
+    }
+    let channels = own.len() / 3;
+    let mut mean = 0.0;
+    for class in 0..channels {
+        let [hits, found, there] = [0, 1, 2].map(|which| own[which * channels + class]);
+        let union = found + there - hits;
+        mean += if union > 0.0 { hits / union } else { 1.0 };
+        for (which, count) in [hits, found - hits, there - hits].into_iter().enumerate() {
+            sums[1 + which * channels + class] = count as f32;
+        }
+    }
+    sums[0] = if count > 0.0 { (mean / channels as f64) as f32 } else { 0.0 };
+}
+
+/// What an op reads.
+#[derive(Clone, Copy)]
+struct Fields<'a> {
+    extents: Extents,
+    output: &'a [f32],
+    target: &'a [f32],
+    weights: Option<&'a [f32]>,
+}
+
+impl<'a> Fields<'a> {
+    fn of(extents: Extents, inputs: &'a [Memory]) -> Fields<'a> {
+        // SAFETY: host memory of this device; nothing writes to it while the step runs.
+        unsafe {
+            Fields {
+                extents,
+                output: inputs[0].as_slice(),
+                target: inputs[1].as_slice(),
+                weights: inputs.get(2).map(|weights| weights.as_slice()),
+            }
+        }
+    }
+
+    /// Whether `loss` has the loops: each sample is a row of scores.
+    fn is_rows(&self) -> bool {
+        self.extents.is_of_classes() && self.extents.points == 1
+    }
+
+    /// The class that a target names; none of one that is NaN, or no class.
+    fn class(&self, value: f32) -> Option<usize> {
+        (0.0..self.extents.channels as f32)
+            .contains(&value)
+            .then_some(value as usize)
+            .filter(|&k| k as f32 == value)
+    }
+
+    fn weight(&self, class: usize) -> f32 {
+        self.weights.map_or(1.0, |weights| weights[class])
+    }
+
+    /// Adds up a piece.
+    fn add_up(&self, piece: usize, totals: &mut [f64]) {
+        if self.is_rows() {
+            return self.add_row(piece, totals);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has it.
+            return unsafe { self.add_up_avx2(piece, totals) };
+        }
+        self.add_up_anywhere(piece, totals);
+    }
+
+    /// The same in wider registers: the same bits.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn add_up_avx2(&self, piece: usize, totals: &mut [f64]) {
+        self.add_up_anywhere(piece, totals);
+    }
+
+    #[inline(always)]
+    fn add_up_anywhere(&self, piece: usize, totals: &mut [f64]) {
+        if self.extents.is_of_classes() {
+            self.add_classes(piece, totals)
+        } else {
+            self.add_numbers(piece, totals)
+        }
+    }
+
+    /// Adds up a sample that is one row of scores.
+    fn add_row(&self, sample: usize, totals: &mut [f64]) {
+        let [row, target] = self.extents.of_sample(sample);
+        let (row, value) = (&self.output[row], self.target[target.start]);
+        let Some(class) = self.class(value) else {
+            totals[WRONG] = f64::from(value);
+            return;
+        };
+        let loss = cross_entropy(row, LossTarget { class, other: None }, self.extents.objective.smoothing);
+        totals[LOSS] = f64::from(self.weight(class) * loss);
+        totals[COUNT] = 1.0;
+        let most = largest(row);
+        let found = row.iter().position(|&v| v == most).filter(|_| row.iter().all(|v| !v.is_nan()));
+        match self.extents.objective.metric {
+            Metric::Iou => {
+                let channels = self.extents.channels;
+                totals[FIRST + 2 * channels + class] = 1.0;
+                found.into_iter().for_each(|found| totals[FIRST + channels + found] = 1.0);
+                totals[FIRST + class] = f64::from(u8::from(found == Some(class)));
+            }
+            _ => totals[FIRST] = f64::from(u8::from(found == Some(class))),
+        }
+    }
+
+    #[inline(always)]
+    fn add_classes(&self, piece: usize, totals: &mut [f64]) {
+        let Extents { objective, channels, .. } = self.extents;
+        let (sample, points) = self.extents.piece(piece);
+        let mut losses = [0f32; CHUNK];
+        for first in points.clone().step_by(CHUNK) {
+            let chunk = self.chunk(sample, first..points.end.min(first + CHUNK));
+            let mut scores = PointScores::new();
+            scores.find_largest(&chunk);
+            scores.weigh(&chunk, self.weights);
+            scores.compare(&chunk, objective.smoothing);
+            let (count, right) = scores.add_losses(chunk.target, objective.smoothing, &mut losses);
+            totals[COUNT] += f64::from(count);
+            if scores.known != count {
+                let wrong = chunk.target.iter().find(|v| !v.is_nan() && self.class(**v).is_none());
+                totals[WRONG] = wrong.map_or(f64::NAN, |&wrong| f64::from(wrong));
+            }
+            if objective.metric == Metric::Iou {
+                for class in 0..channels {
+                    let counts = scores.count(chunk.target, class as f32);
+                    for (which, count) in counts.into_iter().enumerate() {
+                        totals[FIRST + which * channels + class] += f64::from(count);
+                    }
+                }
+            } else {
+                totals[FIRST] += f64::from(right);
+            }
+        }
+        totals[LOSS] = losses.iter().copied().map(f64::from).sum();
+    }
+
+    /// Some points of a sample.
+    #[inline(always)]
+    fn chunk(&self, sample: usize, points: Range<usize>) -> ChunkOfScores<'a> {
+        let [output, target] = self.extents.of_sample(sample);
+        let target = &self.target[target][points.clone()];
+        let Extents { channels, points: apart, .. } = self.extents;
+        ChunkOfScores { output: &self.output[output], target, channels, apart, first: points.start }
+    }
+
+    #[inline(always)]
+    fn add_numbers(&self, piece: usize, totals: &mut [f64]) {
+        let Objective { loss, metric, .. } = self.extents.objective;
+        let (outputs, targets) = self.numbers(piece);
+        let mut lanes = [[0f32; CHUNK]; 4];
+        for (output, target) in outputs.chunks(CHUNK).zip(targets.chunks(CHUNK)) {
+            totals[COUNT] += f64::from(target.iter().map(|v| u32::from(!v.is_nan())).sum::<u32>());
+            let [losses, first, second, third] = &mut lanes;
+            match loss {
+                Loss::Bce => add(losses, output, target, binary_cross_entropy),
+                Loss::Mae => add(losses, output, target, |y, t| (y - t).abs()),
+                Loss::Huber => add(losses, output, target, huber),
+                Loss::Mse | Loss::CrossEntropy => add(losses, output, target, |y, t| (y - t) * (y - t)),
+            }
+            match (metric, loss) {
+                (Metric::Accuracy, _) => {
+                    add(first, output, target, |y, t| if (y > 0.0) == (t > 0.5) { 1.0 } else { 0.0 });
+                }
+                (Metric::Mae, Loss::Bce) => add(first, output, target, |y, t| (sigmoid(y) - t).abs()),
+                (Metric::Mae, _) => add(first, output, target, |y, t| (y - t).abs()),
+                (_, Loss::Bce) => add(first, output, target, |y, t| (sigmoid(y) - t) * (sigmoid(y) - t)),
+                _ => add(first, output, target, |y, t| (y - t) * (y - t)),
+            }
+            if metric == Metric::R2 {
+                add(second, output, target, |_, t| t);
+                add(third, output, target, |_, t| t * t);
+            }
+        }
+        let sum = |lanes: &[f32; CHUNK]| lanes.iter().copied().map(f64::from).sum();
+        totals[LOSS] = sum(&lanes[0]);
+        totals[FIRST..].iter_mut().zip(&lanes[1..]).for_each(|(total, lanes)| *total = sum(lanes));
+    }
+
+    /// What a piece has of output and target, which are alike.
+    #[inline(always)]
+    fn numbers(&self, piece: usize) -> (&'a [f32], &'a [f32]) {
+        let at = self.place(piece);
+        (&self.output[at.clone()], &self.target[at])
+    }
+
+    #[inline(always)]
+    fn place(&self, piece: usize) -> Range<usize> {
+        let (sample, points) = self.extents.piece(piece);
+        let [own, _] = self.extents.of_sample(sample);
+        own.start + points.start..own.start + points.end
+    }
+
+    /// Writes the gradient of a piece.
+    fn differentiate(&self, piece: usize, gradient: Numbers, scale: f32) {
+        if self.is_rows() {
+            return self.differentiate_row(piece, gradient, scale);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has it.
+            return unsafe { self.differentiate_avx2(piece, gradient, scale) };
+        }
+        self.differentiate_anywhere(piece, gradient, scale);
+    }
+
+    /// The same in wider registers: the same bits.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn differentiate_avx2(&self, piece: usize, gradient: Numbers, scale: f32) {
+        self.differentiate_anywhere(piece, gradient, scale);
+    }
+
+    #[inline(always)]
+    fn differentiate_anywhere(&self, piece: usize, gradient: Numbers, scale: f32) {
+        match self.extents.is_of_classes() {
+            true => self.differentiate_classes(piece, gradient, scale),
+            false => self.differentiate_numbers(piece, gradient, scale),
+        }
+    }
+
+    fn differentiate_row(&self, sample: usize, gradient: Numbers, scale: f32) {
+        let [row, target] = self.extents.of_sample(sample);
+        // SAFETY: each sample has its own.
+        let gradient = unsafe { gradient.part_mut(row.clone()) };
+        match self.class(self.target[target.start]) {
+            Some(class) => {
+                let scale = self.weight(class) * scale;
+                let smoothing = self.extents.objective.smoothing;
+                softmax_gradient(&self.output[row], LossTarget { class, other: None }, smoothing, gradient);
+                gradient.iter_mut().for_each(|gradient| *gradient *= scale);
+            }
+            None => gradient.fill(0.0),
+        }
+    }
+
+    #[inline(always)]
+    fn differentiate_classes(&self, piece: usize, gradient: Numbers, scale: f32) {
+        let Extents { objective, channels, .. } = self.extents;
+        let (sample, points) = self.extents.piece(piece);
+        let [output, _] = self.extents.of_sample(sample);
+        let everywhere = objective.smoothing / channels as f32;
+        for first in points.clone().step_by(CHUNK) {
+            let chunk = self.chunk(sample, first..points.end.min(first + CHUNK));
+            let count = chunk.target.len();
+            let mut scores = PointScores::new();
+            scores.find_largest(&chunk);
+            scores.weigh(&chunk, self.weights);
+            let row_of = |class: usize| {
+                let at = output.start + class * chunk.apart + first;
+                // SAFETY: each piece has its own points.
+                unsafe { gradient.part_mut(at..at + count) }
+            };
+            for class in 0..channels {
+                let (row, power) = (chunk.row(class), row_of(class));
+                for i in 0..count {
+                    power[i] = exp(row[i] - scores.largest[i]);
+                    scores.sum[i] += power[i];
+                }
+            }
+            for i in 0..count {
+                scores.sum[i] = 1.0 / scores.sum[i];
+                scores.weight[i] *= scale;
+            }
+            for class in 0..channels {
+                let (target, gradient, number) = (chunk.target, row_of(class), class as f32);
+                for i in 0..count {
+                    let aim = if target[i] == number { 1.0 - objective.smoothing } else { 0.0 };
+                    let slope = (gradient[i] * scores.sum[i] - everywhere - aim) * scores.weight[i];
+                    gradient[i] = if target[i].is_nan() { 0.0 } else { slope };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn differentiate_numbers(&self, piece: usize, gradient: Numbers, scale: f32) {
+        let (output, target) = self.numbers(piece);
+        // SAFETY: each piece has its own points.
+        let to = unsafe { gradient.part_mut(self.place(piece)) };
+        match self.extents.objective.loss {
+            Loss::Bce => each(to, output, target, |y, t| (sigmoid(y) - t) * scale),
+            Loss::Mae => each(to, output, target, |y, t| sign(y - t) * scale),
+            Loss::Huber => each(to, output, target, |y, t| (y - t).clamp(-1.0, 1.0) * scale),
+            Loss::Mse | Loss::CrossEntropy => each(to, output, target, |y, t| 2.0 * (y - t) * scale),
+        }
+    }
+}
+
+/// Scores of some points, and their target.
+struct ChunkOfScores<'a> {
+    /// Of the sample: a channel after the other.
+    output: &'a [f32],
+    target: &'a [f32],
+    channels: usize,
+    apart: usize,
+    first: usize,
+}
+
+impl<'a> ChunkOfScores<'a> {
+    /// Those of a channel.
+    #[inline(always)]
+    fn row(&self, channel: usize) -> &'a [f32] {
+        &self.output[channel * self.apart + self.first..][..self.target.len()]
+    }
+}
+
+/// What the points of a chunk have of their scores. All but `found` are less the largest.
+struct PointScores {
+    largest: [f32; CHUNK],
+    /// Number of the first of the largest; below 0 where a score is NaN.
+    found: [f32; CHUNK],
+    /// Σ e^v.
+    sum: [f32; CHUNK],
+    /// That of the target's class, and the mean of all.
+    own: [f32; CHUNK],
+    mean: [f32; CHUNK],
+    /// Of the target's class.
+    weight: [f32; CHUNK],
+    /// Points with a class.
+    known: u32,
+}
+
+impl PointScores {
+    #[inline(always)]
+    fn new() -> PointScores {
+        let zeros = [0f32; CHUNK];
+        PointScores {
+            largest: [f32::NEG_INFINITY; CHUNK],
+            found: zeros,
+            sum: zeros,
+            own: zeros,
+            mean: zeros,
+            weight: [1.0; CHUNK],
+            known: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn find_largest(&mut self, chunk: &ChunkOfScores) {
+        for channel in 0..chunk.channels {
+            let (row, number) = (chunk.row(channel), channel as f32);
+            for ((&v, largest), found) in row.iter().zip(&mut self.largest).zip(&mut self.found) {
+                let is_more = v > *largest;
+                *largest = if is_more { v } else { *largest };
+                *found = if is_more { number } else { *found };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn weigh(&mut self, chunk: &ChunkOfScores, weights: Option<&[f32]>) {
+        for (class, &of_class) in weights.into_iter().flatten().enumerate() {
+            let number = class as f32;
+            for (weight, &target) in self.weight.iter_mut().zip(chunk.target) {
+                *weight = if target == number { of_class } else { *weight };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn compare(&mut self, chunk: &ChunkOfScores, smoothing: f32) {
+        let (count, target) = (chunk.target.len(), chunk.target);
+        for channel in 0..chunk.channels {
+            let (row, number) = (chunk.row(channel), channel as f32);
+            let mut known = 0u32;
+            for i in 0..count {
+                let v = row[i] - self.largest[i];
+                let is_own = target[i] == number;
+                self.sum[i] += exp(v);
+                self.own[i] = if is_own { v } else { self.own[i] };
+                known += u32::from(is_own);
+            }
+            self.known += known;
+            if smoothing > 0.0 {
+                let share = 1.0 / chunk.channels as f32;
+                for i in 0..count {
+                    self.mean[i] += (row[i] - self.largest[i]) * share;
+                }
+            }
+        }
+        for (found, sum) in self.found.iter_mut().zip(&self.sum) {
+            *found = if sum.is_nan() { -1.0 } else { *found };
+        }
+    }
+
+    /// Adds the losses up by lanes; how many points have a target, and of how many the class is found.
+    #[inline(always)]
+    fn add_losses(&self, target: &[f32], smoothing: f32, losses: &mut [f32; CHUNK]) -> (u32, u32) {
+        let (mut count, mut right) = (0, 0);
+        for i in 0..target.len() {
+            let aim = self.own[i] + smoothing * (self.mean[i] - self.own[i]);
+            let loss = self.weight[i] * (ln(self.sum[i]) - aim);
+            losses[i] += if target[i].is_nan() { 0.0 } else { loss };
+            count += u32::from(!target[i].is_nan());
+            right += u32::from(target[i] == self.found[i]);
+        }
+        (count, right)
+    }
+
+    /// How many points are of a class and found to be of it, how many are found to be, and how many are.
+    #[inline(always)]
+    fn count(&self, target: &[f32], class: f32) -> [u32; 3] {
+        let [mut hits, mut found, mut there] = [0; 3];
+        for (&target, &guess) in target.iter().zip(&self.found) {
+            let (is_there, is_found) = (target == class, guess == class);
+            hits += u32::from(is_there & is_found);
+            found += u32::from(is_found & !target.is_nan());
+            there += u32::from(is_there);
+        }
+        [hits, found, there]
+    }
+}
+
+/// Adds f(output, target) of each point that has a target to its lane.
+#[inline(always)]
+fn add(lanes: &mut [f32; CHUNK], output: &[f32], target: &[f32], f: impl Fn(f32, f32) -> f32) {
+    for ((lane, &y), &t) in lanes.iter_mut().zip(output).zip(target) {
+        let value = f(y, t);
+        *lane += if t.is_nan() { 0.0 } else { value };
+    }
+}
+
+/// Writes f(output, target) of each point, 0 where it has no target.
+#[inline(always)]
+fn each(to: &mut [f32], output: &[f32], target: &[f32], f: impl Fn(f32, f32) -> f32) {
+    for ((to, &y), &t) in to.iter_mut().zip(output).zip(target) {
+        let value = f(y, t);
+        *to = if t.is_nan() { 0.0 } else { value };
+    }
+}
+
+#[inline(always)]
+fn binary_cross_entropy(y: f32, t: f32) -> f32 {
+    let positive = if y > 0.0 { y } else { 0.0 };
+    positive - y * t + ln_1p(exp(-y.abs()))
+}
+
+#[inline(always)]
+fn huber(y: f32, t: f32) -> f32 {
+    let error = (y - t).abs();
+    if error > 1.0 { error - 0.5 } else { 0.5 * error * error }
+}
+
+#[inline(always)]
+fn sign(x: f32) -> f32 {
+    let of_negative = if x < 0.0 { -1.0 } else { x };
+    if x > 0.0 { 1.0 } else { of_negative }
+}
+
+#[inline(always)]
+fn sigmoid(y: f32) -> f32 {
+    let e = exp(-y.abs());
+    let above = if y < 0.0 { e } else { 1.0 };
+    above / (1.0 + e)
+}
+
+// ---- functions that the compiler makes loops in wide registers of; NaN stays NaN ----
+
+/// e^x for x up to 0: 2^n·e^r with |r| up to ln 2 / 2. Below −87 it is that of −87, 1.6e−38.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // Adding it leaves the nearest whole number in the lowest bits.
+    const SHIFT: f32 = 12_582_912.0;
+    // ln 2 in two parts, the first with few enough bits for exact products.
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    let x = if x < -87.0 { -87.0 } else { x };
+    let shifted = x * std::f32::consts::LOG2_E + SHIFT;
+    let n = shifted - SHIFT;
+    let r = x - n * LN_2[0] - n * LN_2[1];
+    // 1/k!, to r⁷.
+    let terms = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+    let power = terms.into_iter().fold(1.0 / 5040.0, |sum, term| sum * r + term);
+    let exponent = shifted.to_bits().wrapping_sub(SHIFT.to_bits()).wrapping_add(127) << 23;
+    power * f32::from_bits(exponent)
+}
+
+/// ln of a normal number above 0.
+#[inline(always)]
+fn ln(x: f32) -> f32 {
+    let (bits, fraction) = (x.to_bits(), x.to_bits() & 0x007f_ffff | 0x3f80_0000);
+    let n = ((bits >> 23) as i32 - 127) as f32;
+    let m = f32::from_bits(fraction);
+    let value = n * std::f32::consts::LN_2 + ln_by((m - 1.0) / (m + 1.0));
+    if x.is_nan() { x } else { value }
+}
+
+/// ln(1 + x) for x from 0 to 1.
+#[inline(always)]
+fn ln_1p(x: f32) -> f32 {
+    ln_by(x / (2.0 + x))
+}
+
+/// ln((1 + s)/(1 − s)) = 2·artanh s, for s up to 1/3.
+#[inline(always)]
+fn ln_by(s: f32) -> f32 {
+    let square = s * s;
+    let terms = [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0, 1.0];
+    2.0 * s * terms.into_iter().fold(1.0 / 15.0, |sum, term| sum * square + term)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seven roundings of sums whose terms fall by halves and more.
+    #[test]
+    fn functions_are_those_of_the_library() {
+        for step in 0..=200_000 {
+            let x = -(step as f32) / 2300.0;
+            let expected = f64::from(x).exp();
+            assert!((f64::from(exp(x)) / expected - 1.0).abs() < 3e-7, "exp {x}");
+            let x = 1.0 + step as f32 / 7.0;
+            assert!((f64::from(ln(x)) - f64::from(x).ln()).abs() <= 3e-7 * f64::from(x).ln(), "ln {x}");
+            let x = step as f32 / 200_000.0;
+            assert!(
+                (f64::from(ln_1p(x)) - f64::from(x).ln_1p()).abs() <= 3e-7 * f64::from(x).ln_1p(),
+                "1 + {x}"
+            );
+        }
+        assert!(exp(f32::NAN).is_nan() && ln(f32::NAN).is_nan() && ln_1p(f32::NAN).is_nan());
+        assert!(exp(f32::NEG_INFINITY) < 2e-38 && ln(1.0) == 0.0 && exp(0.0) == 1.0);
+    }
+}

@@ -1,0 +1,207 @@
+//! Losses and metrics of fields, by their definitions (`Loss`, `Metric`, `Op::FieldLoss`).
+
+use std::ops::Range;
+
+use ndarray::{Array1, ArrayD};
+
+use super::{plain, rounded, softmax};
+use crate::config::{Loss, Metric, Objective};
+use crate::error::{Error, ErrorKind, Result};
+
+/// What an op reads: an output (N,C,P), its target and weights of classes.
+struct Fields<'a> {
+    objective: Objective,
+    output: &'a [f32],
+    target: &'a [f32],
+    weights: Option<&'a [f32]>,
+    samples: usize,
+    channels: usize,
+    points: usize,
+}
+
+impl<'a> Fields<'a> {
+    fn of(objective: &Objective, inputs: &'a [ArrayD<f32>]) -> Result<Fields<'a>> {
+        let shape = inputs[0].shape();
+        Ok(Fields {
+            objective: *objective,
+            output: plain(&inputs[0])?,
+            target: plain(&inputs[1])?,
+            weights: inputs.get(2).map(plain).transpose()?,
+            samples: shape[0],
+            channels: shape.get(1).copied().unwrap_or(1),
+            points: shape.iter().skip(2).product(),
+        })
+    }
+
+    fn is_of_classes(&self) -> bool {
+        self.objective.loss.is_of_classes()
+    }
+
+    /// The points of a sample's target among all.
+    fn of_sample(&self, sample: usize) -> Range<usize> {
+        let each = if self.is_of_classes() { self.points } else { self.channels * self.points };
+        sample * each..(sample + 1) * each
+    }
+
+    /// The scores of a point, and where each lies.
+    fn scores(&self, point: usize) -> Vec<(usize, f64)> {
+        let (sample, place) = (point / self.points, point % self.points);
+        let at = |channel: usize| (sample * self.channels + channel) * self.points + place;
+        (0..self.channels).map(|channel| (at(channel), f64::from(self.output[at(channel)]))).collect()
+    }
+
+    /// The class of a point, if it has one.
+    fn class(&self, point: usize) -> Result<Option<usize>> {
+        let value = self.target[point];
+        let found = (0..self.channels).find(|&class| class as f32 == value);
+        if !value.is_nan() && found.is_none() {
+            let classes = self.channels;
+            let text = format!("label {value} in the data, but the model has {classes} classes");
+            return Err(Error::new(ErrorKind::Data, text));
+        }
+        Ok(found)
+    }
+
+    fn weight(&self, class: usize) -> f64 {
+        self.weights.map_or(1.0, |weights| f64::from(weights[class]))
+    }
+
+    /// What the scores of a point shall be, as probabilities.
+    fn aim(&self, class: usize) -> Vec<f64> {
+        let smoothing = f64::from(self.objective.smoothing);
+        let mut aim = vec![smoothing / self.channels as f64; self.channels];
+        aim[class] += 1.0 - smoothing;
+        aim
+    }
+}
+
+/// Of an output and its target: the loss and its slope.
+fn compare(loss: Loss, output: f64, target: f64) -> [f64; 2] {
+    let error = output - target;
+    match loss {
+        Loss::Bce => {
+            let softplus = output.max(0.0) + (-output.abs()).exp().ln_1p();
+            [softplus - output * target, sigmoid(output) - target]
+        }
+        Loss::Mae => [error.abs(), if error == 0.0 { 0.0 } else { error.signum() }],
+        Loss::Huber if error.abs() > 1.0 => [error.abs() - 0.5, error.signum()],
+        Loss::Huber => [error * error / 2.0, error],
+        Loss::Mse | Loss::CrossEntropy => [error * error, 2.0 * error],
+    }
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// What a metric adds up of a number that has a target.
+fn measure(objective: &Objective, output: f64, target: f64) -> [f64; 3] {
+    let error = if objective.loss == Loss::Bce { sigmoid(output) } else { output } - target;
+    match objective.metric {
+        Metric::Accuracy => [f64::from(u8::from((output > 0.0) == (target > 0.5))), 0.0, 0.0],
+        Metric::Mae => [error.abs(), 0.0, 0.0],
+        Metric::R2 => [error * error, target, target * target],
+        Metric::Rmse | Metric::Iou => [error * error, 0.0, 0.0],
+    }
+}
+
+/// The first of the largest scores; none where one is no number.
+fn predicted(scores: &[(usize, f64)]) -> Option<usize> {
+    let largest = scores.iter().map(|(_, v)| *v).fold(f64::NEG_INFINITY, f64::max);
+    let all_are_numbers = scores.iter().all(|(_, v)| !v.is_nan());
+    scores.iter().position(|(_, v)| *v == largest).filter(|_| all_are_numbers)
+}
+
+/// output, target, weights? → losses, sums
+pub fn forward(objective: &Objective, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
+    let fields = Fields::of(objective, inputs)?;
+    let (mut losses, mut sums) = (Vec::new(), Vec::new());
+    for sample in 0..fields.samples {
+        let (loss, own) =
+            if fields.is_of_classes() { of_classes(&fields, sample)? } else { of_numbers(&fields, sample) };
+        losses.push((loss / fields.of_sample(sample).len() as f64) as f32);
+        sums.extend(own);
+    }
+    let count = objective.metric.sums(fields.channels);
+    Ok(vec![Array1::from(losses).into_dyn(), rounded(sums, &[fields.samples, count])?])
+}
+
+/// The losses of a sample's points, added up, and its sums.
+fn of_classes(fields: &Fields, sample: usize) -> Result<(f64, Vec<f64>)> {
+    let (mut loss, mut points, mut right) = (0.0, 0.0, 0.0);
+    // True positives, false ones, false negatives.
+    let mut counts = [(); 3].map(|()| vec![0.0; fields.channels]);
+    for point in fields.of_sample(sample) {
+        let Some(class) = fields.class(point)? else { continue };
+        let scores = fields.scores(point);
+        let largest = scores.iter().map(|(_, v)| *v).fold(f64::NEG_INFINITY, f64::max);
+        let logsum = scores.iter().map(|(_, v)| (v - largest).exp()).sum::<f64>().ln();
+        let aim = fields.aim(class);
+        let aimed = scores.iter().zip(&aim).filter(|(_, share)| **share != 0.0);
+        let of_aim: f64 = aimed.map(|((_, v), share)| (v - largest) * share).sum();
+        loss += fields.weight(class) * (logsum - of_aim);
+        points += 1.0;
+        match predicted(&scores) {
+            Some(found) if found == class => {
+                right += 1.0;
+                counts[0][class] += 1.0;
+            }
+            found => {
+                found.into_iter().for_each(|found| counts[1][found] += 1.0);
+                counts[2][class] += 1.0;
+            }
+        }
+    }
+    if fields.objective.metric != Metric::Iou {
+        return Ok((loss, vec![right / f64::max(points, 1.0)]));
+    }
+    let of_class = |class: usize| {
+        let [hits, wrong, missed] = [0, 1, 2].map(|which: usize| counts[which][class]);
+        let union = hits + wrong + missed;
+        if union == 0.0 { 1.0 } else { hits / union }
+    };
+    let mean = (0..fields.channels).map(of_class).sum::<f64>() / fields.channels as f64;
+    let mean = if points > 0.0 { mean } else { 0.0 };
+    Ok((loss, [vec![mean], counts.concat()].concat()))
+}
+
+fn of_numbers(fields: &Fields, sample: usize) -> (f64, Vec<f64>) {
+    let (mut loss, mut points, mut sums) = (0.0, 0.0, [0.0; 3]);
+    for point in fields.of_sample(sample) {
+        let [output, target] = [fields.output, fields.target].map(|of| f64::from(of[point]));
+        if target.is_nan() {
+            continue;
+        }
+        loss += compare(fields.objective.loss, output, target)[0];
+        points += 1.0;
+        let more = measure(&fields.objective, output, target);
+        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+    let means = sums[..fields.objective.metric.carried()].iter().map(|sum| sum / f64::max(points, 1.0));
+    (loss, means.collect())
+}
+
+/// output, target, weights? → d output
+pub fn backward(objective: &Objective, inputs: &[ArrayD<f32>], scale: f32) -> Result<ArrayD<f32>> {
+    let fields = Fields::of(objective, inputs)?;
+    let mut gradient = vec![0.0; fields.output.len()];
+    for sample in 0..fields.samples {
+        let own = fields.of_sample(sample);
+        let scale = f64::from(scale) / own.len() as f64;
+        for point in own {
+            if !fields.is_of_classes() {
+                let [output, target] = [fields.output, fields.target].map(|of| f64::from(of[point]));
+                let [_, slope] = compare(objective.loss, output, target);
+                gradient[point] = if target.is_nan() { 0.0 } else { slope * scale };
+            } else if let Some(class) = fields.class(point)? {
+                let scores = fields.scores(point);
+                let shares = softmax(&scores.iter().map(|(_, v)| *v).collect::<Vec<_>>());
+                let differences = shares.into_iter().zip(fields.aim(class)).map(|(p, aim)| p - aim);
+                for ((at, _), difference) in scores.iter().zip(differences) {
+                    gradient[*at] = difference * fields.weight(class) * scale;
+                }
+            }
+        }
+    }
+    rounded(gradient, inputs[0].shape())
+}

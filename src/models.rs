@@ -5,9 +5,10 @@
 use std::fmt::Write;
 
 use crate::comm::World;
+use crate::config::{Loss, Metric, Objective};
 use crate::device::reference::Reference;
 use crate::error::Result;
-use crate::model::{MODELS, Model};
+use crate::model::{self, Model};
 use crate::plan::{self, Options, describe_bytes as bytes, describe_flops as flops, group};
 use crate::record;
 
@@ -29,7 +30,11 @@ fn table() -> Result<String> {
         "{:<14} {:>11} {:>12} {:>14} {:>14} {:>14} {:>8}",
         "model", "parameters", "FLOP forward", "FLOP training", "memory/image", "image", "classes"
     );
-    for model in MODELS {
+    for model in model::MODELS {
+        let _ = writeln!(text, "{}", row(model)?);
+    }
+    text += "\nFor arrays, with --target; --classes says how many channels they give:\n";
+    for model in model::FIELD_MODELS {
         let _ = writeln!(text, "{}", row(model)?);
     }
     text += "\nFLOP and memory are those of one image; memory is what each further image of a batch adds in training \
@@ -41,7 +46,12 @@ fn table() -> Result<String> {
 fn row(model: &Model) -> Result<String> {
     // The reference device plans without compiling anything, and its layouts have no padding.
     let plan = |batch| {
-        let graph = model.build(batch, model.image, model.classes)?.simplify().differentiate();
+        let mut graph = model.build(batch, model.image, model.classes)?;
+        if !graph.gives_scores() {
+            let objective = Objective { loss: Loss::CrossEntropy, metric: Metric::Accuracy, smoothing: 0.0 };
+            graph = graph.with_objective(objective, None)?;
+        }
+        let graph = graph.simplify().differentiate();
         plan::plan(graph, &Reference, &Options::whole(0))
     };
     // A normalisation behind which an image is a single pixel cannot train on one image.
@@ -69,7 +79,7 @@ mod tests {
     #[test]
     fn the_table_has_every_model_with_the_published_arithmetic() {
         let table = table().unwrap();
-        for model in MODELS {
+        for model in model::all() {
             assert!(table.lines().any(|line| line.starts_with(&format!("{} ", model.name()))), "{table}");
         }
         for (name, giga) in [("alexnet", 1.42), ("vgg16", 30.94)] {

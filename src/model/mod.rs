@@ -4,10 +4,12 @@
 mod alexnet;
 mod cifar;
 mod convnext;
+mod deepcam;
 mod densenet;
 mod efficientnet;
 mod googlenet;
 mod inception;
+mod mlp;
 mod mnist;
 mod mobilenet;
 mod mobilenet_v3;
@@ -19,6 +21,7 @@ mod shufflenet;
 mod squeeze;
 mod squeezenet;
 mod swin;
+mod unet;
 mod vgg;
 mod vit;
 
@@ -54,7 +57,7 @@ enum Layers {
     In(Arc<onnx::OnnxFile>),
 }
 
-/// Every model, in the order in which they are listed.
+/// Every model that tells classes of images apart, in the order in which they are listed.
 pub const MODELS: &[Model] = &[
     mnist::MNIST_SMALL,
     mnist::MNIST_NET,
@@ -91,9 +94,18 @@ pub const MODELS: &[Model] = &[
     swin::SWIN_T,
 ];
 
+/// Those for arrays, which give numbers or classes for each place, or numbers for each sample: they want an objective
+/// (`Graph::with_objective`), and their `classes` are channels of what they give.
+pub const FIELD_MODELS: &[Model] = &[unet::UNET, unet::UNET_SMALL, deepcam::DEEPCAM, mlp::MLP];
+
+/// Every model.
+pub fn all() -> impl Iterator<Item = &'static Model> {
+    MODELS.iter().chain(FIELD_MODELS)
+}
+
 /// What --model takes.
 pub fn names() -> Vec<&'static str> {
-    MODELS.iter().map(|model| model.name).collect()
+    all().map(|model| model.name).collect()
 }
 
 /// Whether `--model` means a file by this, and no name of the zoo.
@@ -109,7 +121,7 @@ pub fn find(name: &str) -> Result<Model> {
     if is_file(name) {
         return open(Path::new(name)).map_err(|error| error.context("--model"));
     }
-    MODELS.iter().find(|model| model.name == name).cloned().ok_or_else(|| {
+    all().find(|model| model.name == name).cloned().ok_or_else(|| {
         Error::usage(format!(
             "--model {name}: no such model; there are {}, and files whose names end in .onnx",
             names().join(", ")
@@ -256,8 +268,12 @@ mod tests {
             ("mobilenet_v3_large", 5_483_032),
             ("efficientnet_b0", 5_288_548),
             ("regnet_y_400mf", 4_344_144),
+            ("unet", 31_037_698),
+            ("unet_small", 482_754),
+            ("deepcam", 56_454_720),
+            ("mlp", 68_353),
         ];
-        assert_eq!(published.len(), MODELS.len());
+        assert_eq!(published.len(), all().count());
         for (name, count) in published {
             let model = find(name).unwrap();
             let graph = model.build(2, model.image, model.classes).unwrap();

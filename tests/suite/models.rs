@@ -8,11 +8,12 @@ use crate::support::{bound, job};
 use std::path::{Path, PathBuf};
 
 use bound::Bound;
+use dltrain::config::{Loss, Metric, Objective};
 use dltrain::device::cuda::Cuda;
 use dltrain::device::onednn::Cpu;
 use dltrain::device::{Device, Rule, Scalars, Step};
 use dltrain::graph::{Graph, Op, Role, Shape};
-use dltrain::model::{self, MODELS};
+use dltrain::model;
 use dltrain::plan::Parameter;
 use serde_json::Value;
 
@@ -94,7 +95,8 @@ mod small {
     models!(small_images:
         mnist_small mnist_net mnist_large lenet5 cifar_net alexnet resnet18 resnet50
         inception_v3 googlenet densenet121 mobilenet_v2 vgg11_bn squeezenet1_1
-        mobilenet_v3_large efficientnet_b0 regnet_y_400mf resnext50_32x4d shufflenet_v2_x1_0 convnext_tiny vit_b_16 swin_t);
+        mobilenet_v3_large efficientnet_b0 regnet_y_400mf resnext50_32x4d shufflenet_v2_x1_0 convnext_tiny vit_b_16 swin_t
+        mlp unet_small);
 }
 
 /// The same in bf16: a model of each kind.
@@ -115,7 +117,8 @@ mod full {
     /// More layers of the same kinds.
     mod deeper {
         models!(ignored small_images:
-            vgg11 vgg13 vgg16 vgg19 resnet34 resnet101 resnet152 vgg13_bn vgg16_bn vgg19_bn wide_resnet50_2);
+            vgg11 vgg13 vgg16 vgg19 resnet34 resnet101 resnet152 vgg13_bn vgg16_bn vgg19_bn wide_resnet50_2
+            unet deepcam);
     }
 
     mod deeper_in_bf16 {
@@ -205,7 +208,7 @@ fn write_weights(path: &Path, graph: &Graph) {
     let tensors = graph.tensors.iter().filter_map(|tensor| {
         let (name, shape) = (&tensor.name, &tensor.spec.shape);
         let values = match tensor.role {
-            Role::Parameter => start_values(name, shape, |weight| shape_of(&weight).unwrap()),
+            Role::Parameter => start_values(name, shape, |weight| shape_of(&weight)),
             Role::Statistic => vec![if name.ends_with("var") { 1.0 } else { 0.0 }; shape.elements()],
             _ => return None,
         };
@@ -238,7 +241,7 @@ fn full_images(name: &str) {
 
 #[test]
 fn every_model_has_a_fixture() {
-    for model in MODELS {
+    for model in model::all() {
         assert!(
             path(model.name(), "").exists(),
             "{0}: no tests/fixtures/models/{0}.json, which tests/fixtures/make_models.py writes",
@@ -260,6 +263,12 @@ fn check(name: &str, suffix: &str, precision: Precision) {
     let number = |key: &str| fixture[key].as_u64().unwrap() as usize;
     let image = [0, 1, 2].map(|axis| fixture["image"][axis].as_u64().unwrap() as usize);
     let forward = model::find(name).unwrap().build(number("batch"), image, number("classes")).unwrap();
+    // Of a network that gives none a class for each place.
+    let objective = Objective { loss: Loss::CrossEntropy, metric: Metric::Iou, smoothing: 0.0 };
+    let forward = match forward.gives_scores() {
+        true => forward,
+        false => forward.with_objective(objective, None).unwrap(),
+    };
     let depth = forward.nodes.iter().filter(|node| is_product(&node.op)).count();
     let bounds = precision.bounds(depth);
     // The GPU where DLTRAIN_TEST_DEVICE says so.
@@ -329,8 +338,13 @@ fn updates(run: &Bound) -> Vec<Box<dyn Step>> {
 /// Writes images, labels and every parameter.
 fn start(run: &Bound, classes: usize) {
     let images = (0..run.program.images.bytes() / 4).map(|i| 1.75 * uniform(word(seed("images"), i)));
-    let labels = (0..run.plan.graph.batch()).map(|i| (word(seed("labels"), i) % classes as u32) as i32);
-    run.set_batch(&images.collect::<Vec<_>>(), &labels.collect::<Vec<_>>());
+    let labels =
+        (0..run.program.labels.bytes() / 4).map(|i| (word(seed("labels"), i) % classes as u32) as i32);
+    let (images, labels) = (images.collect::<Vec<_>>(), labels.collect::<Vec<_>>());
+    match run.plan.graph.objective() {
+        None => run.set_batch(&images, &labels),
+        Some(_) => run.set_fields(&images, &labels.iter().map(|&label| label as f32).collect::<Vec<_>>()),
+    }
     for parameter in &run.plan.parameters {
         run.set_parameter(parameter, &first_values(run, parameter));
     }
@@ -338,13 +352,13 @@ fn start(run: &Bound, classes: usize) {
 
 /// make_models.py's `start`, which says why.
 fn first_values(run: &Bound, parameter: &Parameter) -> Vec<f32> {
-    let shape_of = |weight: String| run.plan.parameter(&weight).unwrap().spec.shape.clone();
+    let shape_of = |weight: String| Some(run.plan.parameter(&weight).ok()?.spec.shape.clone());
     start_values(&parameter.name, &parameter.spec.shape, shape_of)
 }
 
-fn start_values(name: &str, shape: &Shape, shape_of: impl Fn(String) -> Shape) -> Vec<f32> {
+fn start_values(name: &str, shape: &Shape, shape_of: impl Fn(String) -> Option<Shape>) -> Vec<f32> {
     let seed = seed(name);
-    let of_norm = |weight: String| shape_of(weight).0.len() == 1;
+    let of_norm = |weight: String| shape_of(weight).is_some_and(|shape| shape.0.len() == 1);
     let [middle, width] = match (shape.0.len(), name.strip_suffix("bias")) {
         (4, _) => [0.0, (6.0 / shape.per_sample() as f64).sqrt() as f32],
         (2, _) => [0.0, (3.0 / shape.per_sample() as f64).sqrt() as f32],

@@ -47,6 +47,12 @@ impl Bound<'_> {
         self.device.upload(bytes_of(labels), &self.program.labels).unwrap();
     }
 
+    /// Puts inputs and their targets there.
+    pub fn set_fields(&self, inputs: &[f32], targets: &[f32]) {
+        self.device.upload(bytes_of(inputs), &self.program.images).unwrap();
+        self.device.upload(bytes_of(targets), &self.program.labels).unwrap();
+    }
+
     pub fn statistic(&self, statistic: &Statistic) -> Memory {
         self.regions.statistics.slice(statistic.place.offset, statistic.place.bytes)
     }

@@ -8,6 +8,7 @@ mod allreduce;
 mod buckets;
 mod compression;
 pub mod environment;
+mod fields;
 mod input;
 mod length;
 mod mesh;
@@ -37,6 +38,7 @@ pub use crate::strategy::{AsyncOrder, OuterFlags, Strategy};
 pub use allreduce::{AllreduceKind, NodeMemory, Pattern, Vendor};
 pub use buckets::{Buckets, StallLimits};
 pub use compression::Compression;
+pub use fields::{FieldOptions, Missing};
 pub use length::{PlanOptions, RunLength};
 pub use mesh::MeshShape;
 pub use network::NetworkOptions;
@@ -245,6 +247,8 @@ pub struct Config {
     pub data: Option<PathBuf>,
     /// How images are read and prepared.
     pub input: Input,
+    /// Which arrays are trained from, where it is no pictures.
+    pub fields: FieldOptions,
     /// Images a rank and micro-step.
     pub batch: usize,
     /// Micro-steps whose gradients are added up before one update.
@@ -333,6 +337,7 @@ impl Config {
             network: without_flags(),
             data: Some(data.into()),
             input: without_flags(),
+            fields: without_flags(),
             batch: 64,
             accumulation: 1,
             global_batch: None,
@@ -371,6 +376,11 @@ impl Config {
         }
     }
 
+    /// What is shown of how good the network is: of pictures the share that is classified right.
+    pub fn metric(&self) -> Metric {
+        self.fields.objective(0.0).map_or(Metric::Accuracy, |objective| objective.metric)
+    }
+
     /// The configuration of a run that only tests: without what a training would update, sum, keep and go on from.
     pub fn to_test(self) -> Config {
         let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
@@ -407,6 +417,7 @@ impl Config {
             "results",
             "tensorboard",
             "data",
+            "fields.test_data",
             "input.loader_threads",
             "init_from",
             "save_weights",

@@ -79,23 +79,30 @@ pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Resu
 }
 
 /// What may be said of a run that only tests, and is worth saying.
-const OF_TEST: [&str; 18] = [
+const OF_TEST: [&str; 25] = [
     "batch",
+    "class-weights",
     "classes",
     "config",
     "data",
     "data-format",
     "device",
     "dry-run",
+    "ignore-label",
     "image-size",
     "init-from",
+    "input",
     "jpeg-decoder",
     "label-smoothing",
     "loader-threads",
+    "loss",
+    "metric",
+    "missing",
     "model",
     "precision",
     "quiet",
     "strict",
+    "target",
     "threads",
     "verbose",
 ];

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use dltrain::config::values::{at_least_one, in_range, size, sync_batch_norm, within, zero_stage};
 use dltrain::config::{
-    AllreduceKind, Buckets, Compression, Config, CudaAware, DeviceKind, Input, NetworkOptions, Optimizer,
-    Outputs, Parallel, Pipeline, PlanOptions, Precision, Predict, Prediction, Rate, Rule, RunLength, Session,
-    StallLimits, Strategy, SyncBatchNorm, TensorParallel, Wire, most,
+    AllreduceKind, Buckets, Compression, Config, CudaAware, DeviceKind, FieldOptions, Input, NetworkOptions,
+    Optimizer, Outputs, Parallel, Pipeline, PlanOptions, Precision, Predict, Prediction, Rate, Rule,
+    RunLength, Session, StallLimits, Strategy, SyncBatchNorm, TensorParallel, Wire, most,
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
@@ -54,6 +54,8 @@ pub struct Args {
     data: Option<PathBuf>,
     #[command(flatten)]
     input: Input,
+    #[command(flatten)]
+    fields: FieldOptions,
     /// Images a rank takes per step.
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Model and data")]
     batch: usize,
@@ -208,6 +210,7 @@ impl Args {
             ("--resume", self.session.resumed_file(), Use::Read),
             ("--tuning", self.buckets.tuning.as_deref(), Use::Read),
             ("--data", self.data.as_deref(), Use::Read),
+            ("--test-data", self.fields.test_data.as_deref(), Use::Read),
             ("--output", self.output.as_deref(), Use::Write),
         ])
     }
@@ -335,6 +338,12 @@ impl Args {
                 path.display()
             )));
         }
+        let is_text = self.output.as_ref().is_none_or(|path| path.extension() == Some(OsStr::new("csv")));
+        if self.predict && self.fields.are_given() && (is_text || self.top.is_some()) {
+            return Err(Error::usage(
+                "predict of arrays writes what the network gives: say --output FILE.h5, without --top",
+            ));
+        }
         Ok(self.predict.then(|| Predict { top, output: self.output.clone() }))
     }
 
@@ -401,6 +410,7 @@ impl Args {
             length: self.length.or_usual(synthetic),
             data: self.data,
             input: self.input,
+            fields: self.fields,
             optimizer: decided.optimizer,
             rate: decided.rate,
             seed: self.seed,
@@ -447,6 +457,7 @@ impl Args {
         let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
         let needs_times = !self.prediction.nodes.is_empty() || is_to_be_cut;
         self.input.check(self.data.is_some())?;
+        self.fields.check(self.data.is_some(), self.predict)?;
         self.session.check()?;
         let decided = Decided {
             strategy,

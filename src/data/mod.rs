@@ -12,6 +12,7 @@ mod cifar;
 mod colours;
 mod detect;
 mod doubts;
+mod fields;
 mod folder;
 mod header;
 mod idx;
@@ -37,6 +38,7 @@ mod turbojpeg;
 pub use about::{are_numbers, classes as listed_classes};
 pub use colours::{ColourSums, Colours};
 pub use detect::{Parts, open, open_to_predict, open_to_test, parts};
+pub use fields::FieldSet;
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;
@@ -46,7 +48,7 @@ pub use synthetic::synthetic;
 
 use crate::config::Input;
 use crate::error::Result;
-pub use crate::model::{EvaluationCrop, Preprocessing};
+pub use crate::model::{EvaluationCrop, FieldScale, Preprocessing};
 
 /// Labelled pictures. Reading one changes nothing, so that many threads can read at once.
 pub trait Dataset: Send + Sync {
@@ -101,6 +103,11 @@ pub trait Dataset: Send + Sync {
     /// As for `read`.
     fn encoded(&self, _index: usize) -> Result<Option<Vec<u8>>> {
         Ok(None)
+    }
+
+    /// Its samples as arrays, where they are no pictures: nothing else of it is then read.
+    fn fields(&self) -> Option<&FieldSet> {
+        None
     }
 
     /// What decodes its images, where they may be JPEG files.

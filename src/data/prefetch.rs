@@ -93,6 +93,8 @@ pub struct Batch {
     pub others: Vec<i32>,
     /// For mixed images the share of `labels` in each target; else empty.
     pub shares: Vec<f32>,
+    /// Targets of samples that are arrays, NaN where there is no sample; empty for pictures.
+    pub targets: Vec<f32>,
     /// Images that are mixed with the last ones, and their classes.
     partners: (Vec<f32>, Vec<i32>),
 }
@@ -106,6 +108,7 @@ impl Batch {
             labels: vec![PADDING; count],
             others: vec![PADDING; count],
             shares: vec![1.0; count],
+            targets: Vec::new(),
             partners: Default::default(),
         }
     }
@@ -115,16 +118,23 @@ impl Batch {
         Batch { pixels: vec![0; count * values], ..Batch::new(count, 0) }
     }
 
+    /// Room for so many samples with targets of so many values.
+    pub fn with_targets(self, values: usize) -> Batch {
+        Batch { targets: vec![f32::NAN; self.labels.len() * values], ..self }
+    }
+
     /// Room for as many images as another.
     fn like(other: &Batch) -> Batch {
         let (images, pixels) = (vec![0.0; other.images.len()], vec![0; other.pixels.len()]);
-        Batch { images, pixels, ..Batch::new(other.labels.len(), 0) }
+        let targets = vec![f32::NAN; other.targets.len()];
+        Batch { images, pixels, targets, ..Batch::new(other.labels.len(), 0) }
     }
 }
 
 /// Where an image goes.
 enum Image<'a> {
-    Numbers(&'a mut [f32]),
+    /// With its target, where it is an array.
+    Numbers(&'a mut [f32], &'a mut [f32]),
     Pixels(&'a mut [u8]),
 }
 
@@ -156,7 +166,9 @@ pub struct Reader<O> {
 
 impl<O: Order> Reader<O> {
     pub fn new(samples: Samples, order: O, reading: Reading) -> Reader<O> {
-        let bad = Arc::new(Bad { strict: reading.strict, ..Bad::default() });
+        // An array that cannot be read is no accident of one picture among many.
+        let strict = reading.strict || samples.set().fields().is_some();
+        let bad = Arc::new(Bad { strict, ..Bad::default() });
         Reader { samples, order, reading, bad, ahead: None }
     }
 
@@ -298,10 +310,14 @@ impl Preparer {
         batch.partners.0.resize(more * size, 0.0);
         batch.partners.1.resize(more, PADDING);
         // One of the two is empty.
-        let images = batch.images.chunks_exact_mut(size).map(Image::Numbers);
+        let targets = batch.targets.chunks_exact_mut(self.samples.target_len().max(1));
+        let targets = targets.chain(std::iter::repeat_with(Default::default));
+        let images = batch.images.chunks_exact_mut(size).zip(targets);
+        let images = images.map(|(image, target)| Image::Numbers(image, target));
         let images = images.chain(batch.pixels.chunks_exact_mut(size).map(Image::Pixels));
         let own = images.zip(&mut batch.labels).take(chosen.count);
-        let partners = batch.partners.0.chunks_exact_mut(size).map(Image::Numbers).zip(&mut batch.partners.1);
+        let partners = batch.partners.0.chunks_exact_mut(size);
+        let partners = partners.map(|image| Image::Numbers(image, &mut [])).zip(&mut batch.partners.1);
         let indices = chosen.images.iter();
         indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
     }
@@ -330,6 +346,7 @@ impl Preparer {
         batch.images.iter_mut().skip(count * size).for_each(|value| *value = 0.0);
         batch.pixels.iter_mut().skip(count * size).for_each(|value| *value = 0);
         batch.labels[count..].fill(PADDING);
+        batch.targets.iter_mut().skip(count * self.samples.target_len()).for_each(|value| *value = f32::NAN);
         batch.others.copy_from_slice(&batch.labels);
         batch.shares.fill(1.0);
         if apart == 0 {
@@ -354,9 +371,13 @@ impl Preparer {
     }
 
     fn read(&self, epoch: usize, index: usize, mut image: Image) -> i32 {
-        let read = SCRATCH.with_borrow_mut(|scratch| match &mut image {
-            Image::Numbers(image) => self.samples.read(epoch, index, image, scratch),
-            Image::Pixels(image) => self.samples.read_pixels(epoch, index, image, scratch),
+        let fields = self.samples.set().fields();
+        let read = SCRATCH.with_borrow_mut(|scratch| match (&mut image, fields) {
+            (Image::Numbers(input, target), Some(fields)) => {
+                self.samples.read_arrays(fields, index, (input, target), scratch).map(|()| 0)
+            }
+            (Image::Numbers(image, _), None) => self.samples.read(epoch, index, image, scratch),
+            (Image::Pixels(image), _) => self.samples.read_pixels(epoch, index, image, scratch),
         });
         match read {
             Ok(label) => {
@@ -365,7 +386,10 @@ impl Preparer {
             }
             Err(error) => {
                 match image {
-                    Image::Numbers(image) => image.fill(0.0),
+                    Image::Numbers(image, target) => {
+                        image.fill(0.0);
+                        target.fill(f32::NAN);
+                    }
                     Image::Pixels(image) => image.fill(0),
                 }
                 self.bad.note(index % self.samples.set().len(), error);

@@ -11,9 +11,10 @@ use resize::Resizer;
 use super::augment;
 use super::mix::Mix;
 use super::picture::Picture;
-use super::{Colours, Dataset, EvaluationCrop, Preprocessing};
+use super::{Colours, Dataset, EvaluationCrop, FieldSet, Preprocessing};
 use crate::config::{Augment, Augmentation};
 use crate::error::{Error, Result};
+use crate::fields::ArrayReader;
 use crate::random::{Purpose, Stream, key};
 
 /// How pixels become numbers: a byte becomes `byte · scale + shift`, by channel.
@@ -60,6 +61,8 @@ pub struct DecodeBuffers {
     scaled: Picture,
     spare: Picture,
     resizer: Resizer,
+    /// One for each array of a sample.
+    arrays: Vec<ArrayReader>,
 }
 
 /// Pixels that are normalised at a time.
@@ -83,6 +86,18 @@ impl Samples {
             labelled: true,
             rows: 0..sample[1],
         }
+    }
+
+    /// Samples of arrays, each of which comes `repeat` times in an epoch.
+    pub fn of_fields(set: FieldSet, repeat: usize) -> Samples {
+        let image = set.image();
+        let set: Arc<dyn Dataset> = Arc::new(set);
+        Samples { repeat: repeat.max(1), ..Samples::new(set.clone(), image, &*set) }
+    }
+
+    /// How many numbers the target of a sample has; none where it is the class of a picture.
+    pub fn target_len(&self) -> usize {
+        self.set.fields().map_or(0, FieldSet::target_len)
     }
 
     /// The images as a network expects them that has learned already, but for its size.
@@ -192,6 +207,20 @@ impl Samples {
         Ok(label)
     }
 
+    /// Reads a sample of arrays: what the network reads, (C, H, W), and its target.
+    ///
+    /// # Errors
+    /// `Data`, with the file's name and the sample.
+    pub fn read_arrays(
+        &self,
+        fields: &FieldSet,
+        index: usize,
+        (input, target): (&mut [f32], &mut [f32]),
+        scratch: &mut DecodeBuffers,
+    ) -> Result<()> {
+        fields.read_sample(index % self.set.len(), input, target, &mut scratch.arrays)
+    }
+
     /// Reads images as pixels (H, W, C), of samples that are `pixels`.
     ///
     /// # Errors
@@ -215,7 +244,9 @@ impl Samples {
     /// How pixels become numbers, where nothing else is done to any image: no noise or holes that are no pixels, no
     /// blends, no colours that become a grey between two bytes.
     pub fn pixels(&self) -> Option<Normalisation> {
-        let as_they_are = self.sample[0] == 3 || (self.sample[0] == 1 && self.set.channels() == Some(1));
+        let is_picture = self.set.fields().is_none();
+        let as_they_are =
+            is_picture && (self.sample[0] == 3 || (self.sample[0] == 1 && self.set.channels() == Some(1)));
         let others =
             [Augmentation::Lighting, Augmentation::Cutout].iter().any(|&part| self.augment.has(part));
         (as_they_are && !others && !self.augment.mixes()).then_some(self.normalisation)

@@ -76,6 +76,17 @@ impl FromStr for View {
     }
 }
 
+impl View {
+    /// Whether samples of the other view have numbers of the same part of the same array, perhaps of other samples.
+    pub fn has_numbers_of(&self, other: &View) -> bool {
+        let parts = |view: &View| -> Option<Vec<ViewAxis>> {
+            let counted = |axis: &&ViewAxis| !matches!(axis.take, AxisPart::Sample { .. });
+            view.axes.as_ref().map(|axes| axes.iter().filter(counted).copied().collect())
+        };
+        self.array == other.array && parts(self) == parts(other)
+    }
+}
+
 impl ViewAxis {
     fn parse(text: &str) -> Result<ViewAxis, String> {
         let text: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
@@ -320,6 +331,39 @@ impl ViewSamples {
     /// The shape of one sample, in a network's order.
     pub fn shape(&self) -> Vec<usize> {
         self.order.iter().map(|&at| self.window.len[at]).collect()
+    }
+
+    /// What the view calls the axes of a sample, in a network's order; `None` for one without a name, `s` for places of
+    /// an axis that numbers samples.
+    pub fn letters(&self) -> Vec<Option<char>> {
+        let letter = |&at: &usize| match self.axes[at] {
+            ViewAxis { take: AxisPart::Sample { .. }, .. } => Some('s'),
+            axis => axis.name,
+        };
+        self.order.iter().map(letter).collect()
+    }
+
+    /// The axes that number samples, the slowest first: what the view calls each, the first number, and how many.
+    pub fn numbered(&self) -> Vec<(char, i64, usize)> {
+        let of =
+            |&(at, first, count): &(usize, i64, usize)| (self.axes[at].name.unwrap_or('n'), first, count);
+        self.counted.iter().map(of).collect()
+    }
+
+    /// Which sample has these numbers: one for each axis of `numbered`, all of them there.
+    pub fn index(&self, numbers: impl Fn(char) -> i64) -> usize {
+        let place = |index: usize, &(at, first, count): &(usize, i64, usize)| {
+            index * count + (numbers(self.axes[at].name.unwrap_or('n')) - first) as usize
+        };
+        self.counted.iter().fold(0, place)
+    }
+
+    /// How many neighbouring samples along the slowest axis that numbers them begin in one chunk of this shape.
+    pub fn in_a_chunk(&self, chunk: &[usize]) -> usize {
+        self.counted.first().map_or(1, |&(at, ..)| match self.axes[at].take {
+            AxisPart::Sample { stride, .. } => chunk[at] / stride,
+            _ => chunk[at] / self.window.len[at],
+        })
     }
 
     /// The axes of the array that a sample has, in a network's order.

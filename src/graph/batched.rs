@@ -59,8 +59,9 @@ impl Builder {
             Batched { net: self, one, images, made, shared: HashMap::new(), is_one: &mut is_one };
         one.nodes.iter().try_for_each(|node| batched.add(node))?;
         let (logits, _) = batched.made_of(scores);
-        let of_each = self.shape(logits).elements() / images[1];
-        self.seen("logits", logits, vec![images[1], of_each])
+        // The axes behind the batch are those of one: (K) scores, or what else is given of a sample.
+        let shape = [&[images[1]], &one.shape(scores).0[1..]].concat();
+        self.seen("logits", logits, shape)
     }
 
     /// In another shape, unless it has that already.

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, TensorId};
-pub use preprocessing::{CLASS_NAMES, EvaluationCrop, PREPROCESSING, Preprocessing};
+pub use preprocessing::{CLASS_NAMES, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
 
 /// A model that `--model` can name.
 #[derive(Clone)]

@@ -7,6 +7,39 @@ pub const CLASS_NAMES: &str = "class_names";
 /// What files of weights, checkpoints and ONNX files call it, where other programs keep texts of theirs.
 pub const PREPROCESSING: &str = "dltrain.preprocessing";
 
+/// What these files call the arrays that a network reads and gives, a list as JSON.
+pub const FIELDS: &str = "dltrain.fields";
+
+/// What each channel of an array is multiplied by, and what is then added.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FieldScale {
+    /// The array, as the flag has it.
+    pub field: String,
+    /// Factors of its channels.
+    pub scale: Vec<f32>,
+    /// Added to its channels after that.
+    pub shift: Vec<f32>,
+}
+
+impl FieldScale {
+    /// What a file says of a network's arrays; none where it says nothing.
+    ///
+    /// # Errors
+    /// What is wrong with the text, in words that follow the file's name.
+    pub fn from_text(text: &str) -> Result<Vec<FieldScale>, String> {
+        let wrong = |what: &dyn std::fmt::Display| format!("what it says of its arrays ({FIELDS}): {what}");
+        let read: Vec<FieldScale> = match text {
+            "" => Vec::new(),
+            _ => serde_json::from_str(text).map_err(|error| wrong(&error))?,
+        };
+        let is_sound = |of: &FieldScale| {
+            of.scale.len() == of.shift.len()
+                && of.scale.iter().chain(&of.shift).all(|value| value.is_finite())
+        };
+        if read.iter().all(is_sound) { Ok(read) } else { Err(wrong(&"numbers that cannot be")) }
+    }
+}
+
 /// What of an image evaluation looks at, and training that does not cut by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

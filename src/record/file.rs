@@ -15,6 +15,7 @@ use super::read::Earlier;
 use super::series::{SeriesGroup, series};
 use super::summary::Closing;
 use super::{Description, EpochRecord, Scheduled, Spread, StepRecord};
+use crate::config::Metric;
 use crate::device::Usage;
 use crate::error::{Error, Result};
 use crate::files;
@@ -117,8 +118,34 @@ const SUMMARY_VALUES: &Columns = &[
     ("gpu_power", "W", "mean power of rank 0's GPU in that time"),
 ];
 
+/// The columns as a run's metric has them: of another than the accuracy they are called after it.
+fn named(columns: &'static Columns, metric: Metric) -> Vec<(&'static str, &'static str, &'static str)> {
+    let of = |&(name, unit, meaning): &(&'static str, &'static str, &'static str)| {
+        let place = ACCURACIES.iter().position(|known| *known == name);
+        match (place, metric) {
+            (None, _) | (_, Metric::Accuracy) => (name, unit, meaning),
+            (Some(at), Metric::Iou) => (IOU[at], "1", "mean over samples of the mean IoU of classes"),
+            (Some(at), Metric::Mae) => (MAE[at], "", "mean absolute error, of rescaled numbers"),
+            (Some(at), Metric::Rmse) => (RMSE[at], "", "root of the mean squared error, of rescaled numbers"),
+            (Some(at), Metric::R2) => {
+                (R2[at], "1", "1 less the squared error over the variance of the targets")
+            }
+        }
+    };
+    columns.iter().map(of).collect()
+}
+
+const ACCURACIES: [&str; 5] =
+    ["accuracy", "train_accuracy", "test_accuracy", "best_test_accuracy", "final_test_accuracy"];
+const IOU: [&str; 5] = ["iou", "train_iou", "test_iou", "best_test_iou", "final_test_iou"];
+const MAE: [&str; 5] = ["mae", "train_mae", "test_mae", "best_test_mae", "final_test_mae"];
+const RMSE: [&str; 5] = ["rmse", "train_rmse", "test_rmse", "best_test_rmse", "final_test_rmse"];
+const R2: [&str; 5] = ["r2", "train_r2", "test_r2", "best_test_r2", "final_test_r2"];
+
 /// An open results file. On any error the file is lost: see `abandon`.
 pub(super) struct ResultsFile {
+    /// What is shown of how good the network is.
+    metric: Metric,
     file: File,
     path: PathBuf,
     steps: SeriesGroup,
@@ -184,7 +211,7 @@ fn config(file: &File, about: &Description, added: &[(&str, String)]) -> Hdf5Res
 fn summary(file: &File, about: &Description) -> hdf5::Result<Group> {
     let summary = file.create_group("summary")?;
     scalars(&summary, SUMMARY_COUNTS, 0u64)?;
-    scalars(&summary, SUMMARY_VALUES, f64::NAN)?;
+    scalars(&summary, &named(SUMMARY_VALUES, about.metric), f64::NAN)?;
     let meaning =
         "updates by gradients that were 0, 1, … updates late, the last: or more; none unless asynchronous";
     data(&summary, "staleness", &vec![0u64; about.staleness], "1", meaning)?;
@@ -277,7 +304,7 @@ impl ResultsFile {
         let group = file.create_group("steps")?;
         let mut steps = SeriesGroup {
             counts: series(&group, STEP_COUNTS, STEP_CHUNK, None)?,
-            values: series(&group, STEP_VALUES, STEP_CHUNK, None)?,
+            values: series(&group, &named(STEP_VALUES, about.metric), STEP_CHUNK, None)?,
             buckets: match about.buckets.len() {
                 0 => Vec::new(),
                 // A chunk stays near 8 KB however many buckets there are.
@@ -287,7 +314,7 @@ impl ResultsFile {
         let group = file.create_group("epochs")?;
         let mut epochs = SeriesGroup {
             counts: series(&group, EPOCH_COUNTS, EPOCH_CHUNK, None)?,
-            values: series(&group, EPOCH_VALUES, EPOCH_CHUNK, None)?,
+            values: series(&group, &named(EPOCH_VALUES, about.metric), EPOCH_CHUNK, None)?,
             buckets: Vec::new(),
         };
         let summary = summary(&file, about)?;
@@ -296,7 +323,7 @@ impl ResultsFile {
             epochs.copy(&earlier.file, "epochs", earlier.epochs)?;
         }
         file.start_swmr()?;
-        Ok(ResultsFile { file, path: path.to_path_buf(), steps, epochs, summary })
+        Ok(ResultsFile { metric: about.metric, file, path: path.to_path_buf(), steps, epochs, summary })
     }
 
     pub fn step(&mut self, r: &StepRecord) {
@@ -305,7 +332,7 @@ impl ResultsFile {
             &[r.step, r.epoch, r.images],
             &[
                 r.loss,
-                r.accuracy,
+                r.metric,
                 r.learning_rate,
                 r.seconds,
                 r.compute,
@@ -334,9 +361,9 @@ impl ResultsFile {
         let spread = |s: &Spread| [s.mean, s.min, s.max];
         let mut values = vec![
             r.train_loss,
-            r.train_accuracy,
+            r.train_metric,
             r.test_loss,
-            r.test_accuracy,
+            r.test_metric,
             r.ranks_apart,
             r.images_per_second,
             r.seconds,
@@ -394,8 +421,8 @@ impl ResultsFile {
             c.setup_seconds,
             c.training_seconds,
             c.images_per_second(),
-            c.best_test_accuracy.0,
-            c.final_test_accuracy,
+            c.best_test_metric.0,
+            c.final_test_metric,
             c.share(c.spent.compute),
             c.share(c.spent.communication),
             c.share(c.spent.input),
@@ -403,7 +430,7 @@ impl ResultsFile {
             memory,
             power,
         ];
-        for ((name, ..), value) in SUMMARY_VALUES.iter().zip(values) {
+        for ((name, ..), value) in named(SUMMARY_VALUES, self.metric).iter().zip(values) {
             self.summary.dataset(name)?.write_scalar(&value)?;
         }
         self.summary.dataset("ended")?.write_scalar(&fixed(&super::date(std::time::SystemTime::now())))?;

@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod checkpoint_dir;
+mod field_predictions;
 mod file;
 mod logging;
 mod names;
@@ -31,6 +32,7 @@ use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
 pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest_step, own_checkpoints};
+pub use field_predictions::{FieldOrigin, FieldPredictions};
 use file::ResultsFile;
 pub use logging::{Volume, start_logging};
 pub use names::check_names;
@@ -49,6 +51,7 @@ pub use weights::{
 };
 
 use crate::comm::World;
+use crate::config::Metric;
 use crate::device::Usage;
 use crate::error::{Error, Result};
 pub use crate::files::date::iso as date;
@@ -262,7 +265,8 @@ impl RecordWriter {
         if let Some(file) = &mut self.file {
             file.step(r);
         }
-        self.on_events(|events| events.step(r));
+        let metric = self.about.metric;
+        self.on_events(|events| events.step(r, metric));
         if self.flushed.elapsed() >= FLUSH_EVERY {
             self.flush();
         }
@@ -283,14 +287,15 @@ impl RecordWriter {
 
     fn epoch(&mut self, r: &EpochRecord) {
         if !std::mem::replace(&mut self.header, true) {
-            terminal::tell(&table::epoch_header(r));
+            terminal::tell(&table::epoch_header(r, self.about.metric));
         }
-        self.closing.epoch(r);
-        terminal::tell(&table::epoch(r));
+        self.closing.epoch(r, self.about.metric);
+        terminal::tell(&table::epoch(r, self.about.metric));
         if let Some(file) = &mut self.file {
             file.epoch(r);
         }
-        self.on_events(|events| events.epoch(r));
+        let metric = self.about.metric;
+        self.on_events(|events| events.epoch(r, metric));
         self.flush();
     }
 
@@ -426,6 +431,8 @@ pub struct Description {
     pub model: String,
     /// Trainable parameters of the model.
     pub parameters: u64,
+    /// What is shown of how good it is.
+    pub metric: Metric,
     /// One line: the device, its library and version.
     pub device: String,
     /// How large it is.
@@ -523,8 +530,8 @@ pub struct StepRecord<'a> {
     pub images: u64,
     /// Mean over the step's images.
     pub loss: f64,
-    /// Share of the step's images classified right, 0 to 1; NaN where not known.
-    pub accuracy: f64,
+    /// The metric over the step's images (`Description::metric`); NaN where not known.
+    pub metric: f64,
     /// Learning rate of the step's update.
     pub learning_rate: f64,
     /// Time of the whole step, in seconds.
@@ -558,19 +565,19 @@ pub struct Spread {
     pub max: f64,
 }
 
-/// One epoch. Accuracies 0 to 1; NaN where there is no test set.
+/// One epoch. Metrics are NaN where there is no test set.
 #[derive(Debug, Clone, Copy)]
 pub struct EpochRecord {
     /// Counts from 1.
     pub epoch: u64,
     /// Mean over the epoch's training images.
     pub train_loss: f64,
-    /// Share of the epoch's training images classified right.
-    pub train_accuracy: f64,
+    /// The metric over the epoch's training images.
+    pub train_metric: f64,
     /// Mean over all test images; NaN without a test.
     pub test_loss: f64,
-    /// Share of all test images classified right; NaN without a test.
-    pub test_accuracy: f64,
+    /// The metric over all test images; NaN without a test.
+    pub test_metric: f64,
     /// Where ranks have parameters of their own: how far they were from their mean, which was tested, as a share of its
     /// norm; else NaN.
     pub ranks_apart: f64,

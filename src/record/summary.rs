@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use super::table::{Speed, batch, decimals, duration, percent, plural, shown, thousands};
+use super::table::{Speed, batch, decimals, duration, metric, percent, plural, shown, thousands};
 use super::{CompressionRecord, Description, EpochRecord, MemoryRecord, RankInfo, StepRecord};
+use crate::config::Metric;
 use crate::device::Metered;
 
 type SummaryRow = (&'static str, String);
@@ -57,10 +58,17 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
         0 => vec![("steps", format!("{} after {} of warm-up", c.steps, about.size.warmup))],
         _ => vec![("epochs", format!("{} ({})", c.epochs, plural(c.steps as usize, "step")))],
     };
-    let (best, best_epoch) = c.best_test_accuracy;
+    let (best, best_epoch) = c.best_test_metric;
     if best.is_finite() {
-        let (last, best) = (percent(c.final_test_accuracy, 2), percent(best, 2));
-        rows.push(("test accuracy", format!("{last} at the end, best {best} in epoch {best_epoch}")));
+        let [last, best] = [c.final_test_metric, best].map(|value| metric(about.metric, value));
+        let name = match about.metric {
+            Metric::Accuracy => "test accuracy",
+            Metric::Iou => "test IoU",
+            Metric::Mae => "test MAE",
+            Metric::Rmse => "test RMSE",
+            Metric::R2 => "test R²",
+        };
+        rows.push((name, format!("{last} at the end, best {best} in epoch {best_epoch}")));
     }
     let [total, setup, training] = [c.seconds, c.setup_seconds, c.training_seconds].map(duration);
     rows.push(("time", format!("{total}, set-up {setup}, training steps {training}")));
@@ -181,9 +189,9 @@ pub(super) struct Closing {
     pub setup_seconds: f64,
     pub seconds: f64,
     pub epochs: u64,
-    /// (accuracy, epoch); NaN until an epoch had one.
-    pub best_test_accuracy: (f64, u64),
-    pub final_test_accuracy: f64,
+    /// (metric, epoch); NaN until an epoch had one.
+    pub best_test_metric: (f64, u64),
+    pub final_test_metric: f64,
     pub memory: Option<MemoryRecord>,
     /// Bytes that the rank that sends most sent in a step.
     pub sent_a_step: u64,
@@ -205,8 +213,8 @@ impl Closing {
             setup_seconds: f64::NAN,
             seconds: f64::NAN,
             epochs: 0,
-            best_test_accuracy: (f64::NAN, 0),
-            final_test_accuracy: f64::NAN,
+            best_test_metric: (f64::NAN, 0),
+            final_test_metric: f64::NAN,
             memory: None,
             sent_a_step: 0,
             stale: Default::default(),
@@ -225,9 +233,9 @@ impl Closing {
             ("summary.input", self.spent.input),
             ("summary.setup_seconds", self.setup_seconds),
             ("summary.epochs", self.epochs as f64),
-            ("summary.best_test_accuracy", self.best_test_accuracy.0),
-            ("summary.best_epoch", self.best_test_accuracy.1 as f64),
-            ("summary.final_test_accuracy", self.final_test_accuracy),
+            ("summary.best_test_accuracy", self.best_test_metric.0),
+            ("summary.best_epoch", self.best_test_metric.1 as f64),
+            ("summary.final_test_accuracy", self.final_test_metric),
         ]
     }
 
@@ -261,8 +269,8 @@ impl Closing {
             },
             setup_seconds: number("setup_seconds"),
             epochs: number("epochs") as u64,
-            best_test_accuracy: (number("best_test_accuracy"), number("best_epoch") as u64),
-            final_test_accuracy: number("final_test_accuracy"),
+            best_test_metric: (number("best_test_accuracy"), number("best_epoch") as u64),
+            final_test_metric: number("final_test_accuracy"),
             earlier: number("seconds"),
             stale: [
                 Vec::new(),
@@ -296,12 +304,12 @@ impl Closing {
         self.usage.add(r.seconds, r.usage);
     }
 
-    pub fn epoch(&mut self, r: &EpochRecord) {
+    pub fn epoch(&mut self, r: &EpochRecord, metric: Metric) {
         self.epochs += 1;
-        self.final_test_accuracy = r.test_accuracy;
-        let (best, _) = self.best_test_accuracy;
-        if r.test_accuracy > best || best.is_nan() {
-            self.best_test_accuracy = (r.test_accuracy, r.epoch);
+        self.final_test_metric = r.test_metric;
+        let (best, _) = self.best_test_metric;
+        if metric.prefers(r.test_metric, best) || best.is_nan() {
+            self.best_test_metric = (r.test_metric, r.epoch);
         }
     }
 }

@@ -1,17 +1,30 @@
 //! The texts of a run, from numbers: nothing here prints.
 use super::summary::{Closing, optimizer};
 use super::{Description, EpochRecord, RankInfo, StepRecord};
+use crate::config::Metric;
 use crate::device::Usage;
 
 /// Above the lines of `epoch`.
-const EPOCH_HEADER: &str = "\
-epoch  train loss  train acc  test loss  test acc   images/s  compute    comm   input      time";
+const EPOCH_HEADER: [&str; 2] =
+    ["epoch  train loss  train acc  test loss  test acc", "   images/s  compute    comm   input      time"];
 /// Further columns where a GPU has a meter.
 const USAGE_HEADER: &str = "  GPU busy  GPU memory  power";
 
 /// Above the lines of `epoch`, the first of which this is.
-pub(super) fn epoch_header(r: &EpochRecord) -> String {
-    format!("{EPOCH_HEADER}{}", r.usage.map_or("", |_| USAGE_HEADER))
+pub(super) fn epoch_header(r: &EpochRecord, metric: Metric) -> String {
+    let [begin, end] = EPOCH_HEADER;
+    let name = match metric {
+        Metric::Accuracy => "acc",
+        other => other.name(),
+    };
+    let begin = begin.replace("train acc", &format!("{:>9}", format!("train {name}")));
+    let begin = begin.replace("test acc", &format!("{:>8}", format!("test {name}")));
+    format!("{begin}{end}{}", r.usage.map_or("", |_| USAGE_HEADER))
+}
+
+/// A share in per cent, another metric as a loss is written.
+pub(super) fn metric(metric: Metric, value: f64) -> String {
+    if metric.is_share() || value.is_nan() { percent(value, 2) } else { loss(value) }
 }
 
 /// Above the lines of `Speed::line`.
@@ -40,18 +53,23 @@ pub(super) fn introduction(place: RankInfo, about: &Description) -> String {
 }
 
 /// One epoch, aligned below its header.
-pub(super) fn epoch(r: &EpochRecord) -> String {
+pub(super) fn epoch(r: &EpochRecord, of: Metric) -> String {
     let usage = r.usage.map_or(String::new(), |usage| {
         let [busy, memory, power] = shown(usage);
         format!("  {busy:>8}  {memory:>10}  {power:>5}")
     });
+    let width = |columns: usize, part: &str| match of {
+        Metric::Accuracy => columns,
+        other => columns.max(part.len() + other.name().len()),
+    };
+    let [train, test] = [width(9, "train "), width(8, "test ")];
     let line = format!(
-        "{:>5}  {:>10}  {:>9}  {:>9}  {:>8}  {:>9.1}  {:>7}  {:>6}  {:>6}  {:>8}",
+        "{:>5}  {:>10}  {:>train$}  {:>9}  {:>test$}  {:>9.1}  {:>7}  {:>6}  {:>6}  {:>8}",
         r.epoch,
         loss(r.train_loss),
-        percent(r.train_accuracy, 2),
+        metric(of, r.train_metric),
         loss(r.test_loss),
-        percent(r.test_accuracy, 2),
+        metric(of, r.test_metric),
         r.images_per_second,
         percent(r.compute.mean, 1),
         percent(r.communication.mean, 1),

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::{EpochRecord, Layer, StepRecord};
+use crate::config::Metric;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::host;
@@ -84,11 +85,11 @@ impl EventFile {
         Ok(events)
     }
 
-    pub fn step(&mut self, r: &StepRecord) -> Result<()> {
+    pub fn step(&mut self, r: &StepRecord, metric: Metric) -> Result<()> {
         self.step = r.step;
         let mut values = vec![
             scalar("loss/train", r.loss),
-            scalar("accuracy/train", r.accuracy),
+            scalar(&format!("{}/train", metric.name()), r.metric),
             scalar("learning_rate", r.learning_rate),
             scalar("images_per_second", r.images as f64 / r.seconds),
             scalar("share/communication", r.communication / r.seconds),
@@ -105,10 +106,10 @@ impl EventFile {
         self.write(r.step, &[message(5, &values)])
     }
 
-    pub fn epoch(&mut self, r: &EpochRecord) -> Result<()> {
+    pub fn epoch(&mut self, r: &EpochRecord, metric: Metric) -> Result<()> {
         let mut values = vec![
             scalar("loss/test", r.test_loss),
-            scalar("accuracy/test", r.test_accuracy),
+            scalar(&format!("{}/test", metric.name()), r.test_metric),
             scalar("epoch/loss", r.train_loss),
             scalar("epoch/images_per_second", r.images_per_second),
         ];

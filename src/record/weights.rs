@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::fields::lacking_filter;
 use crate::files::{self, crc32_from, write_new, write_whole};
 use crate::model::onnx::export::TensorValues;
-use crate::model::{self, CLASS_NAMES, Model, PREPROCESSING, Preprocessing};
+use crate::model::{self, CLASS_NAMES, FIELDS, FieldScale, Model, PREPROCESSING, Preprocessing};
 
 /// Where the directory of a run's checkpoints says which file of weights is the run's.
 const NOTE: &str = ".weights";
@@ -36,6 +36,8 @@ pub struct ModelMetadata {
     pub class_names: Vec<String>,
     /// What the network expects of its images, where that is known.
     pub preprocessing: Option<Preprocessing>,
+    /// By what the arrays were rescaled that it reads and gives, where it is no network of pictures.
+    pub fields: Vec<FieldScale>,
 }
 
 impl ModelMetadata {
@@ -48,6 +50,7 @@ impl ModelMetadata {
         Ok(ModelMetadata {
             class_names: serde_json::from_str(&text(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: preprocessing.map_err(|what| Error::data(path, what))?,
+            fields: FieldScale::from_text(&text(FIELDS)).map_err(|what| Error::data(path, what))?,
         })
     }
 
@@ -55,8 +58,9 @@ impl ModelMetadata {
     pub fn texts(&self) -> Vec<(&'static str, String)> {
         let names = (!self.class_names.is_empty()).then(|| serde_json::json!(self.class_names).to_string());
         let preprocessing = self.preprocessing.as_ref().map(Preprocessing::to_text);
-        let both = [(CLASS_NAMES, names), (PREPROCESSING, preprocessing)];
-        both.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
+        let fields = (!self.fields.is_empty()).then(|| serde_json::json!(self.fields).to_string());
+        let all = [(CLASS_NAMES, names), (PREPROCESSING, preprocessing), (FIELDS, fields)];
+        all.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
     }
 }
 
@@ -119,6 +123,7 @@ impl WeightsFile {
         let about = model.file().map_or_else(ModelMetadata::default, |file| ModelMetadata {
             class_names: file.class_names().to_vec(),
             preprocessing: file.preprocessing().cloned(),
+            fields: file.fields().to_vec(),
         });
         WeightsFile { path, content, shapes, unread: Vec::new(), about }
     }
@@ -514,7 +519,11 @@ mod tests {
     fn said() -> ModelMetadata {
         let class_names = vec!["a cat".to_string(), "\"dog\", é".into()];
         let text = r#"{"image":[1,9,8],"mean":[0.1],"std":[0.3],"frame":"whole"}"#;
-        ModelMetadata { class_names, preprocessing: Preprocessing::from_text(text).unwrap() }
+        ModelMetadata {
+            class_names,
+            preprocessing: Preprocessing::from_text(text).unwrap(),
+            fields: Vec::new(),
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The figures of single runs, or of some of them in one: loss, accuracy, speed, time, memory, buckets.
 
+use std::collections::BTreeSet;
+
 use super::axis::{ChartAxis, Scale};
 use super::chart::{self, ChartLine, ChartRow, ChartSpan, Mark};
 use super::run::{BucketTimes, PARTS, Run};
@@ -27,7 +29,7 @@ impl Figure {
     }
 }
 
-/// Loss and accuracy over steps and over time.
+/// Loss and metric over steps and over time.
 pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
     let trained: Vec<&Run> = runs.iter().filter(|run| run.step.len() > 1).copied().take(MOST).collect();
     if trained.is_empty() {
@@ -49,33 +51,44 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
             }
         };
         let mut losses = Vec::new();
-        let mut accuracies = Vec::new();
+        let mut metrics = Vec::new();
         for (colour, run) in trained.iter().enumerate() {
             let tested = |of: fn(&(f64, f64, f64, f64)) -> f64| {
                 let at = |row: &(f64, f64, f64, f64)| if name == "steps" { row.0 } else { row.1 / seconds };
                 run.test().iter().map(|row| (at(row), of(row))).collect::<Vec<_>>()
             };
-            let percent: Vec<f64> = run.accuracy.iter().map(|share| 100.0 * share).collect();
+            let unit = if run.shows_a_share() { 100.0 } else { 1.0 };
+            let scaled: Vec<f64> = run.metrics.iter().map(|value| unit * value).collect();
             losses.extend(curves(run, colour, trained.len(), &place(run), &run.loss, tested(|row| row.2)));
-            accuracies.extend(curves(
+            metrics.extend(curves(
                 run,
                 colour,
                 trained.len(),
                 &place(run),
-                &percent,
-                tested(|row| 100.0 * row.3),
+                &scaled,
+                tested(|row| row.3).into_iter().map(|(x, value)| (x, unit * value)).collect(),
             ));
         }
         let scale = if spans_decades(&losses) { Scale::Log10 } else { Scale::Linear };
-        let loss = chart::lines(x, &ChartAxis::new("cross-entropy loss", scale), &losses)?;
+        let are_classifiers = trained.iter().all(|run| run.metric == "accuracy");
+        let axis = if are_classifiers { "cross-entropy loss" } else { "loss" };
+        let loss = chart::lines(x, &ChartAxis::new(axis, scale), &losses)?;
         let caption = "Lines: training, a mean over some steps where there are many, with least and most behind it. Dots: the test set, after each epoch.";
         figures.push(Figure::new(format!("loss-over-{name}"), format!("Loss over {name}"), caption, loss));
-        let accuracy = chart::lines(x, &ChartAxis::new("classified right [%]", Scale::Linear), &accuracies)?;
+        let (axis, title) = match are_classifiers {
+            true => ("classified right [%]".to_string(), "Accuracy".to_string()),
+            false => {
+                let names: BTreeSet<&str> = trained.iter().map(|run| &*run.metric).collect();
+                let names = names.into_iter().collect::<Vec<_>>().join(", ");
+                (names.clone(), names)
+            }
+        };
+        let chart = chart::lines(x, &ChartAxis::new(axis, Scale::Linear), &metrics)?;
         figures.push(Figure::new(
             format!("accuracy-over-{name}"),
-            format!("Accuracy over {name}"),
+            format!("{title} over {name}"),
             caption,
-            accuracy,
+            chart,
         ));
     }
     Ok(figures)

@@ -103,13 +103,13 @@ fn table_of(runs: &[Run]) -> String {
         "images/s",
         "± sd of steps",
         "training loss",
-        "test accuracy",
+        "test metric",
         "peak memory",
         "status",
     ];
     let rows = runs.iter().map(|run| {
         let memory = run.record.number("peak_memory").filter(|&bytes| bytes > 0.0);
-        let accuracy = run.test().last().map(|row| row.3).filter(|share| share.is_finite());
+        let metric = run.test().last().map(|row| row.3).filter(|value| value.is_finite());
         let rate = run.images_per_second();
         let [first, later] = run.epoch_seconds().map(|time| time.map_or("–".into(), seconds));
         let number = |value: f64, decimals: usize| {
@@ -126,7 +126,10 @@ fn table_of(runs: &[Run]) -> String {
             speed(rate),
             run.images_per_second_deviation().map_or("–".into(), speed),
             number(run.training_loss().unwrap_or(f64::NAN), 4),
-            accuracy.map_or("–".into(), |share| format!("{:.2} %", 100.0 * share)),
+            metric.map_or("–".into(), |value| match run.shows_a_share() {
+                true => format!("{} {:.2} %", run.metric, 100.0 * value),
+                false => format!("{} {value:.4}", run.metric),
+            }),
             memory.map_or("–".into(), |bytes| format!("{:.0} MB", bytes / 1e6)),
             run.record.status.clone(),
         ]

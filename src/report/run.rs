@@ -24,7 +24,9 @@ pub struct Run {
     pub epoch: Vec<f64>,
     pub images: Vec<f64>,
     pub loss: Vec<f64>,
-    pub accuracy: Vec<f64>,
+    /// What is shown of how good the network is: accuracy, rmse, …
+    pub metric: String,
+    pub metrics: Vec<f64>,
     pub seconds: Vec<f64>,
     /// Seconds of training at the end of each step.
     pub time: Vec<f64>,
@@ -56,8 +58,9 @@ impl Run {
         let mut record = RunRecord::open(path)?;
         record.config.values_mut().for_each(|value| *value = shortest(std::mem::take(value)));
         let count = |name: &str| record.config.get(name).and_then(|text| text.parse::<f64>().ok());
-        let [step, epoch, images, loss, accuracy, seconds] =
-            ["step", "epoch", "images", "loss", "accuracy", "seconds"]
+        let metric = record.config.get("metric").cloned().unwrap_or_else(|| "accuracy".into());
+        let [step, epoch, images, loss, metrics, seconds] =
+            ["step", "epoch", "images", "loss", &metric, "seconds"]
                 .map(|name| record.series(&format!("steps/{name}")));
         let time = seconds.iter().scan(0.0, |sum, seconds| {
             *sum += seconds;
@@ -80,11 +83,17 @@ impl Run {
             epoch,
             images,
             loss,
-            accuracy,
+            metric,
+            metrics,
             seconds,
             time,
             warmup,
         })
+    }
+
+    /// Whether its metric is a share, which is shown in per cent.
+    pub fn shows_a_share(&self) -> bool {
+        ["accuracy", "iou"].contains(&&*self.metric)
     }
 
     /// A text of its configuration; empty where it is not known.
@@ -135,12 +144,13 @@ impl Run {
     }
 
     pub fn test(&self) -> Vec<(f64, f64, f64, f64)> {
-        let [epochs, loss, accuracy] =
-            ["epoch", "test_loss", "test_accuracy"].map(|name| self.record.series(&format!("epochs/{name}")));
-        let rows = epochs.iter().zip(loss).zip(accuracy);
-        let rows = rows.filter_map(|((&epoch, loss), accuracy)| {
+        let tested = format!("test_{}", self.metric);
+        let [epochs, loss, metrics] =
+            ["epoch", "test_loss", &tested].map(|name| self.record.series(&format!("epochs/{name}")));
+        let rows = epochs.iter().zip(loss).zip(metrics);
+        let rows = rows.filter_map(|((&epoch, loss), metric)| {
             let last = self.epoch.iter().rposition(|&of| of == epoch)?;
-            (!loss.is_nan()).then(|| (self.step[last], self.time[last], loss, accuracy))
+            (!loss.is_nan()).then(|| (self.step[last], self.time[last], loss, metric))
         });
         rows.collect()
     }

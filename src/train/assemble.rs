@@ -151,6 +151,7 @@ impl Assembly<'_> {
             peers: self.peers.clone(),
             statistics: memories.regions.statistics.clone(),
             loader,
+            metric: self.config.metric(),
             batch: self.empty_batch(),
         })
     }
@@ -159,9 +160,11 @@ impl Assembly<'_> {
         let graph = &self.plans.training.graph;
         // Images are read whole, whatever rows of them the network of this rank has.
         let (batch, values) = (self.config.batch, graph.image().elements());
-        match graph.tensor(graph.images).spec.dtype {
-            DType::U8 => Batch::of_pixels(batch, values),
-            _ => Batch::new(batch, values),
+        let target = &graph.tensor(graph.labels).spec;
+        match (graph.tensor(graph.images).spec.dtype, target.dtype) {
+            (DType::U8, _) => Batch::of_pixels(batch, values),
+            (_, DType::I32) => Batch::new(batch, values),
+            _ => Batch::new(batch, values).with_targets(target.shape.elements() / batch),
         }
     }
 

@@ -34,8 +34,8 @@ impl Side {
 /// What goes with a push, and what comes back.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Note {
-    /// Sums of losses and hits, and of how many images.
-    pub sums: [f32; 3],
+    /// Sums of losses, and of the metric's numbers, and how many images they are of.
+    pub sums: [f32; 5],
     /// The first step in which a loss was not finite.
     pub diverged: Option<u32>,
     pub flags: Flags,
@@ -53,23 +53,23 @@ impl Note {
         let flag = |set: bool| if set { 1.0 } else { 0.0 };
         let count = |number: Option<u32>| number.map_or([0.0; 2], |number| [1.0, f32::from_bits(number)]);
         let mut values = Values::default();
-        values[..3].copy_from_slice(&self.sums);
-        values[3..5].copy_from_slice(&count(self.diverged));
-        values[5..7].copy_from_slice(&[flag(self.flags.stop), flag(self.flags.checkpoint)]);
-        values[7..9].copy_from_slice(&[flag(self.drains), f32::from_bits(self.step)]);
-        values[9..11].copy_from_slice(&count(self.whose));
+        values[..5].copy_from_slice(&self.sums);
+        values[5..7].copy_from_slice(&count(self.diverged));
+        values[7..9].copy_from_slice(&[flag(self.flags.stop), flag(self.flags.checkpoint)]);
+        values[9..11].copy_from_slice(&[flag(self.drains), f32::from_bits(self.step)]);
+        values[11..13].copy_from_slice(&count(self.whose));
         values
     }
 
     pub fn read(values: &Values) -> Note {
         let count = |at: usize| (values[at] != 0.0).then(|| values[at + 1].to_bits());
         Note {
-            sums: [values[0], values[1], values[2]],
-            diverged: count(3),
-            flags: Flags { stop: values[5] != 0.0, checkpoint: values[6] != 0.0 },
-            drains: values[7] != 0.0,
-            step: values[8].to_bits(),
-            whose: count(9),
+            sums: [0, 1, 2, 3, 4].map(|at| values[at]),
+            diverged: count(5),
+            flags: Flags { stop: values[7] != 0.0, checkpoint: values[8] != 0.0 },
+            drains: values[9] != 0.0,
+            step: values[10].to_bits(),
+            whose: count(11),
         }
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     fn notes_arrive_as_they_were_sent() {
         for note in [
             Note::default(),
-            Note { sums: [0.5, 3.0, 64.0], step: u32::MAX, whose: Some(0), ..Note::default() },
+            Note { sums: [0.5, 3.0, 2.0, 1.0, 64.0], step: u32::MAX, whose: Some(0), ..Note::default() },
             Note {
                 diverged: Some(16_777_217),
                 flags: Flags { stop: true, checkpoint: false },

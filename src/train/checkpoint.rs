@@ -192,8 +192,10 @@ pub fn identity(
         ("optimizer states", states.join(", ")),
         ("--ema", on(config.optimizer.ema.is_some())),
     ]
+    .into_iter()
+    .chain(config.fields.loss.map(|loss| ("--loss", format!("{loss:?}"))))
     .map(|(name, value)| (name.to_string(), value))
-    .into()
+    .collect()
 }
 
 /// A name that no other run has, by which its files know each other.

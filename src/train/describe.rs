@@ -26,6 +26,16 @@ pub fn images(config: &Config, sets: Option<&Sets>) -> String {
         Some(test) => format!("{} to test", test.len()),
         None => "none to test".into(),
     };
+    if sets.training.set().fields().is_some() {
+        let views = [&config.fields.inputs, &config.fields.targets].map(|of| of.join(" "));
+        let samples = sets.training.len();
+        return format!(
+            "{}: {samples} samples to train, {test}: {} gives {}",
+            path.display(),
+            views[0],
+            views[1]
+        );
+    }
     let augment = sets.training.augment().to_string();
     let augmented = if augment == "none" { String::new() } else { format!(", augmented: {augment}") };
     format!("{}: {} images to train, {test}{augmented}", path.display(), sets.training.len())
@@ -126,6 +136,7 @@ fn attributes(
     // What was decided for flags that were not given.
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));
+    attributes.push(("metric".into(), config.metric().name().into()));
     attributes.push(("image".into(), graph.image().to_string()));
     attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));
     attributes.retain({
@@ -151,6 +162,7 @@ pub fn describe(
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
+        metric: config.metric(),
         device: match config.input.jpeg_decoder {
             JpegDecoder::Auto => opening(config, device),
             decoder => format!("{}; JPEG by {decoder}", opening(config, device)),

@@ -41,7 +41,10 @@ impl Inputs {
         // Of images that are cut the program reads what is at the beginning.
         let images = if pixels.is_empty() { bytes_of(&batch.images) } else { pixels };
         write(images.get(..self.images.bytes()).unwrap_or(images), &self.images)?;
-        write(bytes_of(&batch.labels), &self.labels)?;
+        match batch.targets.is_empty() {
+            true => write(bytes_of(&batch.labels), &self.labels)?,
+            false => write(bytes_of(&batch.targets), &self.labels)?,
+        }
         if let Some([others, shares]) = &self.mixed {
             write(bytes_of(&batch.others), others)?;
             write(bytes_of(&batch.shares), shares)?;

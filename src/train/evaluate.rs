@@ -2,7 +2,9 @@
 
 use super::Test;
 use super::device_prefetch::Inputs;
+use super::metrics::sums_by_place;
 use crate::comm::World;
+use crate::config::Metric;
 use crate::data::{Batch, TestLoader};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory, Scalars};
@@ -26,6 +28,8 @@ pub struct Evaluator {
     /// Every running statistic, where training keeps it.
     pub statistics: Memory,
     pub loader: TestLoader,
+    /// What is made of the numbers that the program has of each sample.
+    pub metric: Metric,
     pub batch: Batch,
 }
 
@@ -38,21 +42,39 @@ impl Evaluator {
         device: &dyn Device,
         stop: impl Fn() -> bool,
     ) -> Result<Option<Test>> {
-        let mut sums = [0f64; 3];
-        let mut metrics = vec![0f32; self.batch.labels.len()];
+        let read = |memory: &Memory| -> Result<Vec<f32>> {
+            let mut values = vec![0f32; memory.bytes() / size_of::<f32>()];
+            device.download(memory, bytes_of_mut(&mut values)).map(|()| values)
+        };
+        let metric = self.metric;
+        let (mut images_seen, mut losses) = (0.0, 0.0);
+        let mut sums = vec![0f64; self.sums(world)?];
         let whole = self.each(world, device, stop, |program, _, images| {
-            sums[2] += images as f64;
+            images_seen += images as f64;
             // Where the network is cut another stage knows how many there are.
-            let found = program.losses.bytes() > 0 && (images > 0 || program.images.bytes() == 0);
-            for (sum, memory) in sums.iter_mut().zip([&program.losses, &program.hits]).filter(|_| found) {
-                device.download(memory, bytes_of_mut(&mut metrics))?;
-                *sum += metrics.iter().map(|&value| f64::from(value)).sum::<f64>();
+            if program.losses.bytes() > 0 && (images > 0 || program.images.bytes() == 0) {
+                losses += read(&program.losses)?.iter().map(|&value| f64::from(value)).sum::<f64>();
+                let found = sums_by_place(&read(&program.hits)?, sums.len());
+                sums.iter_mut().zip(found).for_each(|(sum, more)| *sum += more);
             }
             Ok(())
         })?;
+        sums.extend([losses, images_seen]);
         world.sum_f64(&mut sums)?;
-        let test = Test { loss: sums[0] / sums[2], accuracy: sums[1] / sums[2], apart: f64::NAN };
+        let (images, loss) = (sums.pop().unwrap_or(f64::NAN), sums.pop().unwrap_or(f64::NAN));
+        let mean = |at: usize| sums.get(at).map_or(0.0, |sum| sum / images);
+        let counts = if metric == Metric::Iou { &sums[1..] } else { &[] };
+        let (metric, by_class) = (metric.of([0, 1, 2].map(mean)), intersections(counts));
+        let test = Test { loss: loss / images, metric, by_class, apart: f64::NAN };
         Ok(whole.then_some(test))
+    }
+
+    /// How many numbers the metric has of a sample, which the rank with the end of the network knows. Collective.
+    fn sums(&self, world: &World) -> Result<usize> {
+        let of = |program: &Program| program.hits.bytes() / program.losses.bytes().max(1);
+        let mut most = [self.program.as_ref().map_or(0, of) as f64];
+        world.max_f64(&mut most)?;
+        Ok(most[0] as usize)
     }
 
     /// Hands every batch of this rank, with how many images of it could be read, to `seen` when the program has run;
@@ -97,6 +119,18 @@ impl Evaluator {
         self.relay.as_mut().map_or(Ok(()), |relay| relay.end(device))?;
         Ok(true)
     }
+}
+
+/// Intersection over union of each class, of how often points are rightly of it, wrongly of it, and wrongly not of it;
+/// 1 where a class is nowhere.
+fn intersections(counts: &[f64]) -> Vec<f64> {
+    let classes = counts.len() / 3;
+    let of = |class: usize| {
+        let [right, wrongly, missed] = [0, 1, 2].map(|kind| counts[kind * classes + class]);
+        let union = right + wrongly + missed;
+        if union > 0.0 { right / union } else { 1.0 }
+    };
+    (0..classes).map(of).collect()
 }
 
 /// Running statistics become their means over ranks, so that every rank evaluates the same network and goes on

@@ -15,7 +15,7 @@ pub struct Metrics {
     host: Option<Memory>,
     /// When they are there.
     arrives: Option<DeviceEvent>,
-    values: Vec<f32>,
+    values: [Vec<f32>; 2],
 }
 
 impl Metrics {
@@ -26,7 +26,7 @@ impl Metrics {
     pub fn new(device: &dyn Device, program: &Program, region: &Memory) -> Result<Metrics> {
         let host = (!device.is_host()).then(|| device.page_locked(region.bytes())).transpose()?;
         let parts = [program.losses.clone(), program.hits.clone()];
-        let values = vec![0.0; program.losses.bytes() / size_of::<f32>()];
+        let values = [&program.losses, &program.hits].map(|of| vec![0.0; of.bytes() / size_of::<f32>()]);
         Ok(Metrics { region: region.clone(), parts, host, arrives: None, values })
     }
 
@@ -38,24 +38,35 @@ impl Metrics {
         Ok(())
     }
 
-    /// Sums of losses and of hits. `reach` waits for an event.
+    /// The sums of losses over samples, and of each of the first three numbers that the metric has of a sample.
+    /// `reach` waits for an event.
     pub fn sums(
         &mut self,
         device: &dyn Device,
         reach: impl FnOnce(&DeviceEvent) -> Result<()>,
-    ) -> Result<[f32; 2]> {
+    ) -> Result<(f32, [f32; 3])> {
         self.arrives.take().map_or(Ok(()), |event| reach(&event))?;
-        let mut sums = [0.0; 2];
-        for (sum, part) in sums.iter_mut().zip(&self.parts) {
+        for (values, part) in self.values.iter_mut().zip(&self.parts) {
             match &self.host {
-                None => device.download(part, bytes_of_mut(&mut self.values))?,
+                None => device.download(part, bytes_of_mut(values))?,
                 Some(host) => {
                     let start = part.address() as usize - self.region.address() as usize;
-                    host.slice(start, part.bytes()).read(bytes_of_mut(&mut self.values));
+                    host.slice(start, part.bytes()).read(bytes_of_mut(values));
                 }
             }
-            *sum = self.values.iter().map(|&value| f64::from(value)).sum::<f64>() as f32;
         }
-        Ok(sums)
+        let [losses, hits] = &self.values;
+        let loss = losses.iter().map(|&value| f64::from(value)).sum::<f64>() as f32;
+        let sums = sums_by_place(hits, hits.len() / losses.len().max(1));
+        Ok((loss, [0, 1, 2].map(|at| sums.get(at).copied().unwrap_or(0.0) as f32)))
     }
+}
+
+/// Of numbers of samples, so many each: the sum of each over all samples.
+pub fn sums_by_place(values: &[f32], each: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; each];
+    for sample in values.chunks_exact(each.max(1)) {
+        sums.iter_mut().zip(sample).for_each(|(sum, &value)| *sum += f64::from(value));
+    }
+    sums
 }

@@ -1,12 +1,12 @@
 //! The job: set up, then epochs of steps, evaluation, and the end.
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
-//! batches come from, `doubts` whether data, network and weights go together, `plans`, of stages by `cutting`, their
+//! batches come from, `fields` where they are arrays, `doubts` whether data, network and weights go together, `plans`, of stages by `cutting`, their
 //! memory by `ledger`, `describe` for the record),
 //! `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the losses on theirs, `device`
 //! what a rank drives, `meeting` where ranks with parameters of their own come together, `shards` what does not depend
 //! on their number, `asynchronous` and `server` what ranks and servers do that do not wait for all, `evaluate` the test
-//! set, `testing` that alone, `predicting` what images are, `checkpoint` keeps and resumes what `state` lists, on disk
+//! set, `testing` that alone, `predicting` what images are, `predicting_fields` what comes of arrays, `checkpoint` keeps and resumes what `state` lists, on disk
 //! or, by `commit`, in memory, `stop` hears signals, `max_batch` says how large a batch fits, `prediction` how fast the
 //! run would be elsewhere, `simgrid` what a script makes traces of for another simulator, `planner` which way to share
 //! the work is the fastest, of which `sketch` leaves out the poor ones. What only one rank says is `record`'s business,
@@ -23,6 +23,7 @@ mod device;
 mod device_prefetch;
 mod doubts;
 mod evaluate;
+mod fields;
 mod groups;
 mod ledger;
 mod length;
@@ -37,6 +38,7 @@ mod parts;
 mod planner;
 mod plans;
 mod predicting;
+mod predicting_fields;
 mod prediction;
 mod server;
 mod setup;
@@ -56,7 +58,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::comm::{self, RunPhase, World};
-use crate::config::Config;
+use crate::config::{Config, Metric};
 use crate::device::{Metered, Usage};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host;
@@ -98,6 +100,7 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stalls.stall_warn, config.stalls.stall_abort);
+    let config = fields::shaped(world, config)?;
     let (config, known) = planner::decided(world, config, model.as_ref())?;
     let groups = Groups::new(world, &config)?;
     let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;
@@ -214,14 +217,16 @@ fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) 
     let Some(test) = test(world, job)? else { return stopped(world, job, recorder) };
     report_skipped(world, job.standing.at.epoch, job.source.skipped())?;
     let Standing { at, totals, best } = &mut job.standing;
-    recorder.epoch(&totals.record(world, at.epoch, test)?);
+    recorder.epoch(&totals.record(world, at.epoch, job.metric, &test)?);
+    by_class(world, &test);
     if !whole {
         return Ok(());
     }
-    let better = job.evaluator.is_some() && best.is_none_or(|(accuracy, _)| test.accuracy > accuracy);
+    let better =
+        job.evaluator.is_some() && best.is_none_or(|(best, _)| job.metric.prefers(test.metric, best));
     (at.epoch, at.images, *totals) = (at.epoch + 1, 0, Totals::default());
     if better {
-        *best = Some((test.accuracy, at.done));
+        *best = Some((test.metric, at.done));
     }
     if better || job.saver.due || job.saver.is_due_after_epoch(job.standing.at.epoch) {
         take_checkpoint(world, job, recorder)?;
@@ -229,10 +234,18 @@ fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) 
     Ok(())
 }
 
+/// Says the intersection over union of each class, where that is the metric.
+fn by_class(world: &World, test: &Test) {
+    let shares = test.by_class.iter().enumerate().map(|(class, iou)| format!("{class}: {iou:.4}"));
+    if !test.by_class.is_empty() {
+        record::tell(world, &format!("IoU by class: {}", shares.collect::<Vec<_>>().join(", ")));
+    }
+}
+
 /// The test set, where there is one; `None` when the run was told to stop meanwhile. Collective.
 fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
     if job.evaluator.is_none() {
-        return Ok(Some(Test { loss: f64::NAN, accuracy: f64::NAN, apart: f64::NAN }));
+        return Ok(Some(Test { loss: f64::NAN, metric: f64::NAN, by_class: Vec::new(), apart: f64::NAN }));
     }
     let (epoch, begun) = (job.standing.at.epoch + 1, trace::now());
     comm::enter(RunPhase::Evaluation, epoch as u64);
@@ -307,7 +320,7 @@ fn record_step(
         epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
         images: result.images as u64,
         loss: result.loss,
-        accuracy: result.hits / result.images.max(1) as f64,
+        metric: job.metric.of(result.metric.map(|sum| sum / result.images.max(1) as f64)),
         learning_rate: f64::from(result.learning_rate),
         seconds: result.seconds,
         compute: result.compute,
@@ -464,12 +477,13 @@ fn diverged(world: &World, step: usize, result: &StepResult, remedy: &str) -> Er
     )
 }
 
-/// What an epoch adds up to on this rank; losses, hits and images are those of all ranks.
+/// What an epoch adds up to on this rank; losses, metrics and images are those of all ranks.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     images: f64,
     loss: f64,
-    hits: f64,
+    /// Sums of the metric's numbers.
+    metric: [f64; 3],
     seconds: f64,
     compute: f64,
     communication: f64,
@@ -493,7 +507,7 @@ impl Totals {
     fn add(&mut self, step: &StepResult) {
         self.images += step.images as f64;
         self.loss += step.loss * step.images as f64;
-        self.hits += step.hits;
+        self.metric.iter_mut().zip(step.metric).for_each(|(all, sum)| *all += sum);
         self.seconds += step.seconds;
         self.compute += step.compute;
         self.communication += step.communication;
@@ -502,11 +516,13 @@ impl Totals {
     }
 
     /// All of it, for a checkpoint.
-    fn numbers(&self) -> [(&'static str, f64); 8] {
+    fn numbers(&self) -> [(&'static str, f64); 10] {
         [
             ("images", self.images),
             ("loss", self.loss),
-            ("hits", self.hits),
+            ("hits", self.metric[0]),
+            ("metric_2", self.metric[1]),
+            ("metric_3", self.metric[2]),
             ("seconds", self.seconds),
             ("compute", self.compute),
             ("communication", self.communication),
@@ -519,7 +535,8 @@ impl Totals {
         Ok(Totals {
             images: number("images")?,
             loss: number("loss")?,
-            hits: number("hits")?,
+            // Of pictures the first is all there is.
+            metric: [number("hits")?, number("metric_2").unwrap_or(0.0), number("metric_3").unwrap_or(0.0)],
             seconds: number("seconds")?,
             compute: number("compute")?,
             communication: number("communication")?,
@@ -530,14 +547,14 @@ impl Totals {
     }
 
     /// Collective: shares are compared over ranks.
-    fn record(&self, world: &World, epoch: usize, test: Test) -> Result<EpochRecord> {
+    fn record(&self, world: &World, epoch: usize, metric: Metric, test: &Test) -> Result<EpochRecord> {
         let share = |part: f64| spread(world, part / self.seconds.max(f64::MIN_POSITIVE));
         Ok(EpochRecord {
             epoch: epoch as u64 + 1,
             train_loss: self.loss / self.images,
-            train_accuracy: self.hits / self.images,
+            train_metric: metric.of(self.metric.map(|sum| sum / self.images)),
             test_loss: test.loss,
-            test_accuracy: test.accuracy,
+            test_metric: test.metric,
             ranks_apart: test.apart,
             images_per_second: self.images / self.seconds.max(f64::MIN_POSITIVE),
             seconds: self.elapsed(),
@@ -557,11 +574,13 @@ fn mean_usage(world: &World, own: Option<Usage>) -> Result<Option<Usage>> {
     Ok(figures.iter().any(|figure| figure.is_finite()).then_some(Usage { busy, memory, power }))
 }
 
-/// Mean loss and share of hits over the test set.
-#[derive(Debug, Clone, Copy)]
+/// Mean loss and metric over the test set.
+#[derive(Debug, Clone)]
 pub(crate) struct Test {
     pub loss: f64,
-    pub accuracy: f64,
+    pub metric: f64,
+    /// Intersection over union of each class, by counts of all points; none where the metric is another.
+    pub by_class: Vec<f64>,
     /// How far ranks with parameters of their own were from the mean that was tested (`meeting::take_mean`); else NaN.
     pub apart: f64,
 }

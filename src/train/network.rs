@@ -2,7 +2,7 @@
 
 use super::groups;
 use crate::comm::World;
-use crate::config::{Augment, Config, Precision, SyncBatchNorm};
+use crate::config::{Augment, Config, Objective, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Frozen, Graph, NodeCost, SplitLayers, TensorGroup, countable, dims};
@@ -17,6 +17,8 @@ pub struct Network {
     pub image: [usize; 3],
     pub classes: usize,
     label_smoothing: f32,
+    /// Where it learns from arrays: by what, and what the classes of a target weigh.
+    objective: Option<(Objective, Vec<f32>)>,
     /// Whether it learns from mixed images.
     mixed: bool,
     precision: Precision,
@@ -70,7 +72,15 @@ impl Network {
         let rows = rows(config, [rank, ranks])?;
         let [channels, height, width] = model.image;
         Ok(Network {
-            image: config.network.image_size.map_or([channels, height, width], |size| [channels, size, size]),
+            image: match (config.network.sample, config.network.image_size) {
+                (Some(sample), _) => sample,
+                (None, Some(size)) => [channels, size, size],
+                (None, None) => [channels, height, width],
+            },
+            objective: config
+                .fields
+                .objective(config.network.label_smoothing)
+                .map(|objective| (objective, config.fields.class_weights.clone())),
             classes: config.network.classes.unwrap_or(model.classes),
             model,
             label_smoothing: config.network.label_smoothing,
@@ -183,7 +193,7 @@ impl Network {
 
     /// The forward graph of a training step.
     fn learning(&self, batch: usize) -> Result<Graph> {
-        let mut graph = self.forward(self.model.build(batch, self.image, self.classes)?);
+        let mut graph = self.forward(self.model.build(batch, self.image, self.classes)?)?;
         if let Some(frozen) = &self.frozen {
             graph = graph.freeze(frozen)?;
         }
@@ -207,17 +217,39 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        let graph = self.compact(self.forward(graph).for_evaluation()).within_limits()?;
+        let graph = self.compact(self.forward(graph)?.for_evaluation()).within_limits()?;
         let graph = self.split(graph, batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
 
-    fn forward(&self, graph: Graph) -> Graph {
+    /// The axes of what it gives of a sample.
+    ///
+    /// # Errors
+    /// As for `training`.
+    pub fn output(&self) -> Result<Vec<usize>> {
+        let graph = self.model.build_to_test(1, self.image, self.classes)?;
+        Ok(graph.tensor(graph.logits).spec.shape.0[1..].to_vec())
+    }
+
+    fn forward(&self, graph: Graph) -> Result<Graph> {
+        if let Some((objective, weights)) = &self.objective {
+            return graph
+                .with_objective(*objective, Some(&weights[..]).filter(|weights| !weights.is_empty()));
+        }
+        let shape = &graph.tensor(graph.logits).spec.shape;
+        if shape.rank() != 2 {
+            let of_sample = shape.0[1..].iter().map(ToString::to_string).collect::<Vec<_>>().join("×");
+            return Err(Error::usage(format!(
+                "{}: its first output is not the scores of classes (N, K): it gives {of_sample} of a sample. To train \
+                 it from arrays say which (--input VIEW --target VIEW --loss NAME; docs/fields.md)",
+                self.model.name()
+            )));
+        }
         let graph = graph.smooth_labels(self.label_smoothing);
-        match self.pixels {
+        Ok(match self.pixels {
             Some(Normalisation { scale, shift }) => graph.from_pixels(scale, shift),
             None => graph,
-        }
+        })
     }
 
     fn compact(&self, graph: Graph) -> Graph {

@@ -59,8 +59,8 @@ pub struct Server {
     /// For each rank that computes the step that is next of it, and how many updates its parameters have seen.
     next: Vec<usize>,
     pulled: Vec<u64>,
-    /// Of each, what it has not been told of all ranks' losses, hits and images.
-    untold: Vec<[f32; 3]>,
+    /// Of each, what it has not been told of all ranks' losses, metrics and images.
+    untold: Vec<[f32; 5]>,
     /// Where the search for the next push begins.
     turn: usize,
     /// Updates since the run began. `None` before the first step.
@@ -92,7 +92,7 @@ impl Server {
             others: if is_first { rank + 1..ranks } else { 0..0 },
             next: vec![0; computing],
             pulled: vec![0; computing],
-            untold: vec![[0.0; 3]; computing],
+            untold: vec![[0.0; 5]; computing],
             turn: 0,
             version: None,
             drains: None,

@@ -27,7 +27,7 @@ use super::testing;
 use super::weights::Start;
 use super::{describe, device, owning};
 use crate::comm::{self, RunPhase, World};
-use crate::config::{Config, Prediction, Strategy, Wire, environment};
+use crate::config::{Config, Metric, Prediction, Strategy, Wire, environment};
 use crate::data::{Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -66,6 +66,7 @@ pub struct Job {
     pub memories: Memories,
     /// Names of the classes, where the data have as many as the network tells apart, and how images are prepared.
     pub about: record::ModelMetadata,
+    pub metric: Metric,
     pub pace: Pace,
 }
 
@@ -194,8 +195,11 @@ impl<'a> OpenedRun<'a> {
         let images = describe::images(config, sets.as_ref());
         let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
         let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
-        let preprocessing = sets.as_ref().map(|sets| sets.training.expected().clone());
-        let about = record::ModelMetadata { class_names, preprocessing };
+        let fields = sets.as_ref().and_then(|sets| sets.training.set().fields());
+        let pictures = sets.as_ref().filter(|_| fields.is_none());
+        let preprocessing = pictures.map(|sets| sets.training.expected().clone());
+        let fields = fields.map_or_else(Vec::new, |fields| fields.scales().to_vec());
+        let about = record::ModelMetadata { class_names, preprocessing, fields };
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
         let (source, test) = open_data(groups, config, &network, sets)?;
         tell(started, "data sets open");
@@ -381,6 +385,7 @@ impl<'a> PlannedRun<'a> {
             commits,
             memories,
             about,
+            metric: config.metric(),
             pace: Pace::new(expected, averaging.is_measured()),
         };
         tell(started, "memory and kernels ready");

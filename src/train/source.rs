@@ -1,9 +1,11 @@
 //! Where batches come from: a data set or synthetic images.
 
 use std::ops::Range;
+use std::path::Path;
 
 use super::checkpoint::Position;
 use super::doubts::{self, Weights};
+use super::fields;
 use super::groups::Groups;
 use super::network::Network;
 use crate::comm::World;
@@ -117,19 +119,14 @@ pub fn open_sets(
     weights: Option<Weights>,
 ) -> Result<Option<Sets>> {
     let Some(path) = &config.data else { return Ok(None) };
-    let jpeg_decoder = jpeg_decoder(world, config)?;
-    let input = &Input { jpeg_decoder, ..config.input.clone() };
-    let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
-    let open = match () {
-        () if config.predict.is_some() => data::open_to_predict,
-        () if config.evaluate => data::open_to_test,
-        () => data::open,
+    let sets = match config.fields.are_given() {
+        true => fields::open(world, config, network, path, weights.as_ref())?,
+        false => pictures(world, config, network, path, weights)?,
     };
-    let fitting = |sets| doubts::fitting(sets, path, config, network, weights);
-    let sets = world.agree(open(path, &wanted).and_then(fitting))?;
+    let unit = if config.fields.are_given() { "samples" } else { "images" };
     world.check_same(&[
-        ("training images".into(), sets.training.fingerprint()),
-        ("test images".into(), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
+        (format!("training {unit}"), sets.training.fingerprint()),
+        (format!("test {unit}"), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
     ])?;
     for line in &sets.said {
         // What is predicted may be read by a program.
@@ -139,6 +136,26 @@ pub fn open_sets(
         }
     }
     Ok(Some(sets))
+}
+
+/// Pictures and their classes. Collective.
+fn pictures(
+    world: &World,
+    config: &Config,
+    network: &Network,
+    path: &Path,
+    weights: Option<Weights>,
+) -> Result<Sets> {
+    let jpeg_decoder = jpeg_decoder(world, config)?;
+    let input = &Input { jpeg_decoder, ..config.input.clone() };
+    let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
+    let open = match () {
+        () if config.predict.is_some() => data::open_to_predict,
+        () if config.evaluate => data::open_to_test,
+        () => data::open,
+    };
+    let fitting = |sets| doubts::fitting(sets, path, config, network, weights);
+    world.agree(open(path, &wanted).and_then(fitting))
 }
 
 /// What decodes JPEG files on every rank, or what a rank reads would depend on who reads it. Collective.

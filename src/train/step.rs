@@ -27,12 +27,13 @@ use crate::optim::{LossScaler, RateSchedule};
 use crate::plan::{Action, Area, Axis, Kind, Program, Region, Script, Transfer, TransferId, has_not_finite};
 use crate::trace::{self, BucketTime};
 
-/// What a step adds up over ranks in the last bucket's tail, in this order, and after it what `Trainer::flags` says:
-/// how many ranks want to stop, how many want a checkpoint.
+/// What a step adds up over ranks in the last bucket's tail, and with it what `Trainer::flags` says: how many ranks
+/// want to stop, how many want a checkpoint.
 #[derive(Clone, Copy, PartialEq, Default)]
 struct Tail {
     loss: f32,
-    hits: f32,
+    /// The metric's numbers (`Metric::of`); of pictures how many are classified right.
+    metric: [f32; 3],
     images: f32,
     /// How many ranks found a number that is not finite.
     diverged: f32,
@@ -80,12 +81,13 @@ pub struct Bound {
     pub stretches: Vec<Stretch>,
 }
 
-/// What came of a step. Loss and hits are those of all ranks, times those of this one.
+/// What came of a step. Loss and metric are those of all ranks.
 #[derive(Debug, Clone, Default)]
 pub struct StepResult {
     pub images: usize,
     pub loss: f64,
-    pub hits: f64,
+    /// Sums of the metric's numbers over samples.
+    pub metric: [f64; 3],
     pub diverged: bool,
     /// On a rank whose loss is not finite: where the first such number stands.
     pub where_diverged: Option<String>,
@@ -572,10 +574,10 @@ impl Trainer {
         let Some(Bound { program, .. }) = self.programs.get_mut(micro % contexts) else { return Ok(()) };
         let Some(metrics) = &mut self.metrics else { return Ok(()) };
         let fusion = &mut self.fusion;
-        let [loss, hits] = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
+        let (loss, sums) = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
         at.tail.loss += loss;
         at.losses.push(loss);
-        at.tail.hits += hits;
+        at.tail.metric.iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
         if !loss.is_finite() && at.result.where_diverged.is_none() {
             at.tail.diverged = 1.0;
             // Parameters that were gathered have gone again.
@@ -593,26 +595,27 @@ impl Trainer {
 
     fn write_tail(&mut self, at: &mut Moment) -> Result<()> {
         let flag = |set| if set { 1.0 } else { 0.0 };
-        let Tail { mut loss, hits, images, diverged } = at.tail;
+        let Tail { mut loss, metric: [first, second, third], images, diverged } = at.tail;
         if self.statistics.is_some() {
             loss = shards::sum(&at.losses);
         }
         let mut values = Values::default();
-        values[..4].copy_from_slice(&[loss, hits, images, diverged]);
-        values[4..6].copy_from_slice(&[flag(self.flags.stop), flag(self.flags.checkpoint)]);
+        values[..4].copy_from_slice(&[loss, first, images, diverged]);
+        let flags = [flag(self.flags.stop), flag(self.flags.checkpoint)];
+        values[4..8].copy_from_slice(&[flags[0], flags[1], second, third]);
         self.fusion.write_tail(at.device, &values)
     }
 
     /// Tells the first server what this rank knows of the step.
     fn knock(&mut self, at: &mut Moment) -> Result<()> {
         let Some(Side::Worker(worker)) = &mut self.asynchronous else { return Ok(()) };
-        let Tail { loss, hits, images, diverged } = at.tail;
+        let Tail { loss, metric: [first, second, third], images, diverged } = at.tail;
         if let Some(found) = at.result.where_diverged.take() {
             worker.where_diverged.get_or_insert(found);
         }
         let step = at.done as u32;
         worker.knock(&Note {
-            sums: [loss, hits, images],
+            sums: [loss, first, second, third, images],
             diverged: (diverged != 0.0).then_some(step),
             flags: self.flags,
             step,
@@ -625,9 +628,9 @@ impl Trainer {
     fn hear(&mut self, at: &mut Moment) -> Result<()> {
         let Some(Side::Worker(worker)) = &mut self.asynchronous else { return Ok(()) };
         let note = worker.hear(&mut self.fusion, at.device)?;
-        let [loss, hits, images] = note.sums.map(f64::from);
+        let [loss, first, second, third, images] = note.sums.map(f64::from);
         at.result.images = images as usize;
-        (at.result.loss, at.result.hits) = (loss / images.max(1.0), hits);
+        (at.result.loss, at.result.metric) = (loss / images.max(1.0), [first, second, third]);
         at.result.agree_on(&note);
         at.result.where_diverged = worker.where_diverged.take_if(|_| at.result.diverged);
         Ok(())
@@ -748,7 +751,7 @@ impl Trainer {
         let values = self.fusion.read_tail(device)?;
         result.images = values[2] as usize / self.sharers;
         result.loss = f64::from(values[0]) / f64::from(values[2].max(1.0));
-        result.hits = f64::from(values[1]) / self.sharers as f64;
+        result.metric = [1, 6, 7].map(|at| f64::from(values[at]) / self.sharers as f64);
         result.diverged = values[3] != 0.0 || !values[0].is_finite();
         result.flags = Flags { stop: values[4] != 0.0, checkpoint: values[5] != 0.0 };
         Ok(())

@@ -6,13 +6,14 @@ use super::groups::Groups;
 use super::network::Network;
 use super::plans::Plans;
 use super::predicting::{self, Question};
+use super::predicting_fields::FieldQuestion;
 use super::setup::normalises;
 use super::source::{decided, open_sets, sharding};
 use super::stop::{self, Watch};
 use super::weights::Start;
-use super::{Test, device, greatest, max_batch, owning};
+use super::{Test, by_class, device, greatest, max_batch, owning};
 use crate::comm::{self, RunPhase, World};
-use crate::config::Config;
+use crate::config::{Config, Metric};
 use crate::data::{Reading, Sets, TestLoader};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::MemoryKind;
@@ -43,6 +44,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let (device, config) = device::open(world, config, threads)?;
     let config = &config;
     let classes = network.classes;
+    let output = world.agree(network.output())?;
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let groups = &Groups::whole(world);
@@ -70,13 +72,19 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
     comm::enter(RunPhase::Evaluation, 1);
+    if let (Some(wanted), Some(set)) = (&config.predict, samples.set().fields()) {
+        let path = wanted.output.as_deref().unwrap_or(std::path::Path::new("predictions.h5"));
+        let (sharding, of_classes) = (sharding(world, config), config.fields.is_of_classes());
+        let question = FieldQuestion { path, sharding, set, shape: output, of_classes };
+        return question.answer(world, evaluator, &*device, watch);
+    }
     if let Some(wanted) = &config.predict {
         let classes = predicting::class_names(start.as_ref(), &samples, classes);
         let question = Question { wanted, sharding: sharding(world, config), samples: &samples, classes };
         return question.answer(world, evaluator, &*device, watch);
     }
     match evaluator.run(world, &*device, || watch.flags(0.0).stop)? {
-        Some(test) => say(world, &test),
+        Some(test) => say(world, &test, config.metric()),
         None => stopped(world, watch),
     }
 }
@@ -92,7 +100,7 @@ pub fn stopped(world: &World, watch: &Watch) -> Result<()> {
     )))
 }
 
-fn say(world: &World, test: &Test) -> Result<()> {
+fn say(world: &World, test: &Test, metric: Metric) -> Result<()> {
     if !test.loss.is_finite() {
         let text = format!(
             "the test loss is {}: the weights of --init-from overflow in this network, and what it says of images means \
@@ -101,7 +109,11 @@ fn say(world: &World, test: &Test) -> Result<()> {
         );
         return world.agree(Err(Error::new(ErrorKind::Diverged, text)));
     }
-    let text = format!("test loss {:.9}, accuracy {:.2}%", test.loss, 100.0 * test.accuracy);
-    record::say(world, &text);
+    let found = match metric.is_share() {
+        true => format!("{:.2}%", 100.0 * test.metric),
+        false => format!("{:.9}", test.metric),
+    };
+    record::say(world, &format!("test loss {:.9}, {} {found}", test.loss, metric.name()));
+    by_class(world, test);
     world.agree(record::printed())
 }

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dltrain::config::Metric;
 use dltrain::error::{Error, ErrorKind};
 use dltrain::record::{
     BucketTime, Description, EpochRecord, RankInfo, Recorder, RunSize, Scheduled, Spread, StepRecord,
@@ -32,6 +33,7 @@ fn description(epochs: u64, steps: u64) -> Description {
     Description {
         model: "mnist_small".into(),
         parameters: 402_442,
+        metric: Metric::Accuracy,
         device: "cpu: oneDNN 3.9.1, avx512_core".into(),
         size: RunSize {
             threads: 1,
@@ -86,7 +88,7 @@ fn step(step: u64, epoch: u64) -> StepRecord<'static> {
         epoch,
         images: 128,
         loss: 2.0 / (1.0 + step as f64),
-        accuracy: 0.5,
+        metric: 0.5,
         learning_rate: 0.1,
         seconds: 0.008,
         compute: 0.007,
@@ -104,9 +106,9 @@ fn epoch(epoch: u64, test_accuracy: f64) -> EpochRecord {
     EpochRecord {
         epoch,
         train_loss: 0.53211,
-        train_accuracy: 0.84207,
+        train_metric: 0.84207,
         test_loss: 0.2210,
-        test_accuracy,
+        test_metric: test_accuracy,
         ranks_apart: f64::NAN,
         images_per_second: 12345.67,
         seconds: 0.5,

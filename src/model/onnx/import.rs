@@ -11,7 +11,7 @@ use super::schema::NodeProto;
 use super::tensor::Reason;
 use super::{OnnxFile, Weight};
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, Shape, TensorId};
+use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, Shape, TensorId, dims};
 
 /// How many nodes a message names at most.
 const LINES: usize = 1000;
@@ -193,7 +193,7 @@ fn as_described(
     let needed = needed(file, &output.name).map_err(wrong)?;
     let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.input.channels_last) {
         Some(order) => Value::Partly(PartialActivation::Turned(order), images),
-        None => Value::Tensor(images),
+        None => Value::Tensor(with_axes(net, images, file.input.axes)?),
     };
     let mut values = HashMap::from([(&*file.input.name, given)]);
     values.extend(file.tensor_of.iter().map(|(name, &index)| {
@@ -224,10 +224,10 @@ fn as_described(
     };
     import.walk(&needed)?;
     let logits = match import.scores(&needed, &output.name) {
-        Some(id) if import.net.shape(id).rank() == 2 && import.net.shape(id).batch() == batch => id,
+        Some(id) if import.net.shape(id).0.first() == Some(&batch) => id,
         _ => {
             return Err(wrong(format!(
-                "its first output {} is not the scores of classes: (N, K)",
+                "its first output {} has not one part for each sample: (N, …)",
                 output.name
             )));
         }
@@ -240,6 +240,15 @@ fn as_described(
     }
     let notes = notes(file, &needed, &import.shared);
     Ok(Imported { logits, weights: import.weights, notes })
+}
+
+/// The samples with as many axes as the file's network reads: of 2 or 3, which come as images, without those of 1.
+fn with_axes(net: &mut Builder, images: TensorId, axes: usize) -> Result<TensorId> {
+    let Some([batch, channels, _, width]) = net.shape(images).nchw().filter(|_| axes < 4) else {
+        return Ok(images);
+    };
+    let shape = if axes == 2 { dims([batch, channels]) } else { dims([batch, channels, width]) };
+    net.reshape("samples", images, shape)
 }
 
 fn node(file: &OnnxFile, index: usize) -> OnnxNode<'_> {

@@ -20,7 +20,7 @@ use prost::Message;
 use crate::error::{Error, Result};
 use crate::files::{self, Crc};
 use crate::graph::{Builder, TensorId};
-use crate::model::{CLASS_NAMES, PREPROCESSING, Preprocessing};
+use crate::model::{CLASS_NAMES, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
 use tensor::OnnxTensor;
 
@@ -52,6 +52,7 @@ pub struct OnnxFile {
     /// What its writer says of it besides.
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
+    fields: Vec<FieldScale>,
     checksum: u32,
 }
 
@@ -90,6 +91,7 @@ impl OnnxFile {
         let class_names = serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default();
         let preprocessing = Preprocessing::from_text(said(PREPROCESSING));
         let preprocessing = preprocessing.map_err(|what| Error::data(path, what))?;
+        let fields = FieldScale::from_text(said(FIELDS)).map_err(|what| Error::data(path, what))?;
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
@@ -112,12 +114,13 @@ impl OnnxFile {
             notes: Default::default(),
             class_names,
             preprocessing,
+            fields,
             checksum: sum.sum(),
         };
         let (mut net, images) = Builder::new(file.label(), 1, file.image());
         net.only_to_test();
         let imported = import::run(&file, &mut net, images, None)?;
-        file.classes = net.shape(imported.logits).per_sample();
+        file.classes = classes_of(&net, imported.logits);
         (file.weights, file.notes) = (imported.weights, imported.notes);
         // A run has its weights where it needs them: nothing is to hold the file's bytes, of which all has parts.
         file.tensors.iter_mut().for_each(|tensor| tensor.leave(path, &whole));
@@ -133,7 +136,7 @@ impl OnnxFile {
     pub fn layers(&self, net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
         let other = Some(classes).filter(|&classes| classes != self.classes);
         let logits = import::run(self, net, images, other)?.logits;
-        match net.shape(logits).per_sample() {
+        match classes_of(net, logits) {
             found if found == classes => Ok(logits),
             _ => Err(Error::usage(format!(
                 "--classes {classes}: {} gives the scores of {} classes, and has no last layer that could be begun \
@@ -178,6 +181,11 @@ impl OnnxFile {
     /// What the classes are called; empty where the file does not say.
     pub fn class_names(&self) -> &[String] {
         &self.class_names
+    }
+
+    /// By what the arrays were rescaled that the network reads and gives, where the file says it.
+    pub fn fields(&self) -> &[FieldScale] {
+        &self.fields
     }
 
     /// What the network expects of its images, where the file says it.
@@ -309,6 +317,11 @@ fn version(model: &ModelProto) -> std::result::Result<i64, String> {
     }
 }
 
+/// How many scores a sample has, or channels where it has some for each of many places.
+fn classes_of(net: &Builder, output: TensorId) -> usize {
+    net.shape(output).0.get(1).copied().unwrap_or(1)
+}
+
 /// The images among a graph's inputs.
 struct ImageInput {
     name: String,
@@ -318,6 +331,8 @@ struct ImageInput {
     batch: Option<usize>,
     /// (C, H, W)
     image: [usize; 3],
+    /// Axes that the file has: 2 for vectors, 3 for sequences, which come as images of one row, or of one pixel.
+    axes: usize,
 }
 
 /// Channels of pictures at most: so many on the last axis, and other than that on the second, are TensorFlow's order.
@@ -348,10 +363,31 @@ impl ImageInput {
                 let [channels, height, width] = if channels_last { [c, a, b] } else { [a, b, c] };
                 let size = |length| if length == 0 { USUAL_SIZE } else { length };
                 let (name, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
-                Ok(ImageInput { name, channels_last, batch, image: [channels, size(height), size(width)] })
+                Ok(ImageInput {
+                    name,
+                    channels_last,
+                    batch,
+                    image: [channels, size(height), size(width)],
+                    axes: 4,
+                })
             }
+            (Some(&[batch, features]), true) if features > 0 => Ok(ImageInput {
+                name: input.name.clone(),
+                channels_last: false,
+                batch: Some(batch).filter(|&batch| batch > 0),
+                image: [features, 1, 1],
+                axes: 2,
+            }),
+            (Some(&[batch, channels, length]), true) if channels > 0 => Ok(ImageInput {
+                name: input.name.clone(),
+                channels_last: false,
+                batch: Some(batch).filter(|&batch| batch > 0),
+                image: [channels, 1, if length == 0 { USUAL_SIZE } else { length }],
+                axes: 3,
+            }),
             _ => Err(format!(
-                "its input {} is no batch of images: real numbers of four axes, of which that of the channels is fixed",
+                "its input {} is no batch of samples: real numbers of two to four axes, of which that of the channels is \
+                 fixed",
                 input.name
             )),
         }

@@ -1,0 +1,131 @@
+//! Which arrays a network learns from, and what it is compared by.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::objective::{Loss, Metric, Objective};
+use super::values::{number, without_flags};
+use crate::error::{Error, Result};
+
+/// What becomes of numbers that a file has none for: NaN, and those that `_FillValue` and `missing_value` name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Missing {
+    /// The run ends at the first, and names it.
+    #[default]
+    Refuse,
+    /// In a target they count neither in loss nor in metric; in an input they are 0, behind what rescales it.
+    Mask,
+    /// They are 0, behind what rescales them.
+    Zero,
+}
+
+/// Training from arrays of HDF5 and netCDF-4 files as they lie (docs/fields.md).
+#[derive(Debug, Clone, PartialEq, Serialize, clap::Args)]
+#[group(skip)]
+#[command(next_help_heading = "Arrays")]
+pub struct FieldOptions {
+    /// Array that the network reads, and which of its axes number samples: temperature[n,h,w] (dltrain inspect says
+    /// them); :standard, :minmax, :log1p behind it rescale it. Several are put one behind the other as channels.
+    #[arg(long = "input", value_name = "VIEW")]
+    #[serde(rename = "input")]
+    pub inputs: Vec<String>,
+    /// Array that it is to give, as for --input: temperature[n+1,h,w] is what follows.
+    #[arg(long = "target", value_name = "VIEW")]
+    #[serde(rename = "target")]
+    pub targets: Vec<String>,
+    /// Files to test on, as for --data.
+    #[arg(long, value_name = "PATH")]
+    pub test_data: Option<PathBuf>,
+    /// By what output and target are compared.
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub loss: Option<Loss>,
+    /// What is shown of how good the network is [default: accuracy, rmse or mae, by the loss].
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub metric: Option<Metric>,
+    /// What the loss of a point is multiplied by, for each class.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number)]
+    pub class_weights: Vec<f32>,
+    /// Class of points that count neither in loss nor in metric.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub ignore_label: Option<i64>,
+    /// What becomes of numbers that are missing in a file or NaN.
+    #[arg(long, value_enum, default_value = "refuse", value_name = "HOW")]
+    pub missing: Missing,
+}
+
+impl Default for FieldOptions {
+    fn default() -> FieldOptions {
+        without_flags()
+    }
+}
+
+impl FieldOptions {
+    /// Whether samples are made of arrays; else of pictures.
+    pub fn are_given(&self) -> bool {
+        !self.inputs.is_empty() || !self.targets.is_empty()
+    }
+
+    /// Loss and metric of a run on arrays; `None` of one on pictures.
+    pub fn objective(&self, smoothing: f32) -> Option<Objective> {
+        // Where nothing is compared, none is asked for.
+        let loss = self.loss.unwrap_or(Loss::Mse);
+        let objective = Objective { loss, metric: self.metric.unwrap_or(loss.metric()), smoothing };
+        Some(objective).filter(|_| self.are_given())
+    }
+
+    /// Whether targets are numbers of classes.
+    pub fn is_of_classes(&self) -> bool {
+        self.loss.is_some_and(Loss::is_of_classes)
+    }
+
+    /// `predicts`: the network is only asked what it gives.
+    ///
+    /// # Errors
+    /// `Usage`, naming the flag.
+    pub fn check(&self, has_data: bool, predicts: bool) -> Result<()> {
+        let given = [
+            (self.test_data.is_some(), "test-data"),
+            (self.loss.is_some(), "loss"),
+            (self.metric.is_some(), "metric"),
+            (!self.class_weights.is_empty(), "class-weights"),
+            (self.ignore_label.is_some(), "ignore-label"),
+            (self.missing != Missing::Refuse, "missing"),
+        ];
+        if !self.are_given() {
+            return match given.iter().find(|(given, _)| *given) {
+                Some((_, flag)) => Err(Error::usage(format!(
+                    "--{flag} is for arrays: say which the network reads and gives (--input VIEW --target VIEW)"
+                ))),
+                None => Ok(()),
+            };
+        }
+        let lacks = [
+            (!has_data, "--data: the files they are in"),
+            (self.inputs.is_empty(), "--input: the array that the network reads"),
+            (self.targets.is_empty() && !predicts, "--target: the array that it is to give"),
+            (
+                self.loss.is_none() && !predicts,
+                "--loss: cross-entropy for classes, mse, mae, huber or bce for numbers",
+            ),
+        ];
+        if let Some((_, what)) = lacks.iter().find(|(lacks, _)| *lacks) {
+            return Err(Error::usage(format!("arrays are trained from; what lacks is {what}")));
+        }
+        let (Some(loss), of_classes) = (self.loss, self.loss == Some(Loss::CrossEntropy)) else {
+            return Ok(());
+        };
+        if let Some(metric) = self.metric.filter(|metric| !metric.fits(loss)) {
+            return Err(Error::usage(format!("--metric {}: does not go with this --loss", metric.name())));
+        }
+        if !of_classes && (!self.class_weights.is_empty() || self.ignore_label.is_some()) {
+            return Err(Error::usage("--class-weights and --ignore-label are for --loss cross-entropy"));
+        }
+        match self.class_weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
+            Some(weight) => Err(Error::usage(format!("--class-weights {weight}: must be 0 or more"))),
+            None => Ok(()),
+        }
+    }
+}

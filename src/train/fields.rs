@@ -1,0 +1,198 @@
+//! Runs on arrays: opening them before the network is built for their shape, whether network and target go together,
+//! and by what they are rescaled.
+
+use std::path::Path;
+
+use super::doubts::Weights;
+use super::network::Network;
+use crate::comm::World;
+use crate::config::{Config, Loss};
+use crate::data::{FieldSet, Samples, Sets};
+use crate::error::{Error, Result};
+use crate::fields::Amount;
+use crate::model::FieldScale;
+use crate::plan::describe_bytes as bytes;
+
+/// Samples by which a rescaling is found out, at most: evenly spread over the training samples.
+const MEASURED: usize = 1024;
+
+/// The configuration with the shape of the samples, where these are arrays. Collective.
+///
+/// # Errors
+/// As for `FieldSet::open`; `Usage` for a flag that pictures alone have.
+pub fn shaped(world: &World, mut config: Config) -> Result<Config> {
+    let Some(path) = config.data.as_deref().filter(|_| config.fields.are_given()) else { return Ok(config) };
+    let of_pictures = [
+        (config.network.image_size.is_some(), "image-size"),
+        (config.input.format.is_some(), "data-format"),
+        (config.input.augment.is_some(), "augment"),
+    ];
+    if let Some((_, flag)) = of_pictures.iter().find(|(given, _)| *given) {
+        return world.agree(Err(Error::usage(format!("--{flag} is for pictures, and --input names arrays"))));
+    }
+    let set = world.agree(FieldSet::open(path, &config.fields))?;
+    config.network.sample = Some(set.image());
+    Ok(config)
+}
+
+/// The arrays, rescaled as the weights expect them or as is found out here. Collective.
+///
+/// # Errors
+/// As for `FieldSet::open`; `Usage` where they do not fit the network or the weights.
+pub fn open(
+    world: &World,
+    config: &Config,
+    network: &Network,
+    path: &Path,
+    weights: Option<&Weights>,
+) -> Result<Sets> {
+    let test = config.fields.test_data.as_deref().filter(|_| !config.evaluate);
+    let opened = || -> Result<(FieldSet, Option<FieldSet>)> {
+        let set = FieldSet::open(path, &config.fields)?;
+        fits(&set, config, network)?;
+        let test = test
+            .map(|path| FieldSet::open(path, &config.fields).map_err(|error| error.context("--test-data")));
+        let test = test.transpose()?;
+        if let Some(other) =
+            test.as_ref().filter(|other| (other.image(), other.target()) != (set.image(), set.target()))
+        {
+            return Err(Error::usage(format!(
+                "--test-data: its samples have {:?} and {:?} numbers, those to train on {:?} and {:?}",
+                other.image(),
+                other.target(),
+                set.image(),
+                set.target()
+            )));
+        }
+        Ok((set.telling_apart(network.classes), test.map(|test| test.telling_apart(network.classes))))
+    };
+    let (set, others) = world.agree(opened())?;
+    let known =
+        weights.map(|weights| (weights.whose, &weights.about.fields)).filter(|(_, of)| !of.is_empty());
+    let (scales, whose) = match known {
+        Some((whose, scales)) => (scales.clone(), format!("as {whose} expect them")),
+        None => measured(world, &set)?,
+    };
+    let scaled = |set: FieldSet| set.scaled(&scales);
+    let set = world.agree(scaled(set))?;
+    let others = world.agree(others.map(scaled).transpose())?;
+    let purpose = match () {
+        () if config.predict.is_some() => "predict",
+        () if config.evaluate => "test",
+        () => "train",
+    };
+    let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
+    said.extend(rescaled(&scales, &whose));
+    said.push(world.agree(reading(world, &set))?);
+    let to_test = if config.evaluate { Some(set.clone()) } else { others };
+    Ok(Sets {
+        training: Samples::of_fields(set, config.input.repeat),
+        test: to_test.map(|test| Samples::of_fields(test, 1)),
+        said,
+        colours: "",
+        begins_at_0: true,
+    })
+}
+
+/// That the network's output can be compared with the target.
+fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
+    let output = network.output()?;
+    let is_of_classes = config.fields.loss.is_some_and(Loss::is_of_classes);
+    let wanted = match (is_of_classes, &output[..]) {
+        (true, [_, rest @ ..]) => rest,
+        (_, all) => all,
+    };
+    let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
+    let Some(target) = set.target() else { return Ok(()) };
+    if long(wanted) == long(target) {
+        let (given, classes) = (config.fields.class_weights.len(), output.first().copied().unwrap_or(1));
+        return match is_of_classes && given != 0 && given != classes {
+            true => Err(Error::usage(format!(
+                "--class-weights: {given} numbers, and {} tells {classes} classes apart",
+                network.model.name()
+            ))),
+            false => Ok(()),
+        };
+    }
+    let shape = |axes: &[usize]| match axes {
+        [] => "one number".to_string(),
+        axes => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join("×"),
+    };
+    Err(Error::usage(format!(
+        "{} gives {} of a sample of {}{}, and a --target has {}",
+        network.model.name(),
+        shape(&output),
+        shape(&set.image()),
+        if is_of_classes {
+            format!(", the scores of classes for each of {}", shape(wanted))
+        } else {
+            String::new()
+        },
+        shape(target)
+    )))
+}
+
+/// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks.
+fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> {
+    let all = crate::data::Dataset::len(set);
+    let taken = if set.is_to_be_measured() { all.min(MEASURED) } else { 0 };
+    let mut moments = Vec::new();
+    let mut outcome = Ok(());
+    let width = 5 * set.scales().iter().map(|of| of.scale.len()).sum::<usize>();
+    for number in 0..taken {
+        // What others read are zeros here, so that sums are exact.
+        let own = number % world.size() == world.rank() && outcome.is_ok();
+        let found = if own { set.moments(number * all / taken) } else { Ok(vec![0.0; width]) };
+        match found {
+            Ok(found) => moments.extend(found),
+            Err(error) => {
+                outcome = Err(error);
+                moments.resize(moments.len() + width, 0.0);
+            }
+        }
+    }
+    world.agree(outcome)?;
+    world.sum_f64(&mut moments)?;
+    let moments: Vec<Vec<f64>> = moments.chunks_exact(width.max(1)).map(<[f64]>::to_vec).collect();
+    let whose = if taken == all { "of all samples".into() } else { format!("of {taken} of {all} samples") };
+    Ok((world.agree(set.rescaling(&moments))?, whose))
+}
+
+/// What reading an epoch takes, by some samples that the first rank reads: for rank 0, which says it.
+fn reading(world: &World, set: &FieldSet) -> Result<String> {
+    if !world.is_first() {
+        return Ok(String::new());
+    }
+    let (Amount { read, decoded, used }, seconds) = set.reading()?;
+    let samples = crate::data::Dataset::len(set) as u64;
+    let times = decoded as f64 / used.max(1) as f64;
+    let advice = if times >= 2.0 { ": dltrain inspect says what chunks would be read whole" } else { "" };
+    Ok(format!(
+        "reading: a sample takes {} of the files, {times:.2} times what it uses is decoded{advice}; {} an epoch, {} a \
+         rank; {:.2} ms of a thread",
+        bytes(read as usize),
+        bytes((read * samples) as usize),
+        bytes((read * samples) as usize / world.size()),
+        1000.0 * seconds
+    ))
+}
+
+/// "t[n,h,w]:standard is (x - 280.12) / 15.3 (of all samples)", of the first channels of each field that is rescaled.
+fn rescaled(scales: &[FieldScale], whose: &str) -> Vec<String> {
+    /// Channels that are shown.
+    const SHOWN: usize = 4;
+    let of = |scale: &FieldScale| {
+        let channels = scale.scale.iter().zip(&scale.shift);
+        let channel =
+            |(scale, shift): (&f32, &f32)| format!("(x - {:.6}) / {:.6}", -shift / scale, 1.0 / scale);
+        let mut shown: Vec<String> = channels.take(SHOWN).map(channel).collect();
+        if scale.scale.len() > SHOWN {
+            shown.push(format!("and {} channels more", scale.scale.len() - SHOWN));
+        }
+        format!("{} becomes {} ({whose})", scale.field, shown.join(", "))
+    };
+    let changes = |scale: &&FieldScale| {
+        scale.scale.iter().any(|&factor| factor != 1.0) || scale.shift.iter().any(|&shift| shift != 0.0)
+    };
+    scales.iter().filter(changes).map(of).collect()
+}

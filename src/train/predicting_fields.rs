@@ -1,0 +1,97 @@
+//! `dltrain predict` of arrays: what the network gives of each sample, in the order of the data, as HDF5.
+
+use std::path::Path;
+
+use super::evaluate::Evaluator;
+use super::stop::Watch;
+use super::testing;
+use crate::comm::World;
+use crate::data::{FieldSet, Sharding};
+use crate::device::Device;
+use crate::device::memory::bytes_of_mut;
+use crate::error::{Error, ErrorKind, Result};
+use crate::record::{self, FieldOrigin, FieldPredictions};
+
+/// What is asked.
+pub struct FieldQuestion<'a> {
+    /// The file that is written.
+    pub path: &'a Path,
+    pub sharding: Sharding,
+    pub set: &'a FieldSet,
+    /// The axes of what the network gives of a sample.
+    pub shape: Vec<usize>,
+    /// Whether these are scores of classes.
+    pub of_classes: bool,
+}
+
+impl FieldQuestion<'_> {
+    /// Writes what the network gives, as the target's numbers were before they were rescaled. Collective.
+    ///
+    /// # Errors
+    /// The same on every rank; `Diverged` where it is no numbers.
+    pub fn answer(
+        self,
+        world: &World,
+        mut evaluator: Evaluator,
+        device: &dyn Device,
+        watch: &Watch,
+    ) -> Result<()> {
+        let samples = crate::data::Dataset::len(self.set);
+        let create = || -> Result<Option<FieldPredictions>> {
+            let origin = self.origin()?;
+            FieldPredictions::create(self.path, &origin, &self.shape, self.of_classes).map(Some)
+        };
+        let mut file = world.agree(if world.is_first() { create() } else { Ok(None) })?;
+        let each = self.shape.iter().product::<usize>().max(1);
+        let mut outputs = vec![0f32; self.sharding.batch * each];
+        let stop = || watch.flags(0.0).stop;
+        let mut written = Ok(());
+        let whole = evaluator.each(world, device, stop, |program, (number, _), images| {
+            if let Some(memory) = program.probabilities.as_ref().filter(|_| images > 0) {
+                device.download(memory, bytes_of_mut(&mut outputs))?;
+            }
+            let places = self.sharding.test(number, samples).len();
+            let own = &mut outputs[..places * each];
+            own.chunks_exact_mut(each).for_each(|output| self.set.unscale(output));
+            let words: Vec<u64> = own.iter().map(|value| u64::from(value.to_bits())).collect();
+            world.to_first(&words, |_, words| {
+                let values: Vec<f32> = words.iter().map(|&word| f32::from_bits(word as u32)).collect();
+                for output in values.chunks_exact(each) {
+                    let finite = output.iter().all(|value| value.is_finite());
+                    let sound = if finite { Ok(()) } else { Err(diverged()) };
+                    let next = std::mem::replace(&mut written, Ok(()));
+                    written =
+                        next.and(sound).and_then(|()| file.as_mut().map_or(Ok(()), |file| file.push(output)));
+                }
+            })
+        })?;
+        world.agree(written)?;
+        if !whole {
+            return testing::stopped(world, watch);
+        }
+        world.agree(file.map_or(Ok(()), FieldPredictions::finish))?;
+        record::say(world, &format!("{samples} samples: {}", self.path.display()));
+        world.agree(record::printed())
+    }
+
+    fn origin(&self) -> Result<FieldOrigin> {
+        let (names, coordinates) = self.set.coordinates()?;
+        // Places of the output are those of the input where there are as many.
+        let inner = self.shape.get(1..).unwrap_or(&[]);
+        let known = names.iter().rev().zip(inner.iter().rev());
+        let mut axes: Vec<String> = known
+            .map(|((name, along), own)| if along == own { name.clone() } else { "place".into() })
+            .collect();
+        axes.resize(inner.len(), "place".into());
+        axes.extend((!self.shape.is_empty()).then(|| "channel".to_string()));
+        axes.reverse();
+        let samples =
+            (0..crate::data::Dataset::len(self.set)).map(|index| crate::data::Dataset::name(self.set, index));
+        Ok(FieldOrigin { samples: samples.collect(), axes, coordinates, unit: self.set.target_unit() })
+    }
+}
+
+fn diverged() -> Error {
+    let text = "what the network gives is no numbers: its weights overflow, or its input is not rescaled as it expects";
+    Error::new(ErrorKind::Diverged, text)
+}

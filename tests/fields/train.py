@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Trains networks of PyTorch from arrays by dltrain and by PyTorch, from the same weights and samples, and compares the
+losses and the metric; then compares what `dltrain predict` writes with what PyTorch computes.
+
+Usage: train.py DLTRAIN [LAUNCHER...]    (make test-fields)
+
+Batches hold all samples, so that no order matters. A loss may differ by 1e-5 of itself.
+"""
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+STEPS, RATE, SAMPLES = 20, 0.05, 16
+torch.manual_seed(1)
+torch.set_num_threads(1)
+
+
+def export(net, sample, path):
+    torch.onnx.export(net, (sample,), path, dynamo=False, input_names=["x"])
+
+
+def convolutions(channels, classes, last=None):
+    layers = [nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU(),
+              nn.Conv2d(8, classes, 1)]
+    return nn.Sequential(*layers, *([last] if last else []))
+
+
+def data(path, rng):
+    """Made to layouts that people have: channels last with labels a point, vectors, sequences, several arrays."""
+    with h5py.File(path, "w") as file:
+        climate = rng.normal(size=(SAMPLES, 12, 18, 4)).astype("f4") * [1, 10, 100, 0.1] + [0, 5, 300, 1]
+        file.create_dataset("climate/data", data=climate.astype("f4"), chunks=(1, 6, 18, 4), compression="gzip", shuffle=True)
+        labels = rng.integers(0, 3, size=(SAMPLES, 12, 18)).astype("u1")
+        labels[:, 0] = 255
+        file.create_dataset("climate/labels", data=labels, chunks=(4, 12, 18), compression="gzip")
+        file.create_dataset("params", data=rng.normal(size=(SAMPLES, 5)).astype("f8"))
+        file.create_dataset("flux", data=rng.normal(size=SAMPLES).astype(">f4"))
+        file.create_dataset("series", data=rng.integers(-300, 300, size=(SAMPLES, 3, 32)).astype("i2"))
+        u = rng.normal(size=(SAMPLES, 8, 8)).astype("f4")
+        u[3, 2, 2] = np.nan
+        file.create_dataset("u", data=u)
+        file.create_dataset("v", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
+        file.create_dataset("chance", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
+
+
+def standard(array, axes):
+    array = array.astype("f8")
+    return (array - array.mean(axes, keepdims=True)) / array.std(axes, keepdims=True)
+
+
+def cases(path):
+    """Name, network, what it reads, its target, loss of output and target, flags, and the metric."""
+    with h5py.File(path) as file:
+        get = {name: file[name][()] for name in ("climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance")}
+    climate = standard(get["climate/data"], (0, 1, 2)).transpose(0, 3, 1, 2)
+    labels = torch.tensor(get["climate/labels"].astype("i8"))
+    weights = torch.tensor([1.0, 2.5, 1.7])
+    known = labels != 255
+
+    def entropy(output, target):
+        each = F.cross_entropy(output, target, weight=weights, ignore_index=255, reduction="none")
+        return each.mean()
+
+    def iou(output):
+        best = output.argmax(1)
+        values = []
+        for sample in range(SAMPLES):
+            of = []
+            for k in range(3):
+                a, b = (best[sample] == k) & known[sample], labels[sample] == k
+                union = (a | b).sum().item()
+                of.append((a & b).sum().item() / union if union else 1.0)
+            values.append(np.mean(of))
+        return np.mean(values)
+
+    yield ("classes of points", convolutions(4, 3), climate, labels, entropy,
+           ["--input", "climate/data[n,h,w,c]:standard", "--target", "climate/labels[n,h,w]", "--loss", "cross-entropy",
+            "--class-weights", "1,2.5,1.7", "--ignore-label", "255", "--metric", "iou"], ("iou", iou))
+    flux = torch.tensor(get["flux"].astype("f4"))[:, None]
+    yield ("vectors", nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1)), get["params"], flux, F.mse_loss,
+           ["--input", "params", "--target", "flux", "--loss", "mse", "--metric", "r2"],
+           ("r2", lambda o: (1 - ((o - flux) ** 2).mean() / flux.var(correction=0)).item()))
+    series = np.log1p(np.abs(get["series"])).astype("f8")
+    low, high = get["series"].min((0, 2), keepdims=True), get["series"].max((0, 2), keepdims=True)
+    series = (get["series"] - low) / (high - low).astype("f8")
+    ends = torch.tensor(get["flux"].astype("f4"))[:, None]
+    yield ("sequences", nn.Sequential(nn.Conv1d(3, 8, 5, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(256, 1)), series,
+           ends, F.huber_loss, ["--input", "series[n,c,w]:minmax", "--target", "flux", "--loss", "huber", "--metric", "mae"],
+           ("mae", lambda o: (o - ends).abs().mean().item()))
+    u, v = get["u"], get["v"]
+    whole = np.stack([np.nan_to_num(u), v], 1)
+    target = torch.tensor(np.nan_to_num(u))[:, None]
+    there = torch.tensor(~np.isnan(u))[:, None]
+
+    def masked(output, target):
+        return (((output - target) ** 2) * there).mean()
+
+    yield ("arrays beside each other, missing points", convolutions(2, 1), whole, target, masked,
+           ["--input", "u[n,h,w]", "--input", "v[n,h,w]", "--target", "u[n,h,w]", "--loss", "mse", "--missing", "mask"], None)
+    chance = torch.tensor(get["chance"])[:, None]
+    yield ("shares", convolutions(1, 1), v[:, None], chance, F.binary_cross_entropy_with_logits,
+           ["--input", "v[n,h,w]", "--target", "chance[n,h,w]", "--loss", "bce"],
+           ("accuracy", lambda o: ((o > 0) == (chance > 0.5)).float().mean().item()))
+
+
+def main(program, directory, launcher):
+    path, wrong = directory / "arrays.h5", 0
+    data(path, np.random.default_rng(3))
+    for name, net, sample, target, loss, flags, metric in cases(path):
+        sample = torch.tensor(np.ascontiguousarray(sample), dtype=torch.float32)
+        file, results = directory / "net.onnx", directory / "run.h5"
+        results.unlink(missing_ok=True)
+        export(net, sample[:1], file)
+        optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
+        losses, first = [], net(sample).detach()
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            value = loss(net(sample), target)
+            value.backward()
+            optimizer.step()
+            losses.append(value.item())
+        ranks = 2 if launcher else 1
+        weights = directory / "w.safetensors"
+        weights.unlink(missing_ok=True)
+        command = [*launcher, program, "--model", file, "--data", path, "--test-data", path, *flags, "--batch",
+                   SAMPLES // ranks, "--epochs", STEPS, "--optimizer", "sgd", "--momentum", "0.9", "--weight-decay", "0",
+                   "--lr", RATE / ranks, "--results", results, "--save-weights", weights, "--device", "cpu", "--quiet"]
+        subprocess.run([str(word) for word in command], check=True)
+        with h5py.File(results) as run:
+            found = run["steps/loss"][()]
+            error = np.max(np.abs(found - losses) / np.abs(losses))
+            text = f"{name}: {STEPS} losses within {error:.1e}"
+            bad = error > 1e-5
+            if metric:
+                ours, theirs = run[f"epochs/test_{metric[0]}"][-1], metric[1](net(sample).detach())
+                text += f", {metric[0]} {ours:.6f} and {theirs:.6f}"
+                bad |= abs(ours - theirs) > 1e-4 * max(1, abs(theirs))
+        output = directory / "output.h5"
+        output.unlink(missing_ok=True)
+        inputs = [word for at in range(0, len(flags), 2) if flags[at] in ("--input", "--missing") for word in flags[at:at + 2]]
+        if "cross-entropy" in flags:
+            inputs += ["--loss", "cross-entropy"]
+        command = [*launcher, program, "predict", "--model", file, "--data", path, *inputs, "-o", output, "--quiet"]
+        subprocess.run([str(word) for word in command], check=True)
+        with h5py.File(output) as written:
+            values = written["output"][()]
+            error = np.max(np.abs(values.reshape(first.shape) - first.numpy()) / np.abs(first.numpy()).max())
+            text += f", predictions within {error:.1e}"
+            bad |= error > 1e-5
+            if "class" in written:
+                bad |= not np.array_equal(written["class"][()], first.numpy().argmax(1))
+        print(text + (" WRONG" if bad else ""), flush=True)
+        wrong += bad
+    print(f"{wrong} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as there:
+        sys.exit(main(sys.argv[1], Path(there), sys.argv[2:]))

@@ -868,7 +868,9 @@ mod tests {
     #[test]
     fn a_directory_or_a_pattern_is_its_files_in_order_and_one_that_differs_is_named() {
         let directory = tempfile::tempdir().unwrap();
-        ["b.h5", "a.h5"].map(|name| file(&directory, name));
+        for name in ["b.h5", "a.h5"] {
+            file(&directory, name);
+        }
         let fields = options(&["t"], &["s"]);
         for path in [directory.path().to_path_buf(), directory.path().join("*.h5")] {
             let set = FieldSet::open(&path, &fields).unwrap();

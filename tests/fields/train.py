@@ -131,7 +131,7 @@ def main(program, directory, launcher):
         weights.unlink(missing_ok=True)
         command = [*launcher, program, "--model", file, "--data", path, "--test-data", path, *flags, "--batch",
                    SAMPLES // ranks, "--epochs", STEPS, "--optimizer", "sgd", "--momentum", "0.9", "--weight-decay", "0",
-                   "--lr", RATE / ranks, "--results", results, "--save-weights", weights, "--device", "cpu", "--quiet"]
+                   "--lr", RATE, "--results", results, "--save-weights", weights, "--device", "cpu", "--quiet"]
         subprocess.run([str(word) for word in command], check=True)
         with h5py.File(results) as run:
             found = run["steps/loss"][()]

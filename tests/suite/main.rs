@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod arrays;
 mod asynchronous;
 mod bench;
 mod cli;

@@ -1,0 +1,224 @@
+//! Training from arrays as they lie in files (`--input`, `--target`): what a user relies on.
+//!
+//! - any number of ranks and every way to share the work has the losses of one rank, and the metric adds up exactly;
+//! - a run goes on from a checkpoint in the middle of an epoch with other ranks, and has the same losses;
+//! - weights keep by what their arrays were rescaled: evaluation and prediction take that, and the file of predictions
+//!   has the test's error in the target's own numbers;
+//! - what does not fit is said in one message before the first step.
+//!
+//! `make test-fields` compares losses and metrics with PyTorch's.
+
+use crate::support::job;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hdf5::File;
+use job::{misused, refused, run, series};
+use ndarray::{Array1, Array2, Array3, Array4};
+
+const EMULATOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/emulator.onnx");
+const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/vector.onnx");
+
+/// A directory with files of 20 samples each.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        fs::create_dir(place.path("train")).unwrap();
+        for (number, name) in ["train/a.h5", "train/b.h5", "test.h5"].into_iter().enumerate() {
+            place.write(name, number);
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// `wind` (20, 12, 10, 2) in compressed chunks of four samples, channels last; `heat` (20, 12, 10), a function of
+    /// it; `params` (20, 5), `flux` (20), and `holes`, `heat` with a number that is missing.
+    fn write(&self, name: &str, number: usize) {
+        let file = File::create(self.path(name)).unwrap();
+        let value = |n: usize, y: usize, x: usize, c: usize| {
+            let wave = (0.3 * (y + 2 * n + number) as f32 + 0.5 * (x * (c + 1)) as f32).sin();
+            100.0 * (c + 1) as f32 + 10.0 * wave
+        };
+        let wind = Array4::from_shape_fn((20, 12, 10, 2), |(n, y, x, c)| value(n, y, x, c));
+        let heat = |n, y, x| 5.0 + 0.2 * (value(n, y, x, 0) - value(n, y, x, 1));
+        let heat = Array3::from_shape_fn((20, 12, 10), |(n, y, x)| heat(n, y, x));
+        let mut holes = heat.clone();
+        holes[[3, 4, 5]] = f32::NAN;
+        let params = Array2::from_shape_fn((20, 5), |(n, k)| ((n * 5 + k + number) as f64 * 0.7).cos());
+        let flux = Array1::from_shape_fn(20, |n| params.row(n).sum() as f32);
+        let build = || file.new_dataset_builder();
+        build().chunk((4, 6, 10, 2)).shuffle().deflate(4).with_data(&wind).create("air/wind").unwrap();
+        build().with_data(&heat).create("heat").unwrap();
+        build().with_data(&holes).create("holes").unwrap();
+        build().with_data(&params).create("params").unwrap();
+        build().with_data(&flux).create("flux").unwrap();
+    }
+
+    /// Trains the emulator; returns the results file.
+    fn train(&self, ranks: usize, name: &str, flags: &str) -> PathBuf {
+        let results = self.text(&format!("{name}.h5"));
+        let data = self.text("train");
+        let views = ["--input", "air/wind[n,h,w,c]:standard", "--target", "heat[n,h,w]:standard"];
+        let fixed =
+            ["--model", EMULATOR, "--data", &data, "--loss", "mse", "--optimizer", "sgd", "--lr", "0.01"];
+        let more: Vec<&str> = flags.split_whitespace().collect();
+        run(
+            ranks,
+            &[&fixed[..], &views, &["--threads", "1", "--quiet", "--results", &results], &more].concat(),
+        );
+        self.path(&format!("{name}.h5"))
+    }
+}
+
+/// Sums in another order.
+fn near(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (a, b) in found.iter().zip(expected) {
+        assert!((a - b).abs() <= 1e-5 * b.abs(), "{what}: {found:?}, and {expected:?}");
+    }
+}
+
+#[test]
+fn every_way_to_share_the_work_has_the_losses_of_one_rank() {
+    let place = Place::new();
+    let test = place.text("test.h5");
+    let plain = format!("--epochs 1 --test-data {test} --metric r2");
+    let one = place.train(1, "one", &format!("{plain} --batch 8"));
+    for (ranks, name, flags) in [
+        (2, "two", "--batch 4"),
+        (2, "zero", "--batch 4 --zero 3"),
+        (2, "pipeline", "--batch 8 --pipeline 2"),
+        (2, "spatial", "--batch 8 --spatial 2"),
+        (2, "shards", "--batch 4 --shards 2"),
+        (2, "threads", "--batch 4 --loader-threads 2 --recompute"),
+        (1, "reference", "--batch 8 --device reference"),
+    ] {
+        let other = place.train(ranks, name, &format!("{plain} {flags}"));
+        for series_name in ["steps/loss", "epochs/train_r2", "epochs/test_loss", "epochs/test_r2"] {
+            near(&series(&other, series_name), &series(&one, series_name), &format!("{name}: {series_name}"));
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_in_the_middle_of_an_epoch_with_other_ranks() {
+    let place = Place::new();
+    let whole = place.train(1, "whole", "--epochs 2 --batch 8");
+    let checkpoint = place.text("checkpoints");
+    let first = format!("--epochs 2 --batch 8 --checkpoint {checkpoint} --steps 3");
+    place.train(1, "part", &first);
+    let rest = format!("--epochs 2 --batch 4 --checkpoint {checkpoint} --resume auto");
+    let part = place.train(2, "part", &rest);
+    near(&series(&part, "steps/loss"), &series(&whole, "steps/loss"), "resumed");
+}
+
+#[test]
+fn weights_keep_how_arrays_are_rescaled_and_predictions_are_in_the_targets_own_numbers() {
+    let place = Place::new();
+    let [weights, test, output] = ["w.safetensors", "test.h5", "out.h5"].map(|name| place.text(name));
+    let results =
+        place.train(1, "run", &format!("--epochs 3 --batch 8 --test-data {test} --save-weights {weights}"));
+    let views =
+        ["--input", "air/wind[n,h,w,c]:standard", "--target", "heat[n,h,w]:standard", "--loss", "mse"];
+    let net = ["--model", EMULATOR, "--init-from", &weights, "--data", &test];
+    let said = run(2, &[&["evaluate"], &net[..], &views].concat());
+    let found = |name: &str| {
+        let at = said.find(name).unwrap_or_else(|| panic!("{said}")) + name.len();
+        said[at..].split([',', '\n']).next().unwrap().trim().parse::<f64>().unwrap()
+    };
+    let [loss, rmse] = ["test loss", "rmse"].map(found);
+    near(
+        &[loss, rmse],
+        &["epochs/test_loss", "epochs/test_rmse"].map(|name| series(&results, name)[2]),
+        "evaluate",
+    );
+    run(2, &[&["predict"], &net[..], &views[..2], &["--output", &output]].concat());
+    let [given, wanted] = [(output, "output"), (test, "heat")]
+        .map(|(path, name)| File::open(path).unwrap().dataset(name).unwrap().read_raw::<f32>().unwrap());
+    let mean =
+        given.iter().zip(&wanted).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / given.len() as f64;
+    let all: Vec<f32> = ["train/a.h5", "train/b.h5"]
+        .iter()
+        .flat_map(|name| File::open(place.path(name)).unwrap().dataset("heat").unwrap().read_raw().unwrap())
+        .collect();
+    let of_all = all.iter().map(|&value| f64::from(value)).sum::<f64>() / all.len() as f64;
+    let variance =
+        all.iter().map(|&value| (f64::from(value) - of_all).powi(2)).sum::<f64>() / all.len() as f64;
+    let own = mean.sqrt() / variance.sqrt();
+    assert!((own - rmse).abs() < 1e-4 * rmse, "{own} and {rmse}");
+}
+
+#[test]
+fn vectors_are_trained_from_and_what_is_missing_is_refused_or_masked() {
+    let place = Place::new();
+    let data = place.text("train");
+    let vector =
+        ["--model", VECTOR, "--data", &data, "--epochs", "2", "--batch", "8", "--quiet", "--loss", "mse"];
+    run(
+        2,
+        &[&vector[..], &["--input", "params", "--target", "flux", "--results", &place.text("v.h5")]].concat(),
+    );
+    assert!(series(&place.path("v.h5"), "steps/loss").iter().all(|loss| loss.is_finite()));
+    let emulator = ["--model", EMULATOR, "--data", &data, "--epochs", "1", "--batch", "8", "--loss", "mse"];
+    let holes = ["--input", "air/wind[n,h,w,c]:standard", "--target", "holes[n,h,w]"];
+    let error = refused(&[(2, &[&emulator[..], &holes].concat())]);
+    assert!(error.contains("holes[n,h,w], sample a.h5 n 3: a number is missing"), "{error}");
+    assert!(error.contains("--missing mask"), "{error}");
+    let results = place.text("m.h5");
+    run(2, &[&emulator[..], &holes, &["--missing", "mask", "--results", &results]].concat());
+    assert!(series(Path::new(&results), "steps/loss").iter().all(|loss| loss.is_finite()));
+}
+
+#[test]
+fn what_does_not_fit_is_said_in_one_message() {
+    let place = Place::new();
+    let data = place.text("train");
+    let fixed = ["--model", EMULATOR, "--data", &data, "--epochs", "1", "--batch", "8"];
+    let wind = "air/wind[n,h,w,c]";
+    for (flags, expected) in [
+        (vec!["--input", wind, "--loss", "mse"], "what lacks is --target"),
+        (vec!["--input", wind, "--target", "heat[n,h,w]"], "what lacks is --loss"),
+        (vec!["--loss", "mse"], "--loss is for arrays"),
+        (vec!["--input", "wind", "--target", "heat", "--loss", "mse"], "--input: "),
+        (
+            vec!["--input", "air/wind[n,h,w]", "--target", "heat", "--loss", "mse"],
+            "names 3 axes, and the array has 4",
+        ),
+        (vec!["--input", wind, "--target", "flux", "--loss", "mse"], "and a --target has one number"),
+        (vec!["--input", "heat[n,h,w]", "--target", "heat[n,h,w]", "--loss", "mse"], "emulator.onnx"),
+        (vec!["--input", wind, "--target", "heat[n,h,w]:mean", "--loss", "mse"], "log1p, standard, minmax"),
+        (
+            vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--metric", "iou"],
+            "--metric iou",
+        ),
+        (
+            vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--image-size", "8"],
+            "is for pictures",
+        ),
+        (
+            vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--class-weights", "1"],
+            "cross-entropy",
+        ),
+    ] {
+        let error = refused(&[(2, &[&fixed[..], &flags].concat())]);
+        assert!(error.contains(expected), "{flags:?}: {error}");
+    }
+    let pictures = misused(1, &["--model", EMULATOR, "--steps", "2"]);
+    assert!(pictures.contains("--input VIEW --target VIEW --loss NAME"), "{pictures}");
+    let cut = place.path("train/c.h5");
+    let whole = fs::read(place.path("train/b.h5")).unwrap();
+    fs::write(cut, &whole[..whole.len() / 2]).unwrap();
+    let views = ["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse"];
+    let error = refused(&[(2, &[&fixed[..], &views].concat())]);
+    assert!(error.contains("c.h5"), "{error}");
+}

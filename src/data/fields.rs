@@ -62,19 +62,66 @@ impl FromStr for Field {
 }
 
 /// The arrays of a run: those that the network reads, and those that it is to give.
+#[derive(Clone)]
 struct FieldList {
     fields: Vec<Field>,
     /// How many of them are inputs; they come first.
     inputs: usize,
     /// As flags have them.
     texts: Vec<String>,
-    /// Numbers of one sample of each, and how many channels these are.
+    /// Numbers of one sample of each, how many channels these are, and where they begin in the input or target.
     numbers: Vec<usize>,
+    places: Vec<usize>,
     channels: Vec<usize>,
     /// Targets are numbers of so many classes.
     classes: Option<usize>,
     ignored: Option<i64>,
     missing: Missing,
+}
+
+impl FieldList {
+    /// Where each field begins in the input or the target: in the order of flags, but inputs that a network has by
+    /// names are in its order.
+    fn in_order(&self, of_network: &[(&str, usize)]) -> Result<Vec<usize>> {
+        let starts = |order: &[usize]| {
+            let mut places = vec![0; order.len()];
+            let mut from = 0;
+            for &at in order {
+                places[at] = from;
+                from += self.numbers[at];
+            }
+            places
+        };
+        let (inputs, all) = (self.inputs, self.fields.len());
+        let mut order: Vec<usize> = (0..inputs).collect();
+        if of_network.len() > 1 {
+            let names: Vec<&str> = of_network.iter().map(|(name, _)| *name).collect();
+            if inputs != names.len() {
+                return Err(Error::usage(format!(
+                    "--input: {inputs} arrays for a network with {} inputs: {}",
+                    names.len(),
+                    names.join(", ")
+                )));
+            }
+            let called = |at: usize| self.fields[at].view.array.rsplit('/').next().unwrap_or_default();
+            let by_name = |name: &&str| (0..inputs).find(|&at| called(at) == *name);
+            // By names where all are known; else in the order of the flags.
+            order = names.iter().map(by_name).collect::<Option<Vec<usize>>>().unwrap_or(order);
+            for (&at, (name, numbers)) in order.iter().zip(of_network) {
+                if self.numbers[at] != *numbers {
+                    return Err(Error::usage(format!(
+                        "--input {}: {} numbers a sample, and the network's input {name} has {numbers}",
+                        self.texts[at], self.numbers[at]
+                    )));
+                }
+            }
+        }
+        let mut places = starts(&order);
+        let first: usize = self.numbers[..inputs].iter().sum();
+        let targets: Vec<usize> = starts(&(0..all).collect::<Vec<_>>());
+        places.extend(targets[inputs..].iter().map(|from| from - first));
+        Ok(places)
+    }
 }
 
 /// One file, or none where all arrays are elsewhere.
@@ -191,11 +238,13 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl FieldSet {
-    /// Opens the arrays of `--input` and `--target`, and reads none of their numbers.
+    /// Opens the arrays of `--input` and `--target`, and reads none of their numbers. `of_network`: the inputs of a
+    /// network by their names, each with how many numbers it has of a sample; where there are several each is given an
+    /// array, and else all arrays are one behind the other.
     ///
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
-    pub fn open(path: &Path, options: &FieldOptions) -> Result<FieldSet> {
+    pub fn open(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<FieldSet> {
         let texts: Vec<String> = options.inputs.iter().chain(&options.targets).cloned().collect();
         let flag = |at: usize| if at < options.inputs.len() { "--input" } else { "--target" };
         let fields = texts.iter().enumerate().map(|(at, text)| {
@@ -212,6 +261,7 @@ impl FieldSet {
         let mut list = FieldList {
             numbers: shapes.iter().map(|shape| shape.numbers()).collect(),
             channels: shapes.iter().map(|shape| shape.channels).collect(),
+            places: Vec::new(),
             fields,
             inputs: options.inputs.len(),
             texts,
@@ -219,8 +269,16 @@ impl FieldSet {
             ignored: options.ignore_label,
             missing: options.missing,
         };
+        list.places = list.in_order(of_network)?;
         let (inputs, targets) = shapes.split_at(list.inputs);
-        let image = stacked(inputs, &list.texts, "--input")?;
+        let image = match of_network {
+            [] | [_] => stacked(inputs, &list.texts, "--input")?,
+            _ => Shape {
+                channels: inputs.iter().map(Shape::numbers).sum(),
+                has_channels: true,
+                places: Vec::new(),
+            },
+        };
         // A network is asked what it gives of samples that have no target.
         let target = match targets {
             [] => Shape { channels: 1, has_channels: false, places: Vec::new() },
@@ -342,17 +400,7 @@ impl FieldSet {
 
     /// The set, whose targets are numbers of so many classes where they are classes.
     pub fn telling_apart(self, classes: usize) -> FieldSet {
-        let FieldList { fields, inputs, texts, numbers, channels, ignored, missing, .. } = &*self.list;
-        let list = FieldList {
-            fields: fields.clone(),
-            inputs: *inputs,
-            texts: texts.clone(),
-            numbers: numbers.clone(),
-            channels: channels.clone(),
-            classes: self.list.classes.map(|_| classes),
-            ignored: *ignored,
-            missing: *missing,
-        };
+        let list = FieldList { classes: self.list.classes.map(|_| classes), ..FieldList::clone(&self.list) };
         FieldSet { list: Arc::new(list), ..self }
     }
 
@@ -566,13 +614,11 @@ impl FieldSet {
         target: &mut [f32],
         readers: &mut Vec<ArrayReader>,
     ) -> Result<()> {
-        let FieldList { inputs, numbers, classes, missing, .. } = &*self.list;
-        let (mut input, mut target) = (input, target);
-        for (at, &count) in numbers.iter().enumerate() {
+        let FieldList { inputs, numbers, places, classes, missing, .. } = &*self.list;
+        for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {
             let is_target = at >= *inputs;
-            let part = if is_target { &mut target } else { &mut input };
-            let (own, rest) = std::mem::take(part).split_at_mut(count);
-            *part = rest;
+            let part = if is_target { &mut *target } else { &mut *input };
+            let own = &mut part[from..from + count];
             self.raw(index, at, readers, own)?;
             if let (true, Some(classes)) = (is_target, classes) {
                 self.classes(index, at, *classes, own)?;
@@ -849,7 +895,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = file(&directory, "a.h5");
         let fields = options(&["t[n-1,h,w]", "t[n,h,w]", "mask[h,w]"], &["t[n+2,h,w]"]);
-        let set = FieldSet::open(&path, &fields).unwrap();
+        let set = FieldSet::open(&path, &fields, &[]).unwrap();
         assert_eq!((set.len(), set.image(), set.target()), (7, [3, 4, 6], Some(&[4, 6][..])));
         // The first number that all have is 1.
         let [input, target] = read(&set, 0);
@@ -858,11 +904,33 @@ mod tests {
         assert_eq!(input, places(0).chain(places(1)).chain(mask).collect::<Vec<_>>());
         assert_eq!(target, places(3).collect::<Vec<_>>());
         assert_eq!(set.name(6), "a.h5 n 7");
-        let tiles = FieldSet::open(&path, &options(&["t[n,h/2,w/3]"], &["s"])).unwrap();
+        let tiles = FieldSet::open(&path, &options(&["t[n,h/2,w/3]"], &["s"]), &[]).unwrap();
         assert_eq!((tiles.len(), tiles.image(), tiles.target()), (40, [1, 2, 3], Some(&[3][..])));
         let [input, target] = read(&tiles, 5);
         assert_eq!(input, [27.0, 28.0, 29.0, 33.0, 34.0, 35.0]);
         assert_eq!(target, [1003.0, 1004.0, 1005.0]);
+    }
+
+    #[test]
+    fn inputs_that_a_network_has_by_names_are_in_its_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = file(&directory, "a.h5");
+        let fields = options(&["t[n,h,w]", "s"], &["s"]);
+        let set = FieldSet::open(&path, &fields, &[("s", 3), ("t", 24)]).unwrap();
+        let [input, target] = read(&set, 1);
+        let t = (24..48).map(|place| place as f32);
+        assert_eq!(
+            (set.image(), input),
+            ([27, 1, 1], [1003.0, 1004.0, 1005.0].into_iter().chain(t).collect())
+        );
+        assert_eq!(target, [1003.0, 1004.0, 1005.0]);
+        // Other names: in the order of the flags.
+        let set = FieldSet::open(&path, &fields, &[("a", 24), ("b", 3)]).unwrap();
+        assert_eq!(read(&set, 0)[0][..3], [0.0, 1.0, 2.0]);
+        let error = FieldSet::open(&path, &fields, &[("a", 3), ("b", 24)]).err().unwrap().message;
+        assert!(error.contains("24 numbers a sample, and the network's input a has 3"), "{error}");
+        let error = FieldSet::open(&path, &fields, &[("a", 3), ("b", 24), ("c", 1)]).err().unwrap().message;
+        assert!(error.contains("2 arrays for a network with 3 inputs: a, b, c"), "{error}");
     }
 
     #[test]
@@ -873,7 +941,7 @@ mod tests {
         }
         let fields = options(&["t"], &["s"]);
         for path in [directory.path().to_path_buf(), directory.path().join("*.h5")] {
-            let set = FieldSet::open(&path, &fields).unwrap();
+            let set = FieldSet::open(&path, &fields, &[]).unwrap();
             assert_eq!((set.len(), set.name(0), set.name(19)), (20, "a.h5 n 0".into(), "b.h5 n 9".into()));
         }
         let other = hdf5::File::create(directory.path().join("c.nc")).unwrap();
@@ -884,7 +952,7 @@ mod tests {
             .unwrap();
         other.new_dataset_builder().with_data(&ndarray::Array2::<f32>::zeros((10, 3))).create("s").unwrap();
         drop(other);
-        let error = FieldSet::open(directory.path(), &fields).err().unwrap().message;
+        let error = FieldSet::open(directory.path(), &fields, &[]).err().unwrap().message;
         assert!(error.contains("c.nc") && error.contains("samples of [4, 5], and not [4, 6]"), "{error}");
     }
 
@@ -892,7 +960,7 @@ mod tests {
     fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = file(&directory, "a.h5");
-        let set = FieldSet::open(&path, &options(&["s:standard"], &["s:log1p", "s:minmax"])).unwrap();
+        let set = FieldSet::open(&path, &options(&["s:standard"], &["s:log1p", "s:minmax"]), &[]).unwrap();
         assert!(set.is_to_be_measured());
         let moments: Vec<_> = (0..10).map(|index| set.moments(index).unwrap()).collect();
         let scales = set.rescaling(&moments).unwrap();
@@ -922,7 +990,7 @@ mod tests {
                 ignore_label: ignored,
                 ..options(&["t[n,h,w]"], &["labels[n,h,w]"])
             };
-            let set = FieldSet::open(&path, &fields).unwrap().telling_apart(classes);
+            let set = FieldSet::open(&path, &fields, &[]).unwrap().telling_apart(classes);
             let mut sample = [vec![0.0; 24], vec![0.0; 24]];
             let [input, target] = &mut sample;
             set.read_sample(0, input, target, &mut Vec::new()).map(|()| sample[1].clone())

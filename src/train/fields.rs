@@ -10,18 +10,26 @@ use crate::config::{Config, Loss};
 use crate::data::{FieldSet, Samples, Sets};
 use crate::error::{Error, Result};
 use crate::fields::Amount;
-use crate::model::FieldScale;
+use crate::model::onnx::OnnxFile;
+use crate::model::{self, FieldScale, Model};
 use crate::plan::describe_bytes as bytes;
 
 /// Samples by which a rescaling is found out, at most: evenly spread over the training samples.
 const MEASURED: usize = 1024;
 
-/// The configuration with the shape of the samples, where these are arrays. Collective.
+/// The configuration with the shape of the samples, where these are arrays, and the model, which is read for that if it
+/// is a file. Collective.
 ///
 /// # Errors
 /// As for `FieldSet::open`; `Usage` for a flag that pictures alone have.
-pub fn shaped(world: &World, mut config: Config) -> Result<Config> {
-    let Some(path) = config.data.as_deref().filter(|_| config.fields.are_given()) else { return Ok(config) };
+pub fn shaped(
+    world: &World,
+    mut config: Config,
+    mut model: Option<Model>,
+) -> Result<(Config, Option<Model>)> {
+    let Some(path) = config.data.as_deref().filter(|_| config.fields.are_given()) else {
+        return Ok((config, model));
+    };
     let of_pictures = [
         (config.network.image_size.is_some(), "image-size"),
         (config.input.format.is_some(), "data-format"),
@@ -30,9 +38,18 @@ pub fn shaped(world: &World, mut config: Config) -> Result<Config> {
     if let Some((_, flag)) = of_pictures.iter().find(|(given, _)| *given) {
         return world.agree(Err(Error::usage(format!("--{flag} is for pictures, and --input names arrays"))));
     }
-    let set = world.agree(FieldSet::open(path, &config.fields))?;
+    if model.is_none() {
+        model = Some(world.agree(model::find(&config.model))?);
+    }
+    let inputs = inputs(model.as_ref());
+    let set = world.agree(FieldSet::open(path, &config.fields, &inputs))?;
     config.network.sample = Some(set.image());
-    Ok(config)
+    Ok((config, model))
+}
+
+/// What a network from a file is given: names, and how many numbers a sample has.
+fn inputs(model: Option<&Model>) -> Vec<(&str, usize)> {
+    model.and_then(Model::file).map_or_else(Vec::new, OnnxFile::inputs)
 }
 
 /// The arrays, rescaled as the weights expect them or as is found out here. Collective.
@@ -48,10 +65,11 @@ pub fn open(
 ) -> Result<Sets> {
     let test = config.fields.test_data.as_deref().filter(|_| !config.evaluate);
     let opened = || -> Result<(FieldSet, Option<FieldSet>)> {
-        let set = FieldSet::open(path, &config.fields)?;
+        let inputs = inputs(Some(&network.model));
+        let open = |path: &Path| FieldSet::open(path, &config.fields, &inputs);
+        let set = open(path)?;
         fits(&set, config, network)?;
-        let test = test
-            .map(|path| FieldSet::open(path, &config.fields).map_err(|error| error.context("--test-data")));
+        let test = test.map(|path| open(path).map_err(|error| error.context("--test-data")));
         let test = test.transpose()?;
         if let Some(other) =
             test.as_ref().filter(|other| (other.image(), other.target()) != (set.image(), set.target()))

@@ -100,7 +100,7 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     let config = world.agree(config)?;
     world.check_same(&config.shared_items())?;
     world.limit_stalls(config.stalls.stall_warn, config.stalls.stall_abort);
-    let config = fields::shaped(world, config)?;
+    let (config, model) = fields::shaped(world, config, model)?;
     let (config, known) = planner::decided(world, config, model.as_ref())?;
     let groups = Groups::new(world, &config)?;
     let config = world.agree(config.among(config.data_ranks(world.size()).max(1)))?;

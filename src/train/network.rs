@@ -6,7 +6,8 @@ use crate::config::{Augment, Config, Objective, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
 use crate::graph::{DType, Frozen, Graph, NodeCost, SplitLayers, TensorGroup, countable, dims};
-use crate::model::{self, Model, onnx};
+use crate::model::onnx::{self, OnnxFile};
+use crate::model::{self, Model};
 use crate::record;
 
 /// A model with the choices of a run. Its evaluation uses the same loss.
@@ -237,11 +238,17 @@ impl Network {
                 .with_objective(*objective, Some(&weights[..]).filter(|weights| !weights.is_empty()));
         }
         let shape = &graph.tensor(graph.logits).spec.shape;
-        if shape.rank() != 2 {
+        let reads_images = self.model.file().is_none_or(OnnxFile::reads_images);
+        if shape.rank() != 2 || !reads_images {
             let of_sample = shape.0[1..].iter().map(ToString::to_string).collect::<Vec<_>>().join("×");
+            let what = match reads_images {
+                true => {
+                    format!("its first output is not the scores of classes (N, K): it gives {of_sample} of a sample")
+                }
+                false => "what it is given is no batch of images (N, C, H, W)".into(),
+            };
             return Err(Error::usage(format!(
-                "{}: its first output is not the scores of classes (N, K): it gives {of_sample} of a sample. To train \
-                 it from arrays say which (--input VIEW --target VIEW --loss NAME; docs/fields.md)",
+                "{}: {what}. To train it from arrays say which (--input VIEW --target VIEW --loss NAME; docs/fields.md)",
                 self.model.name()
             )));
         }

@@ -22,8 +22,16 @@ torch.manual_seed(1)
 torch.set_num_threads(1)
 
 
-def export(net, sample, path):
-    torch.onnx.export(net, (sample,), path, dynamo=False, input_names=["x"])
+class Beside(nn.Module):
+    """Of two inputs: vectors, and a mesh."""
+
+    def __init__(self):
+        super().__init__()
+        self.mesh = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(640, 8))
+        self.last = nn.Linear(13, 1)
+
+    def forward(self, params, data):
+        return self.last(torch.cat([params, self.mesh(data)], 1))
 
 
 def convolutions(channels, classes, last=None):
@@ -48,6 +56,10 @@ def data(path, rng):
         file.create_dataset("u", data=u)
         file.create_dataset("v", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
         file.create_dataset("chance", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
+
+
+    with h5py.File(path.parent / "stats.h5", "w") as file:
+        file["climate/minval"], file["climate/maxval"] = np.zeros(4, "f4"), np.full(4, 300, "f4")
 
 
 def standard(array, axes):
@@ -104,6 +116,10 @@ def cases(path):
 
     yield ("arrays beside each other, missing points", convolutions(2, 1), whole, target, masked,
            ["--input", "u[n,h,w]", "--input", "v[n,h,w]", "--target", "u[n,h,w]", "--loss", "mse", "--missing", "mask"], None)
+    params, mesh = [torch.tensor(array.astype("f4")) for array in (get["params"], get["climate/data"])]
+    net = Beside()
+    yield ("two inputs by name", net, (params, mesh.permute(0, 3, 1, 2).contiguous() / 300), flux, F.l1_loss,
+           ["--input", f"climate/data[n,h,w,c]:minmax({path.parent}/stats.h5)", "--input", "params", "--target", "flux", "--loss", "mae"], None)
     chance = torch.tensor(get["chance"])[:, None]
     yield ("shares", convolutions(1, 1), v[:, None], chance, F.binary_cross_entropy_with_logits,
            ["--input", "v[n,h,w]", "--target", "chance[n,h,w]", "--loss", "bce"],
@@ -111,18 +127,21 @@ def cases(path):
 
 
 def main(program, directory, launcher):
-    path, wrong = directory / "arrays.h5", 0
+    path, wrong = directory / "arrays" / "all.h5", 0
+    path.parent.mkdir()
     data(path, np.random.default_rng(3))
     for name, net, sample, target, loss, flags, metric in cases(path):
-        sample = torch.tensor(np.ascontiguousarray(sample), dtype=torch.float32)
+        if not isinstance(sample, tuple):
+            sample = (torch.tensor(np.ascontiguousarray(sample), dtype=torch.float32),)
         file, results = directory / "net.onnx", directory / "run.h5"
         results.unlink(missing_ok=True)
-        export(net, sample[:1], file)
+        names = ["params", "data"] if len(sample) > 1 else ["x"]
+        torch.onnx.export(net, tuple(part[:1] for part in sample), file, dynamo=False, input_names=names)
         optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
-        losses, first = [], net(sample).detach()
+        losses, first = [], net(*sample).detach()
         for _ in range(STEPS):
             optimizer.zero_grad()
-            value = loss(net(sample), target)
+            value = loss(net(*sample), target)
             value.backward()
             optimizer.step()
             losses.append(value.item())
@@ -139,7 +158,7 @@ def main(program, directory, launcher):
             text = f"{name}: {STEPS} losses within {error:.1e}"
             bad = error > 1e-5
             if metric:
-                ours, theirs = run[f"epochs/test_{metric[0]}"][-1], metric[1](net(sample).detach())
+                ours, theirs = run[f"epochs/test_{metric[0]}"][-1], metric[1](net(*sample).detach())
                 text += f", {metric[0]} {ours:.6f} and {theirs:.6f}"
                 bad |= abs(ours - theirs) > 1e-4 * max(1, abs(theirs))
         output = directory / "output.h5"

@@ -191,11 +191,7 @@ fn as_described(
     within_limits(file, "the input", net.shape(images))?;
     let output = file.graph.output.first().ok_or_else(|| wrong("has no output".into()))?;
     let needed = needed(file, &output.name).map_err(wrong)?;
-    let given = match Permutation::new(&[0, 2, 3, 1]).filter(|_| file.input.channels_last) {
-        Some(order) => Value::Partly(PartialActivation::Turned(order), images),
-        None => Value::Tensor(with_axes(net, images, file.input.axes)?),
-    };
-    let mut values = HashMap::from([(&*file.input.name, given)]);
+    let mut values = given(file, net, images)?;
     values.extend(file.tensor_of.iter().map(|(name, &index)| {
         (&**name, Value::Stored(StoredTensor { index, name: name.clone(), transposed: false }))
     }));
@@ -242,6 +238,28 @@ fn as_described(
     Ok(Imported { logits, weights: import.weights, notes })
 }
 
+/// What the file's inputs are of the samples, which have the numbers of several one behind the other.
+fn given<'a>(file: &'a OnnxFile, net: &mut Builder, images: TensorId) -> Result<HashMap<&'a str, Value>> {
+    let (mut values, mut from) = (HashMap::new(), 0);
+    for input in &file.inputs {
+        let mut part = images;
+        if file.inputs.len() > 1 {
+            let (batch, range) = (net.shape(images).batch(), from..from + input.numbers());
+            from = range.end;
+            let [channels, height, width] = input.image;
+            part = net.slice(&input.name, images, 1, range)?;
+            let shape = dims([batch, channels, height, width]);
+            part = net.reshape(&format!("{}.sample", input.name), part, shape)?;
+        }
+        let value = match Permutation::new(&[0, 2, 3, 1]).filter(|_| input.channels_last) {
+            Some(order) => Value::Partly(PartialActivation::Turned(order), part),
+            None => Value::Tensor(with_axes(net, part, input.axes)?),
+        };
+        values.insert(&*input.name, value);
+    }
+    Ok(values)
+}
+
 /// The samples with as many axes as the file's network reads: of 2 or 3, which come as images, without those of 1.
 fn with_axes(net: &mut Builder, images: TensorId, axes: usize) -> Result<TensorId> {
     let Some([batch, channels, _, width]) = net.shape(images).nchw().filter(|_| axes < 4) else {
@@ -261,7 +279,7 @@ fn needed(file: &OnnxFile, output: &str) -> std::result::Result<Vec<usize>, Stri
     for (index, node) in file.graph.node.iter().enumerate() {
         for name in node.output.iter().filter(|name| !name.is_empty()) {
             let is_tensor = file.tensor_of.contains_key(name) && node.op_type != "Constant";
-            if producer.insert(name, index).is_some() || is_tensor || *name == file.input.name {
+            if producer.insert(name, index).is_some() || is_tensor || file.is_input(name) {
                 return Err(format!("{name} is given twice, by node {index} too"));
             }
         }
@@ -270,7 +288,7 @@ fn needed(file: &OnnxFile, output: &str) -> std::result::Result<Vec<usize>, Stri
     let mut wanted = vec![(output, file.graph.node.len())];
     while let Some((name, reader)) = wanted.pop() {
         match producer.get(name) {
-            _ if name.is_empty() || name == file.input.name || file.tensor_of.contains_key(name) => {}
+            _ if name.is_empty() || file.is_input(name) || file.tensor_of.contains_key(name) => {}
             None if reader == file.graph.node.len() => {
                 return Err(format!("its output {name} is given by no node"));
             }

@@ -38,7 +38,8 @@ pub struct OnnxFile {
     tensors: Vec<OnnxTensor>,
     /// By the name of what gives it.
     tensor_of: HashMap<String, usize>,
-    input: ImageInput,
+    /// What it is given, in its order.
+    inputs: Vec<FileInput>,
     /// The version of ONNX's ops.
     version: i64,
     /// How many of its tensors are initializers and may be learned; behind them come those of nodes.
@@ -98,7 +99,7 @@ impl OnnxFile {
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
-        let input = ImageInput::of(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
+        let inputs = FileInput::all(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
         let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
@@ -106,7 +107,7 @@ impl OnnxFile {
             is_mask: tensors.iter().map(is_mask).collect(),
             tensors,
             tensor_of,
-            input,
+            inputs,
             version,
             initializers,
             classes: 0,
@@ -157,9 +158,22 @@ impl OnnxFile {
         &self.label
     }
 
-    /// (C, H, W) of its images.
+    /// (C, H, W) of its images; of several inputs all of a sample's numbers as channels, one behind the other.
     pub fn image(&self) -> [usize; 3] {
-        self.input.image
+        match &self.inputs[..] {
+            [input] => input.image,
+            inputs => [inputs.iter().map(FileInput::numbers).sum(), 1, 1],
+        }
+    }
+
+    /// Whether it is given images alone: one input with four axes.
+    pub fn reads_images(&self) -> bool {
+        matches!(&self.inputs[..], [input] if input.axes == 4)
+    }
+
+    /// The inputs by their names, each with how many numbers it has of a sample.
+    pub fn inputs(&self) -> Vec<(&str, usize)> {
+        self.inputs.iter().map(|input| (&*input.name, input.numbers())).collect()
     }
 
     /// Classes that it tells apart.
@@ -200,7 +214,11 @@ impl OnnxFile {
 
     /// The batch that its shapes are written for, where that is fixed.
     fn batch(&self) -> Option<usize> {
-        self.input.batch
+        self.inputs.iter().find_map(|input| input.batch)
+    }
+
+    fn is_input(&self, name: &str) -> bool {
+        self.inputs.iter().any(|input| input.name == name)
     }
 
     /// The version of ONNX's ops.
@@ -322,12 +340,12 @@ fn classes_of(net: &Builder, output: TensorId) -> usize {
     net.shape(output).0.get(1).copied().unwrap_or(1)
 }
 
-/// The images among a graph's inputs.
-struct ImageInput {
+/// What a file's network is given.
+struct FileInput {
     name: String,
-    /// Whether the file wants them as (N, H, W, C).
+    /// Whether the file wants it as (N, H, W, C).
     channels_last: bool,
-    /// The batch that its shapes are written for, where that is fixed.
+    /// The batch that the file's shapes are written for, where that is fixed.
     batch: Option<usize>,
     /// (C, H, W)
     image: [usize; 3],
@@ -338,19 +356,23 @@ struct ImageInput {
 /// Channels of pictures at most: so many on the last axis, and other than that on the second, are TensorFlow's order.
 const PICTURE: std::ops::RangeInclusive<usize> = 1..=4;
 
-impl ImageInput {
-    /// The one input that is no weight.
-    fn of(graph: &GraphProto, tensor_of: &HashMap<String, usize>) -> std::result::Result<ImageInput, String> {
-        let inputs: Vec<&ValueInfoProto> =
-            graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name)).collect();
-        let [input] = inputs[..] else {
-            let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
-            return Err(format!(
-                "has {} inputs ({}), where images alone are given",
-                names.len(),
-                names.join(", ")
-            ));
-        };
+impl FileInput {
+    /// The inputs that are no weights.
+    fn all(
+        graph: &GraphProto,
+        tensor_of: &HashMap<String, usize>,
+    ) -> std::result::Result<Vec<FileInput>, String> {
+        let inputs = graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name));
+        let inputs = inputs.map(FileInput::of).collect::<std::result::Result<Vec<_>, _>>()?;
+        if inputs.is_empty() { Err("has no input".into()) } else { Ok(inputs) }
+    }
+
+    /// Numbers of one sample.
+    fn numbers(&self) -> usize {
+        self.image.iter().product()
+    }
+
+    fn of(input: &ValueInfoProto) -> std::result::Result<FileInput, String> {
         let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
         let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
         let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
@@ -363,7 +385,7 @@ impl ImageInput {
                 let [channels, height, width] = if channels_last { [c, a, b] } else { [a, b, c] };
                 let size = |length| if length == 0 { USUAL_SIZE } else { length };
                 let (name, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
-                Ok(ImageInput {
+                Ok(FileInput {
                     name,
                     channels_last,
                     batch,
@@ -371,14 +393,14 @@ impl ImageInput {
                     axes: 4,
                 })
             }
-            (Some(&[batch, features]), true) if features > 0 => Ok(ImageInput {
+            (Some(&[batch, features]), true) if features > 0 => Ok(FileInput {
                 name: input.name.clone(),
                 channels_last: false,
                 batch: Some(batch).filter(|&batch| batch > 0),
                 image: [features, 1, 1],
                 axes: 2,
             }),
-            (Some(&[batch, channels, length]), true) if channels > 0 => Ok(ImageInput {
+            (Some(&[batch, channels, length]), true) if channels > 0 => Ok(FileInput {
                 name: input.name.clone(),
                 channels_last: false,
                 batch: Some(batch).filter(|&batch| batch > 0),

@@ -243,7 +243,9 @@ impl Network {
             let of_sample = shape.0[1..].iter().map(ToString::to_string).collect::<Vec<_>>().join("×");
             let what = match reads_images {
                 true => {
-                    format!("its first output is not the scores of classes (N, K): it gives {of_sample} of a sample")
+                    format!(
+                        "its first output is not the scores of classes (N, K): it gives {of_sample} of a sample"
+                    )
                 }
                 false => "what it is given is no batch of images (N, C, H, W)".into(),
             };

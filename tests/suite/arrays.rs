@@ -8,16 +8,15 @@
 //!
 //! `make test-fields` compares losses and metrics with PyTorch's.
 
-use crate::support::job;
+use crate::support::arrays::{EMULATOR, write};
+use crate::support::{gpu_job, job};
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use hdf5::File;
 use job::{misused, refused, run, series};
-use ndarray::{Array1, Array2, Array3, Array4};
 
-const EMULATOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/emulator.onnx");
 const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/vector.onnx");
 
 /// A directory with files of 20 samples each.
@@ -28,7 +27,7 @@ impl Place {
         let place = Place(tempfile::tempdir().unwrap());
         fs::create_dir(place.path("train")).unwrap();
         for (number, name) in ["train/a.h5", "train/b.h5", "test.h5"].into_iter().enumerate() {
-            place.write(name, number);
+            write(&place.path(name), number, 20);
         }
         place
     }
@@ -39,29 +38,6 @@ impl Place {
 
     fn text(&self, name: &str) -> String {
         self.path(name).display().to_string()
-    }
-
-    /// `wind` (20, 12, 10, 2) in compressed chunks of four samples, channels last; `heat` (20, 12, 10), a function of
-    /// it; `params` (20, 5), `flux` (20), and `holes`, `heat` with a number that is missing.
-    fn write(&self, name: &str, number: usize) {
-        let file = File::create(self.path(name)).unwrap();
-        let value = |n: usize, y: usize, x: usize, c: usize| {
-            let wave = (0.3 * (y + 2 * n + number) as f32 + 0.5 * (x * (c + 1)) as f32).sin();
-            100.0 * (c + 1) as f32 + 10.0 * wave
-        };
-        let wind = Array4::from_shape_fn((20, 12, 10, 2), |(n, y, x, c)| value(n, y, x, c));
-        let heat = |n, y, x| 5.0 + 0.2 * (value(n, y, x, 0) - value(n, y, x, 1));
-        let heat = Array3::from_shape_fn((20, 12, 10), |(n, y, x)| heat(n, y, x));
-        let mut holes = heat.clone();
-        holes[[3, 4, 5]] = f32::NAN;
-        let params = Array2::from_shape_fn((20, 5), |(n, k)| ((n * 5 + k + number) as f64 * 0.7).cos());
-        let flux = Array1::from_shape_fn(20, |n| params.row(n).sum() as f32);
-        let build = || file.new_dataset_builder();
-        build().chunk((4, 6, 10, 2)).shuffle().deflate(4).with_data(&wind).create("air/wind").unwrap();
-        build().with_data(&heat).create("heat").unwrap();
-        build().with_data(&holes).create("holes").unwrap();
-        build().with_data(&params).create("params").unwrap();
-        build().with_data(&flux).create("flux").unwrap();
     }
 
     /// Trains the emulator; returns the results file.
@@ -108,6 +84,20 @@ fn every_way_to_share_the_work_has_the_losses_of_one_rank() {
             near(&series(&other, series_name), &series(&one, series_name), &format!("{name}: {series_name}"));
         }
     }
+}
+
+/// The doubles of CUDA's libraries: targets go to the device as images do, and losses come from its kernels.
+#[test]
+fn a_gpu_has_the_losses_of_the_cpu() {
+    let place = Place::new();
+    let flags = format!(
+        "--model {EMULATOR} --data {} --input air/wind[n,h,w,c]:standard --target heat[n,h,w]:standard --loss mse \
+         --epochs 1 --batch 4 --optimizer sgd --lr 0.01 --loader-threads 1",
+        place.text("train")
+    );
+    let mut results = gpu_job::Results::new();
+    let losses = ["cpu", "cuda"].map(|device| results.losses(2, &format!("{flags} --device {device}")));
+    near(&losses[1], &losses[0], "cuda");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! `DLTRAIN_TEST_COMBINATION=17` runs number 17 alone, and says all that it printed;
 //! `DLTRAIN_TEST_COMBINATIONS=SEED:COUNT` draws others.
 
+use crate::support::arrays::emulator_flags;
 use crate::support::job::{finish, job, series, within_plan};
 use crate::support::residual::residual;
 use dltrain::device::onednn::Cpu;
@@ -14,13 +15,15 @@ const SEED: u64 = 16;
 
 /// Models with the sizes of images that they take here (0: their own), whether they normalise over a batch, and the
 /// layers that may be frozen.
-const MODELS: [(&str, &[usize], bool, &str); 21] = [
+const MODELS: [(&str, &[usize], bool, &str); 22] = [
     ("mnist_small", &[0], false, "conv1"),
     ("mnist_net", &[0], false, "conv1"),
     ("lenet5", &[0, 32], false, "conv1,conv2"),
     ("cifar_net", &[0], false, "conv1"),
     // `residual` of tests/support/residual.rs.
     ("residual", &[0], true, "stem"),
+    // That of tests/support/arrays.rs, which learns from arrays.
+    ("emulator", &[0], false, "0,2"),
     // From here on too large for the quick ones.
     ("resnet18", &[32, 48], true, "conv1,bn1,layer1"),
     ("mobilenet_v2", &[32], true, "features.0"),
@@ -40,7 +43,7 @@ const MODELS: [(&str, &[usize], bool, &str); 21] = [
     ("swin_t", &[32, 64], false, "features.0"),
 ];
 /// The first ones, of which every third normalises.
-const QUICK: [usize; 6] = [0, 1, 2, 3, 4, 4];
+const QUICK: [usize; 8] = [0, 1, 2, 3, 4, 4, 5, 5];
 
 /// Draws one thing after the other.
 struct Draw(Stream);
@@ -74,7 +77,9 @@ impl Draw {
             0 => {}
             size => add(&format!("--image-size {size}")),
         }
-        if !self.one_in(3) {
+        if model == "emulator" {
+            add(&format!("--loader-threads {}", self.of(&[0, 0, 1, 2])));
+        } else if !self.one_in(3) {
             add("--data synthetic:shapes:64");
             let augment =
                 ["none", "imagenet", "cifar", "mixup", "cutmix", "flip,mixup,cutmix", "crop,jitter,cutout"];
@@ -233,6 +238,7 @@ fn run(ranks: usize, flags: &str) -> Result<Left, String> {
     let (results, weights) = (at("run.h5"), at("weights.safetensors"));
     let flags = flags.replace("--checkpoint kept", &format!("--checkpoint {}", at("kept").display()));
     let flags = flags.replace("--model residual ", &format!("{} ", residual()));
+    let flags = flags.replace("--model emulator ", &format!("{} ", emulator_flags()));
     let mut all: Vec<&str> = flags.split_whitespace().collect();
     all.extend(["--steps", "2", "--warmup", "0", "--threads", "1"]);
     all.extend(["--results", results.to_str().unwrap(), "--save-weights", weights.to_str().unwrap()]);

@@ -1,5 +1,6 @@
 //! What tests have in common. Here: running single ops on the reference device.
 
+pub mod arrays;
 pub mod bound;
 pub mod cases;
 pub mod digits;

@@ -3,7 +3,8 @@
 //! A `Dataset` hands out single pictures, decoded, from memory or files. `Samples` makes of each what a model reads:
 //! cut, scaled, augmented, normalised. A `Sharding` says which of them each rank reads at each step; the two loaders
 //! put all together and fill a rank's batch, ahead of time where threads are given.
-//! May use: `config`, `cuts`, `error`, `files`, `model` (what a network expects), `random`. Used by: `train`, `pack`,
+//! `FieldSet` is the one whose samples are arrays with targets. May use: `config`, `cuts`, `error`, `fields`, `files`,
+//! `model` (what a network expects), `random`. Used by: `train`, `pack`,
 //! `bench`, `cli`.
 
 mod about;

@@ -14,8 +14,8 @@ use crate::model::onnx::OnnxFile;
 use crate::model::{self, FieldScale, Model};
 use crate::plan::describe_bytes as bytes;
 
-/// Samples by which a rescaling is found out, at most: evenly spread over the training samples.
-const MEASURED: usize = 1024;
+/// Samples by which a rescaling is found out, at most, and numbers of these: evenly spread over the training samples.
+const MEASURED: [usize; 2] = [1024, 1 << 30];
 
 /// The configuration with the shape of the samples, where these are arrays, and the model, which is read for that if it
 /// is a file. Collective.
@@ -153,7 +153,10 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
 /// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks.
 fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> {
     let all = crate::data::Dataset::len(set);
-    let taken = if set.is_to_be_measured() { all.min(MEASURED) } else { 0 };
+    let [samples, numbers] = MEASURED;
+    let each = set.image().iter().product::<usize>() + set.target_len();
+    let most = samples.min(numbers / each.max(1)).max(1);
+    let taken = if set.is_to_be_measured() { all.min(most) } else { 0 };
     let mut moments = Vec::new();
     let mut outcome = Ok(());
     let width = 5 * set.scales().iter().map(|of| of.scale.len()).sum::<usize>();

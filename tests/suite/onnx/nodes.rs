@@ -466,13 +466,13 @@ fn what_is_no_sound_file_is_refused() {
     };
     refused("in a circle", &|graph| graph.node[0].input = vec!["y".into()]);
     refused("reads none, which nothing gives", &|graph| graph.node[0].input = vec!["none".into()]);
-    refused("has 2 inputs (x, z)", &|graph| graph.input.push(value("z", &[1])));
+    refused("its input z is no batch of samples", &|graph| graph.input.push(value("z", &[1])));
     refused("y is given twice", &|graph| graph.node.push(node("more", "Relu", &["a"], "y")));
     refused("fc.bias: is there twice", &|graph| graph.initializer.push(weight("fc.bias", &[3])));
     refused("[-1]", &|graph| graph.initializer[1].dims = vec![-1]);
     refused("more than memory has addresses", &|graph| graph.initializer[0].dims = vec![1 << 40, 1 << 40]);
     refused("10000000000 numbers, and 12", &|graph| graph.initializer[0].dims = vec![100_000, 100_000]);
-    refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 4])]);
+    refused("its input x is no batch of samples", &|graph| graph.input = vec![value("x", &[0])]);
     refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
     refused("can be counted", &|graph| graph.input = vec![value("x", &[0, 1 << 16, 1 << 16, 1 << 16])]);
     refused("by a weight for 4 numbers", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);

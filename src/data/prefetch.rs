@@ -328,6 +328,13 @@ impl Preparer {
         if rows.len() == height {
             return;
         }
+        if self.samples.set().fields().is_some() {
+            // Nothing else of them was read.
+            let (whole, kept) = (self.size(), self.size() / height * rows.len());
+            (0..images.len() / whole)
+                .for_each(|index| images.copy_within(index * whole..index * whole + kept, index * kept));
+            return;
+        }
         let (plane, kept) = (height * width, rows.len() * width);
         for index in 0..images.len() / plane {
             let from = index * plane + rows.start * width;

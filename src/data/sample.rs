@@ -48,8 +48,9 @@ pub struct Samples {
     repeat: usize,
     /// Whether images are read with their classes.
     labelled: bool,
-    /// Rows of each image that a batch keeps.
+    /// Rows of each image that a batch keeps; and of each target, where it is cut too.
     rows: Range<usize>,
+    target_rows: Option<Range<usize>>,
     expected: Preprocessing,
     normalisation: Normalisation,
 }
@@ -85,6 +86,7 @@ impl Samples {
             repeat: 1,
             labelled: true,
             rows: 0..sample[1],
+            target_rows: None,
         }
     }
 
@@ -95,9 +97,14 @@ impl Samples {
         Samples { repeat: repeat.max(1), ..Samples::new(set.clone(), image, &*set) }
     }
 
-    /// How many numbers the target of a sample has; none where it is the class of a picture.
+    /// How many numbers the target of a sample has, or its rows that are kept; none where it is the class of a picture.
     pub fn target_len(&self) -> usize {
-        self.set.fields().map_or(0, FieldSet::target_len)
+        let Some(fields) = self.set.fields() else { return 0 };
+        let height = fields.target().and_then(|target| target.iter().rev().nth(1));
+        match (&self.target_rows, height) {
+            (Some(rows), Some(height)) => fields.target_len() / height * rows.len(),
+            _ => fields.target_len(),
+        }
     }
 
     /// The images as a network expects them that has learned already, but for its size.
@@ -119,6 +126,11 @@ impl Samples {
     /// The images, of which a batch keeps these rows: of what has become of whole images.
     pub fn cut(self, rows: Range<usize>) -> Samples {
         Samples { rows, ..self }
+    }
+
+    /// The samples, of whose targets a batch keeps these rows.
+    pub fn cut_targets(self, rows: Option<Range<usize>>) -> Samples {
+        Samples { target_rows: rows, ..self }
     }
 
     /// Rows of each image that a batch keeps.
@@ -207,7 +219,7 @@ impl Samples {
         Ok(label)
     }
 
-    /// Reads a sample of arrays: what the network reads, (C, H, W), and its target.
+    /// Reads a sample of arrays: what the network reads, (C, H, W), and its target; of each the rows that are kept.
     ///
     /// # Errors
     /// `Data`, with the file's name and the sample.
@@ -218,7 +230,9 @@ impl Samples {
         (input, target): (&mut [f32], &mut [f32]),
         scratch: &mut DecodeBuffers,
     ) -> Result<()> {
-        fields.read_sample(index % self.set.len(), input, target, &mut scratch.arrays)
+        let rows = Some(&self.rows).filter(|rows| rows.len() < self.sample[1]);
+        let rows = [rows, self.target_rows.as_ref()];
+        fields.read_sample(index % self.set.len(), input, target, rows, &mut scratch.arrays)
     }
 
     /// Reads images as pixels (H, W, C), of samples that are `pixels`.

@@ -2,6 +2,7 @@
 //! network's order. No lock is taken but that of the list of open files.
 
 use std::iter::Sum;
+use std::ops::Range;
 
 use super::array::{ArrayStorage, FileArray, StoredChunk};
 use super::element::NumberType;
@@ -64,7 +65,26 @@ impl ArrayReader {
         index: usize,
         to: &mut [f32],
     ) -> Result<()> {
-        let window = samples.window(index);
+        self.read_rows(array, samples, index, None, to)
+    }
+
+    /// Reads some rows of one sample: of its last axis but one, in a network's order.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn read_rows(
+        &mut self,
+        array: &FileArray,
+        samples: &ViewSamples,
+        index: usize,
+        rows: Option<&Range<usize>>,
+        to: &mut [f32],
+    ) -> Result<()> {
+        let mut window = samples.window(index);
+        if let (Some(rows), [.., axis, _]) = (rows, samples.order()) {
+            window.first[*axis] += rows.start;
+            window.len[*axis] = rows.len();
+        }
         let mut strides = vec![0; window.len.len()];
         let mut stride = 1;
         for &axis in samples.order().iter().rev() {

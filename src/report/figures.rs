@@ -75,14 +75,7 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
         let loss = chart::lines(x, &ChartAxis::new(axis, scale), &losses)?;
         let caption = "Lines: training, a mean over some steps where there are many, with least and most behind it. Dots: the test set, after each epoch.";
         figures.push(Figure::new(format!("loss-over-{name}"), format!("Loss over {name}"), caption, loss));
-        let (axis, title) = match are_classifiers {
-            true => ("classified right [%]".to_string(), "Accuracy".to_string()),
-            false => {
-                let names: BTreeSet<&str> = trained.iter().map(|run| &*run.metric).collect();
-                let names = names.into_iter().collect::<Vec<_>>().join(", ");
-                (names.clone(), names)
-            }
-        };
+        let (axis, title) = metric_names(&trained);
         let chart = chart::lines(x, &ChartAxis::new(axis, Scale::Linear), &metrics)?;
         figures.push(Figure::new(
             format!("accuracy-over-{name}"),
@@ -92,6 +85,17 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
         ));
     }
     Ok(figures)
+}
+
+/// What the metrics of runs are called at an axis, and in a title.
+fn metric_names(runs: &[&Run]) -> (String, String) {
+    let names: BTreeSet<&str> = runs.iter().map(|run| &*run.metric).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    if names == "accuracy" {
+        ("classified right [%]".into(), "Accuracy".into())
+    } else {
+        (names.clone(), names)
+    }
 }
 
 /// A run's training curve and its test points.

@@ -1,5 +1,7 @@
 //! What is trained: a model for the images and classes of this run.
 
+use std::ops::Range;
+
 use super::groups;
 use crate::comm::World;
 use crate::config::{Augment, Config, Objective, Precision, SyncBatchNorm};
@@ -230,6 +232,17 @@ impl Network {
     pub fn output(&self) -> Result<Vec<usize>> {
         let graph = self.model.build_to_test(1, self.image, self.classes)?;
         Ok(graph.tensor(graph.logits).spec.shape.0[1..].to_vec())
+    }
+
+    /// The rows of each target that this rank reads; `None` where it reads all of them.
+    ///
+    /// # Errors
+    /// As for `training`.
+    pub fn target_rows(&self) -> Result<Option<Range<usize>>> {
+        match self.objective.as_ref().filter(|_| self.rows[0] > 1) {
+            Some(_) => Ok(None),
+            None => Ok(None),
+        }
     }
 
     fn forward(&self, graph: Graph) -> Result<Graph> {

@@ -232,7 +232,8 @@ pub fn open_data(
     let serves = world.rank() >= of_tests.ranks || !groups.reads();
     let threads = if serves { 0 } else { config.input.loader_threads.unwrap_or(0) };
     let reading = world.agree(Reading::new(threads, config.input.strict))?;
-    let loader = TrainingLoader::new(sets.training.cut(rows), sharding, config.seed, reading.clone());
+    let training = sets.training.cut(rows).cut_targets(world.agree(network.target_rows())?);
+    let loader = TrainingLoader::new(training, sharding, config.seed, reading.clone());
     let loader = world.agree(loader)?;
     Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, of_tests, reading))))
 }

@@ -1,6 +1,8 @@
 //! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else; `--predict` goes
 //! the same way to other images.
 
+use std::path::Path;
+
 use super::assemble::Assembly;
 use super::groups::Groups;
 use super::network::Network;
@@ -27,10 +29,7 @@ use crate::reducer::Averaging;
 pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> Result<()> {
     let threads = world.threads(config.threads)?;
     comm::enter(RunPhase::Data, 0);
-    if let Some(path) = config.predict.as_ref().and_then(|wanted| wanted.output.as_ref()) {
-        let check = || record::check_new(path).map_err(|e| e.context("--output"));
-        owning(world, config, || record::once(world, check))?;
-    }
+    own_output(world, config)?;
     let start = Start::agree(world, config, &network)?;
     let sets = open_sets(world, config, &network, start.as_ref().map(Start::said))?;
     let config = &decided(config, sets.as_ref(), threads);
@@ -72,13 +71,13 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
     comm::enter(RunPhase::Evaluation, 1);
-    if let (Some(wanted), Some(set)) = (&config.predict, samples.set().fields()) {
-        let path = wanted.output.as_deref().unwrap_or(std::path::Path::new("predictions.h5"));
-        let (sharding, of_classes) = (sharding(world, config), config.fields.is_of_classes());
-        let question = FieldQuestion { path, sharding, set, shape: output, of_classes };
-        return question.answer(world, evaluator, &*device, watch);
-    }
     if let Some(wanted) = &config.predict {
+        if let Some(set) = samples.set().fields() {
+            let path = wanted.output.as_deref().unwrap_or(Path::new("predictions.h5"));
+            let (sharding, of_classes) = (sharding(world, config), config.fields.is_of_classes());
+            let question = FieldQuestion { path, sharding, set, shape: output, of_classes };
+            return question.answer(world, evaluator, &*device, watch);
+        }
         let classes = predicting::class_names(start.as_ref(), &samples, classes);
         let question = Question { wanted, sharding: sharding(world, config), samples: &samples, classes };
         return question.answer(world, evaluator, &*device, watch);
@@ -87,6 +86,13 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         Some(test) => say(world, &test, config.metric()),
         None => stopped(world, watch),
     }
+}
+
+/// That the file of predictions is not there yet. Collective.
+fn own_output(world: &World, config: &Config) -> Result<()> {
+    let Some(path) = config.predict.as_ref().and_then(|wanted| wanted.output.as_ref()) else { return Ok(()) };
+    let check = || record::check_new(path).map_err(|e| e.context("--output"));
+    owning(world, config, || record::once(world, check))
 }
 
 /// The end of a test that was told to stop. Collective.

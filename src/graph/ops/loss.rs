@@ -48,7 +48,7 @@ impl Graph {
                 self.name
             )));
         }
-        let target = objective.loss.is_of_classes().then(|| places(&output)).unwrap_or(output);
+        let target = if objective.loss.is_of_classes() { places(&output) } else { output };
         let labels = &mut self.tensors[self.labels.0];
         (labels.name, labels.spec) = ("target".into(), Spec { shape: target, dtype: DType::F32 });
         let sums = &mut self.tensors[self.hits.0];

@@ -1,0 +1,213 @@
+//! An array as a flag names it, and by what its numbers are rescaled.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::list::FieldList;
+use super::{FieldScale, FieldSet};
+use crate::error::{Error, Result};
+use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, View};
+
+/// An array as a flag names it: a view, and what rescales its numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Field {
+    pub view: View,
+    /// Whether ln(1 + x) takes the place of x, before anything else.
+    pub log1p: bool,
+    pub rescaling: Rescaling,
+}
+
+/// What the numbers of a channel are rescaled by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rescaling {
+    Nothing,
+    /// To mean 0 and deviation 1, as they are in the training samples.
+    Standard,
+    /// To 0…1, by the least and the greatest in the training samples.
+    MinMax,
+    /// To 0…1, by what two arrays of a file say: one whose name begins with min and one with max.
+    MinMaxOf(PathBuf),
+}
+
+impl FromStr for Field {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Field, String> {
+        let end = text.rfind(']').map_or(0, |at| at + 1);
+        let mut words = text[end..].split(':');
+        let view = &text[..end + words.next().map_or(0, str::len)];
+        let (mut log1p, mut rescaling) = (false, Rescaling::Nothing);
+        for word in words {
+            let file = word.strip_prefix("minmax(").and_then(|rest| rest.strip_suffix(')'));
+            match (word, file) {
+                ("log1p", _) if rescaling == Rescaling::Nothing => log1p = true,
+                ("standard", _) => rescaling = Rescaling::Standard,
+                ("minmax", _) => rescaling = Rescaling::MinMax,
+                (_, Some(file)) => rescaling = Rescaling::MinMaxOf(file.into()),
+                _ => {
+                    return Err(format!(
+                        "{text:?}: behind the view stands log1p, standard, minmax or minmax(FILE), and not {word:?}"
+                    ));
+                }
+            }
+        }
+        Ok(Field { view: view.parse()?, log1p, rescaling })
+    }
+}
+
+/// Of some numbers: how many there are, their sum, that of their squares, the least and the greatest.
+struct Moments {
+    count: f64,
+    sum: f64,
+    square: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Moments {
+    const NONE: Moments =
+        Moments { count: 0.0, sum: 0.0, square: 0.0, least: f64::INFINITY, most: f64::NEG_INFINITY };
+
+    /// Of those that are not missing.
+    fn of(values: &[f32]) -> Moments {
+        let numbers = values.iter().filter(|value| !value.is_nan()).map(|&value| f64::from(value));
+        numbers.fold(Moments::NONE, |all, value| Moments {
+            count: all.count + 1.0,
+            sum: all.sum + value,
+            square: all.square + value * value,
+            least: all.least.min(value),
+            most: all.most.max(value),
+        })
+    }
+
+    /// Zeros where there are none, so that they can be added over ranks.
+    fn numbers(&self) -> [f64; 5] {
+        let Moments { count, sum, square, least, most } = *self;
+        if count > 0.0 { [count, sum, square, least, most] } else { [0.0; 5] }
+    }
+
+    /// Of all samples, of the channel with this number among those of all fields.
+    fn over(samples: &[Vec<f64>], channel: usize) -> Moments {
+        samples.iter().map(|sample| &sample[5 * channel..][..5]).filter(|own| own[0] > 0.0).fold(
+            Moments::NONE,
+            |all, own| Moments {
+                count: all.count + own[0],
+                sum: all.sum + own[1],
+                square: all.square + own[2],
+                least: all.least.min(own[3]),
+                most: all.most.max(own[4]),
+            },
+        )
+    }
+}
+
+impl FieldSet {
+    /// Makes of what a network gives of a sample what its target's numbers were before they were rescaled.
+    pub fn unscale(&self, output: &mut [f32]) {
+        let targets = self.scales.get(self.list.inputs..).unwrap_or_default();
+        if self.list.classes.is_some() || targets.is_empty() {
+            return;
+        }
+        let channels: usize = targets.iter().map(|of| of.scale.len()).sum();
+        let each = output.len() / channels.max(1);
+        let is_log = |of: &FieldScale| of.field.parse::<Field>().is_ok_and(|field| field.log1p);
+        let factors = targets.iter().flat_map(|of| {
+            let log = is_log(of);
+            of.scale.iter().zip(&of.shift).map(move |(scale, shift)| (*scale, *shift, log))
+        });
+        for ((scale, shift, is_log), values) in factors.zip(output.chunks_exact_mut(each.max(1))) {
+            for value in values {
+                *value = if (scale, shift) == (1.0, 0.0) { *value } else { (*value - shift) / scale };
+                *value = if is_log { value.exp_m1() } else { *value };
+            }
+        }
+    }
+
+    /// Whether a rescaling has to be found out from the samples.
+    pub fn is_to_be_measured(&self) -> bool {
+        self.list
+            .fields
+            .iter()
+            .any(|field| matches!(field.rescaling, Rescaling::Standard | Rescaling::MinMax))
+    }
+
+    /// Of one sample, for each channel of each field: how many numbers there are, their sum, that of their squares, the
+    /// least and the greatest.
+    ///
+    /// # Errors
+    /// `Data`.
+    pub fn moments(&self, index: usize) -> Result<Vec<f64>> {
+        let mut readers = Vec::new();
+        let mut moments = Vec::new();
+        for at in 0..self.list.fields.len() {
+            let mut values = vec![0f32; self.list.numbers[at]];
+            self.raw(index, (at, None), &mut readers, &mut values)?;
+            for channel in values.chunks_exact(values.len() / self.list.channels[at]) {
+                moments.extend(Moments::of(channel).numbers());
+            }
+        }
+        Ok(moments)
+    }
+
+    /// The rescaling that follows from the moments of some samples, and from files that flags name.
+    ///
+    /// # Errors
+    /// `Data` for such a file; `Usage` for numbers that nothing rescales.
+    pub fn rescaling(&self, moments: &[Vec<f64>]) -> Result<Vec<FieldScale>> {
+        let FieldList { fields, channels, .. } = &*self.list;
+        let mut scales = self.scales.to_vec();
+        for (at, (field, scale)) in fields.iter().zip(&mut scales).enumerate() {
+            // Input and target of one array are rescaled alike: by the first.
+            let alike = |other: &Field| {
+                other.view.has_numbers_of(&field.view)
+                    && (other.log1p, &other.rescaling) == (field.log1p, &field.rescaling)
+            };
+            let like = fields[..at].iter().position(alike).unwrap_or(at);
+            let first: usize = channels[..like].iter().sum();
+            let said = match &field.rescaling {
+                Rescaling::MinMaxOf(path) => Some(least_and_greatest(path, channels[at])?),
+                _ => None,
+            };
+            for channel in 0..channels[at] {
+                let Moments { count, sum, square, least, most } = Moments::over(moments, first + channel);
+                let (mean, [low, high]) =
+                    (sum / count, said.as_ref().map_or([least, most], |of| of[channel]));
+                let (offset, width) = match &field.rescaling {
+                    Rescaling::Nothing => (0.0, 1.0),
+                    Rescaling::Standard => (mean, (square / count - mean * mean).max(0.0).sqrt()),
+                    Rescaling::MinMax | Rescaling::MinMaxOf(_) => (low, high - low),
+                };
+                if !offset.is_finite() || !width.is_finite() {
+                    let what = format!("{}: no number to rescale channel {channel} by", scale.field);
+                    return Err(Error::usage(what));
+                }
+                // Numbers that are all alike become 0.
+                let width = if width > 0.0 { width } else { 1.0 };
+                scale.scale[channel] = (1.0 / width) as f32;
+                scale.shift[channel] = (-offset / width) as f32;
+            }
+        }
+        Ok(scales)
+    }
+}
+
+/// What a file says of the least and greatest numbers of channels.
+fn least_and_greatest(path: &Path, channels: usize) -> Result<Vec<[f64; 2]>> {
+    let arrays = Arrays::of(path)?.arrays;
+    let of = |start: &str| -> Result<Vec<f32>> {
+        let named = |array: &&FileArray| {
+            let last = array.name.rsplit('/').next().unwrap_or_default();
+            last.to_ascii_lowercase().starts_with(start) && array.shape == [channels]
+        };
+        let Some(array) = arrays.iter().find(named) else {
+            let what = format!("it has no array of {channels} numbers whose name begins with {start}");
+            return Err(Error::data(path, what));
+        };
+        let mut values = vec![0.0; channels];
+        let all = ArrayBox { first: vec![0], len: vec![channels] };
+        ArrayReader::default().read_box(array, &all, &mut values)?;
+        Ok(values)
+    };
+    let (least, greatest) = (of("min")?, of("max")?);
+    Ok(least.iter().zip(greatest).map(|(&least, most)| [f64::from(least), f64::from(most)]).collect())
+}

@@ -1,0 +1,109 @@
+//! The files of a data set of arrays: which they are, and that all have the same arrays.
+
+use std::path::{Path, PathBuf};
+
+use super::field::Field;
+use crate::error::{Error, Result};
+use crate::fields::{FileArray, ViewSamples};
+
+/// One file, or none where all arrays are elsewhere.
+pub struct FieldFile {
+    pub path: PathBuf,
+    /// One array for each field.
+    pub arrays: Vec<(FileArray, ViewSamples)>,
+    /// The axes that number samples, of all fields: what they are called, the first number that all fields have, and
+    /// how many.
+    pub numbered: Vec<(char, i64, usize)>,
+}
+
+impl FieldFile {
+    /// Samples that all fields have.
+    pub fn len(&self) -> usize {
+        self.numbered.iter().map(|&(_, _, count)| count).product()
+    }
+}
+
+/// Files of a directory that are taken.
+const ENDINGS: [&str; 6] = ["h5", "hdf5", "hdf", "he5", "nc", "nc4"];
+
+/// The axes that number samples, in the order in which they count.
+const COUNTED: &str = "ntdhw";
+
+/// The files that a path means: itself, those of a directory, or those whose names fit where it has * or ?.
+///
+/// # Errors
+/// `Data`: there is none.
+pub fn of(path: &Path) -> Result<Vec<PathBuf>> {
+    let wrong = |error: &dyn std::fmt::Display| Error::data(path, error.to_string());
+    let mut files = Vec::new();
+    if path.is_dir() {
+        for entry in std::fs::read_dir(path).map_err(|error| wrong(&error))? {
+            let file = entry.map_err(|error| wrong(&error))?.path();
+            let ending = file.extension().map(|ending| ending.to_ascii_lowercase());
+            if ending.is_some_and(|ending| ENDINGS.iter().any(|&known| ending == known)) && file.is_file() {
+                files.push(file);
+            }
+        }
+    } else if !path.exists() && path.to_string_lossy().contains(['*', '?']) {
+        let pattern = path.to_string_lossy();
+        let found = glob::glob(&pattern).map_err(|error| wrong(&error))?;
+        for file in found {
+            files.push(file.map_err(|error| wrong(&error))?);
+        }
+    } else {
+        files.push(path.to_path_buf());
+    }
+    files.sort();
+    match files.is_empty() {
+        true => Err(wrong(&format!("no file whose name ends in .{}", ENDINGS.join(", .")))),
+        false => Ok(files),
+    }
+}
+
+/// The arrays of one file, and which samples all fields have.
+pub fn opened(path: &Path, fields: &[Field], flag: &impl Fn(usize) -> &'static str) -> Result<FieldFile> {
+    let mut arrays = Vec::new();
+    let mut numbered: Vec<(char, i64, usize)> = Vec::new();
+    for (at, field) in fields.iter().enumerate() {
+        let array = FileArray::open(path, &field.view.array).map_err(|error| error.context(flag(at)))?;
+        let samples = field.view.samples(&array.shape);
+        let samples =
+            samples.map_err(|what| Error::usage(format!("{} {what} ({})", flag(at), path.display())))?;
+        for (name, first, count) in samples.numbered() {
+            match numbered.iter_mut().find(|(of, ..)| *of == name) {
+                Some((_, known, all)) => {
+                    let end = (*known + *all as i64).min(first + count as i64);
+                    *known = (*known).max(first);
+                    *all = (end - *known).max(0) as usize;
+                }
+                None => numbered.push((name, first, count)),
+            }
+        }
+        arrays.push((array, samples));
+    }
+    numbered.sort_by_key(|(name, ..)| COUNTED.find(*name));
+    let file = FieldFile { path: path.into(), arrays, numbered };
+    match file.len() {
+        0 => Err(Error::data(path, "no sample has both its input and its target in this file")),
+        _ => Ok(file),
+    }
+}
+
+/// That files have the same arrays, but for how many samples.
+pub fn alike(first: &FieldFile, file: &FieldFile) -> Result<()> {
+    for ((a, of_a), (b, of_b)) in first.arrays.iter().zip(&file.arrays) {
+        let shapes = [of_a.shape(), of_b.shape()];
+        let differs = match () {
+            () if shapes[0] != shapes[1] => format!("samples of {:?}, and not {:?}", shapes[1], shapes[0]),
+            () if a.element != b.element => format!("numbers of {}, and not {}", b.element, a.element),
+            () if a.unit != b.unit => {
+                let unit = |array: &FileArray| array.unit.clone().unwrap_or("none".into());
+                format!("unit {}, and not {}", unit(b), unit(a))
+            }
+            () => continue,
+        };
+        let what = format!("{} has {differs} as in {}", b.name, first.path.display());
+        return Err(Error::data(&file.path, what));
+    }
+    Ok(())
+}

@@ -1,0 +1,349 @@
+//! Samples that are made of arrays: which arrays of which files a network reads and is to give, which of their samples
+//! belong together, and how their numbers are rescaled (docs/fields.md).
+
+mod field;
+mod files;
+mod list;
+mod said;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use field::Field;
+use files::FieldFile;
+use list::{FieldList, Shape};
+
+use super::picture::Picture;
+use super::{Colours, Dataset, EvaluationCrop, FieldScale};
+use crate::config::{FieldOptions, Missing, most};
+use crate::error::{Error, Result};
+use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in};
+
+/// A data set of arrays.
+#[derive(Clone)]
+pub struct FieldSet {
+    list: Arc<FieldList>,
+    files: Arc<Vec<FieldFile>>,
+    /// How many samples come before each file, and all.
+    before: Arc<Vec<usize>>,
+    /// (C, H, W) of what a network reads.
+    image: [usize; 3],
+    /// The axes of a target, without that of samples.
+    target: Vec<usize>,
+    scales: Arc<Vec<FieldScale>>,
+}
+
+impl FieldSet {
+    /// Opens the arrays of `--input` and `--target`, and reads none of their numbers. `of_network`: the inputs of a
+    /// network by their names, each with how many numbers it has of a sample; where there are several each is given an
+    /// array, and else all arrays are one behind the other.
+    ///
+    /// # Errors
+    /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
+    pub fn open(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<FieldSet> {
+        let texts: Vec<String> = options.inputs.iter().chain(&options.targets).cloned().collect();
+        let flag = |at: usize| if at < options.inputs.len() { "--input" } else { "--target" };
+        let fields = texts.iter().enumerate().map(|(at, text)| {
+            text.parse::<Field>().map_err(|what| Error::usage(format!("{}: {what}", flag(at))))
+        });
+        let fields = fields.collect::<Result<Vec<Field>>>()?;
+        let files = files::of(path)?;
+        let files =
+            files.iter().map(|file| files::opened(file, &fields, &flag)).collect::<Result<Vec<_>>>()?;
+        files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
+        let shapes: Vec<Shape> = files[0].arrays.iter().map(|(_, samples)| Shape::of(samples)).collect();
+        let list = FieldList::new(options, (fields, texts), &shapes, of_network)?;
+        let (image, target) = (list.image(&shapes, of_network)?, list.target(&shapes)?);
+        let mut before = vec![0];
+        for file in &files {
+            before.push(before[before.len() - 1] + file.len());
+        }
+        if before[files.len()] > most::IMAGES {
+            let what = format!("{} samples; there can be {}", before[files.len()], most::IMAGES);
+            return Err(Error::data(path, what));
+        }
+        let unscaled = |at: usize| FieldScale {
+            field: list.texts[at].clone(),
+            scale: vec![1.0; list.channels[at]],
+            shift: vec![0.0; list.channels[at]],
+        };
+        let scales = (0..list.fields.len()).map(unscaled).collect();
+        let (list, files) = (Arc::new(list), Arc::new(files));
+        Ok(FieldSet { list, files, before: Arc::new(before), image, target, scales: Arc::new(scales) })
+    }
+
+    /// (C, H, W) of what a network reads: vectors have (F, 1, 1), and sequences (C, 1, L).
+    pub fn image(&self) -> [usize; 3] {
+        self.image
+    }
+
+    /// The axes of a target, without that of samples; `None` where there is none.
+    pub fn target(&self) -> Option<&[usize]> {
+        Some(&self.target[..]).filter(|_| self.list.fields.len() > self.list.inputs)
+    }
+
+    /// Numbers of a target.
+    pub fn target_len(&self) -> usize {
+        self.target().map_or(0, |target| target.iter().product())
+    }
+
+    /// The unit of what the target's numbers were before they were rescaled, where its file says it.
+    pub fn target_unit(&self) -> Option<String> {
+        self.files[0].arrays.get(self.list.inputs).and_then(|(array, _)| array.unit.clone())
+    }
+
+    /// What the first input's file says of the axes of a sample beside channels: what each is called with how many
+    /// places it has, and where these are, where an array says it.
+    ///
+    /// # Errors
+    /// `Data`.
+    #[allow(clippy::type_complexity, reason = "two lists that belong to one question")]
+    pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<(String, Vec<f32>)>)> {
+        let file = &self.files[0];
+        let (array, samples) = &file.arrays[0];
+        let window = samples.window(0);
+        let (mut names, mut places) = (Vec::new(), Vec::new());
+        for (&axis, letter) in samples.order().iter().zip(samples.letters()) {
+            if letter == Some('c') {
+                continue;
+            }
+            let name = &array.axes[axis];
+            let name = if name.is_empty() { letter.unwrap_or('x').to_string() } else { name.clone() };
+            names.push((name.clone(), window.len[axis]));
+            let Ok(of_axis) = FileArray::open(&file.path, &name) else { continue };
+            let is_tiled = samples.numbered().iter().any(|&(of, ..)| Some(of) == letter);
+            if of_axis.shape == [array.shape[axis]] && !is_tiled {
+                let part = ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] };
+                let mut values = vec![0.0; window.len[axis]];
+                ArrayReader::default().read_box(&of_axis, &part, &mut values)?;
+                places.push((name, values));
+            }
+        }
+        Ok((names, places))
+    }
+
+    /// The set, whose targets are numbers of so many classes where they are classes.
+    pub fn telling_apart(self, classes: usize) -> FieldSet {
+        let list = FieldList { classes: self.list.classes.map(|_| classes), ..FieldList::clone(&self.list) };
+        FieldSet { list: Arc::new(list), ..self }
+    }
+
+    /// By what the numbers of each field are rescaled.
+    pub fn scales(&self) -> &[FieldScale] {
+        &self.scales
+    }
+
+    /// The set rescaled so.
+    ///
+    /// # Errors
+    /// `Usage`: they are of other fields.
+    pub fn scaled(self, scales: &[FieldScale]) -> Result<FieldSet> {
+        let lengths = self.list.channels.iter().copied();
+        let fits = |(scale, channels): (&FieldScale, usize)| {
+            scale.scale.len() == channels && scale.shift.len() == channels
+        };
+        let (all, inputs) = (self.list.fields.len(), self.list.inputs);
+        let are_as_many = scales.len() == all || (all == inputs && scales.len() > all);
+        if !are_as_many || !scales.iter().zip(lengths).all(fits) {
+            let names =
+                |of: &[FieldScale]| of.iter().map(|of| of.field.clone()).collect::<Vec<_>>().join(", ");
+            return Err(Error::usage(format!(
+                "the weights have learned from {}; --input and --target say {}",
+                names(scales),
+                self.list.texts.join(", ")
+            )));
+        }
+        Ok(FieldSet { scales: Arc::new(scales.to_vec()), ..self })
+    }
+
+    /// Which file, and the number of its sample on each axis that numbers samples.
+    fn place(&self, index: usize) -> (&FieldFile, Vec<(char, i64)>) {
+        let at = self.before.partition_point(|&before| before <= index) - 1;
+        let file = &self.files[at];
+        let grid: Vec<usize> = file.numbered.iter().map(|&(_, _, count)| count).collect();
+        let places = place_in(&grid, index - self.before[at]);
+        let number = |(&(name, first, _), place): (&(char, i64, usize), usize)| (name, first + place as i64);
+        (file, file.numbered.iter().zip(places).map(number).collect())
+    }
+
+    /// The numbers of one field of a sample, or of some of its rows, as the file has them, or their logarithms.
+    fn raw(
+        &self,
+        index: usize,
+        (at, rows): (usize, Option<&Range<usize>>),
+        readers: &mut Vec<ArrayReader>,
+        to: &mut [f32],
+    ) -> Result<()> {
+        let (file, numbers) = self.place(index);
+        let (array, samples) = &file.arrays[at];
+        let of = |name: char| numbers.iter().find(|(of, _)| *of == name).map_or(0, |(_, number)| *number);
+        if readers.len() <= at {
+            readers.resize_with(at + 1, ArrayReader::default);
+        }
+        readers[at].read_rows(array, samples, samples.index(of), rows, to)?;
+        if self.list.fields[at].log1p {
+            to.iter_mut().for_each(|value| *value = value.ln_1p());
+        }
+        Ok(())
+    }
+
+    /// Reads one sample: what the network reads (C, H, W), and its target; of each the given rows alone, one channel
+    /// behind the other.
+    ///
+    /// # Errors
+    /// `Data`, with file and sample: it cannot be read, or has numbers that it must not have.
+    pub fn read_sample(
+        &self,
+        index: usize,
+        input: &mut [f32],
+        target: &mut [f32],
+        rows: [Option<&Range<usize>>; 2],
+        readers: &mut Vec<ArrayReader>,
+    ) -> Result<()> {
+        let heights = [Some(self.image[1]), self.target.iter().rev().nth(1).copied()];
+        let FieldList { inputs, numbers, places, classes, missing, .. } = &*self.list;
+        for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {
+            let is_target = at >= *inputs;
+            let part = if is_target { &mut *target } else { &mut *input };
+            let (rows, height) = (rows[usize::from(is_target)], heights[usize::from(is_target)]);
+            // All of a sample's fields have as many rows.
+            let some = |whole: usize| match (rows, height) {
+                (Some(rows), Some(height)) => whole / height * rows.len(),
+                _ => whole,
+            };
+            let (from, count) = (some(from), some(count));
+            let own = &mut part[from..from + count];
+            self.raw(index, (at, rows), readers, own)?;
+            if let (true, Some(classes)) = (is_target, classes) {
+                self.classes(index, at, *classes, own)?;
+                continue;
+            }
+            let FieldScale { scale, shift, .. } = &self.scales[at];
+            let mut is_whole = true;
+            for (channel, values) in own.chunks_exact_mut(count / scale.len()).enumerate() {
+                let (scale, shift) = (scale[channel], shift[channel]);
+                if (scale, shift) != (1.0, 0.0) {
+                    values.iter_mut().for_each(|value| *value = *value * scale + shift);
+                }
+                is_whole &= values.iter().all(|value| value.is_finite());
+            }
+            match missing {
+                _ if is_whole => {}
+                Missing::Refuse => {
+                    return Err(self.wrong(index, at, "a number is missing or none (NaN)", MISSING));
+                }
+                Missing::Mask if is_target => {
+                    own.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = f32::NAN);
+                }
+                _ => own.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = 0.0),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks numbers of classes; those that do not count become NaN.
+    fn classes(&self, index: usize, at: usize, classes: usize, values: &mut [f32]) -> Result<()> {
+        let ignored = self.list.ignored.map(|label| label as f32);
+        for value in values {
+            if Some(*value) == ignored || (value.is_nan() && self.list.missing == Missing::Mask) {
+                *value = f32::NAN;
+            } else if value.is_nan() && self.list.missing == Missing::Zero {
+                *value = 0.0;
+            } else if value.is_nan() {
+                return Err(self.wrong(index, at, "a number is missing or none (NaN)", MISSING));
+            } else if value.fract() != 0.0 || *value < 0.0 || *value >= classes as f32 {
+                let what = format!("{value} is none of the {classes} classes that the network tells apart");
+                let advice = "where such points are not to count, say --ignore-label";
+                return Err(self.wrong(index, at, &what, advice));
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong(&self, index: usize, at: usize, what: &str, advice: &str) -> Error {
+        let (file, _) = self.place(index);
+        let text = format!("{}, sample {}: {what}; {advice}", self.list.texts[at], self.name(index));
+        Error::data(&file.path, text)
+    }
+}
+
+const MISSING: &str = "--missing mask leaves such points out, --missing zero takes 0 for them";
+
+impl Dataset for FieldSet {
+    fn len(&self) -> usize {
+        self.before[self.files.len()]
+    }
+
+    fn class_names(&self) -> &[String] {
+        &[]
+    }
+
+    fn label(&self, _: usize) -> i32 {
+        0
+    }
+
+    fn read(&self, index: usize, _: &mut Picture) -> Result<()> {
+        Err(Error::internal(format!("{} is no picture", self.name(index))))
+    }
+
+    fn name(&self, index: usize) -> String {
+        let (file, numbers) = self.place(index);
+        let name = file.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let numbers: Vec<String> = numbers.iter().map(|(axis, number)| format!("{axis} {number}")).collect();
+        if numbers.is_empty() { name } else { format!("{name} {}", numbers.join(" ")) }
+    }
+
+    fn fingerprint(&self) -> String {
+        let mut sum = crate::files::Crc::new();
+        for file in self.files.iter() {
+            sum.update(format!("{:?}", file.numbered).as_bytes());
+            for (array, _) in &file.arrays {
+                sum.update(
+                    format!("{} {:?} {}", array.name, array.shape, array.stored().unwrap_or(0)).as_bytes(),
+                );
+            }
+        }
+        let files = self.files.len();
+        format!(
+            "{} samples of {} in {files} files, CRC-32 {:08x}",
+            self.len(),
+            self.list.texts.join(" "),
+            sum.sum()
+        )
+    }
+
+    fn colours(&self) -> Colours {
+        Colours::imagenet()
+    }
+
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Whole
+    }
+
+    fn in_memory(&self) -> bool {
+        false
+    }
+
+    fn fields(&self) -> Option<&FieldSet> {
+        Some(self)
+    }
+
+    /// Samples of one chunk are read together.
+    fn blocks(&self) -> Vec<u32> {
+        let mut blocks = Vec::new();
+        for (file, &before) in self.files.iter().zip(self.before.iter()) {
+            let (array, samples) = &file.arrays[0];
+            let ArrayStorage::Chunked(chunk, _) = &array.storage else { return Vec::new() };
+            let along = samples.in_a_chunk(chunk);
+            let inner: usize = file.numbered.iter().skip(1).map(|&(_, _, count)| count).product();
+            if along < 2 {
+                return Vec::new();
+            }
+            blocks.extend((0..file.len()).step_by(along * inner).map(|start| (before + start) as u32));
+        }
+        blocks
+    }
+}

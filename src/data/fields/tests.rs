@@ -1,0 +1,175 @@
+use std::path::PathBuf;
+
+use super::field::Rescaling;
+use super::*;
+use crate::config::FieldOptions;
+
+/// A file with `t` (10 samples, 4×6), `s` (10, 3 channels), `mask` (4×6) and `labels` (10, 4×6).
+fn file(directory: &tempfile::TempDir, name: &str) -> PathBuf {
+    let path = directory.path().join(name);
+    let file = hdf5::File::create(&path).unwrap();
+    let add = |name: &str, shape: &[usize], of: &dyn Fn(usize) -> f32| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(of).collect();
+        let values = ndarray::ArrayView::from_shape(ndarray::IxDyn(shape), &values[..]).unwrap();
+        file.new_dataset_builder().with_data(values).create(name).unwrap();
+    };
+    add("t", &[10, 4, 6], &|place| place as f32);
+    add("s", &[10, 3], &|place| 1000.0 + place as f32);
+    add("mask", &[4, 6], &|place| -(place as f32));
+    add("labels", &[10, 4, 6], &|place| (place % 3) as f32);
+    path
+}
+
+fn options(inputs: &[&str], targets: &[&str]) -> FieldOptions {
+    let list = |of: &[&str]| of.iter().map(ToString::to_string).collect();
+    FieldOptions { inputs: list(inputs), targets: list(targets), ..FieldOptions::default() }
+}
+
+fn read(set: &FieldSet, index: usize) -> [Vec<f32>; 2] {
+    let mut sample = [vec![0.0; set.image().iter().product()], vec![0.0; set.target_len()]];
+    let [input, target] = &mut sample;
+    set.read_sample(index, input, target, [None; 2], &mut Vec::new()).unwrap();
+    sample
+}
+
+#[test]
+fn samples_of_fields_belong_together_by_their_numbers_and_arrays_without_are_in_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    let fields = options(&["t[n-1,h,w]", "t[n,h,w]", "mask[h,w]"], &["t[n+2,h,w]"]);
+    let set = FieldSet::open(&path, &fields, &[]).unwrap();
+    assert_eq!((set.len(), set.image(), set.target()), (7, [3, 4, 6], Some(&[4, 6][..])));
+    // The first number that all have is 1.
+    let [input, target] = read(&set, 0);
+    let places = |from: usize| (0..24).map(move |place| (24 * from + place) as f32);
+    let mask = (0..24).map(|place| -(place as f32));
+    assert_eq!(input, places(0).chain(places(1)).chain(mask).collect::<Vec<_>>());
+    assert_eq!(target, places(3).collect::<Vec<_>>());
+    assert_eq!(set.name(6), "a.h5 n 7");
+    let tiles = FieldSet::open(&path, &options(&["t[n,h/2,w/3]"], &["s"]), &[]).unwrap();
+    assert_eq!((tiles.len(), tiles.image(), tiles.target()), (40, [1, 2, 3], Some(&[3][..])));
+    let [input, target] = read(&tiles, 5);
+    assert_eq!(input, [27.0, 28.0, 29.0, 33.0, 34.0, 35.0]);
+    assert_eq!(target, [1003.0, 1004.0, 1005.0]);
+}
+
+/// Images cut by rows: a rank decodes only the chunks that hold its own.
+#[test]
+fn rows_of_a_sample_are_read_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rows.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let values =
+        ndarray::Array4::from_shape_fn((2, 8, 6, 3), |(n, y, x, c)| (1000 * n + 100 * y + 10 * x + c) as f32);
+    file.new_dataset_builder().chunk((1, 2, 6, 3)).deflate(1).with_data(&values).create("x").unwrap();
+    file.close().unwrap();
+    let fields = options(&["x[n,h,w,c]", "x[n,h,w,0]"], &["x[n,h,w,1]"]);
+    let set = FieldSet::open(&path, &fields, &[]).unwrap();
+    let [whole, goal] = read(&set, 1);
+    let (mut part, mut wanted, mut readers) = (vec![0.0; 4 * 3 * 6], vec![0.0; 2 * 6], Vec::new());
+    set.read_sample(1, &mut part, &mut wanted, [Some(&(2..5)), Some(&(4..6))], &mut readers).unwrap();
+    let rows = (0..4).flat_map(|c| whole[48 * c + 12..48 * c + 30].to_vec());
+    assert_eq!(part, rows.collect::<Vec<_>>());
+    assert_eq!(wanted, goal[24..36]);
+    let decoded: Vec<u64> = readers.iter_mut().map(|reader| reader.take_amount().decoded).collect();
+    assert_eq!(decoded, [2 * 144, 2 * 144, 144]);
+}
+
+#[test]
+fn inputs_that_a_network_has_by_names_are_in_its_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    let fields = options(&["t[n,h,w]", "s"], &["s"]);
+    let set = FieldSet::open(&path, &fields, &[("s", 3), ("t", 24)]).unwrap();
+    let [input, target] = read(&set, 1);
+    let t = (24..48).map(|place| place as f32);
+    assert_eq!((set.image(), input), ([27, 1, 1], [1003.0, 1004.0, 1005.0].into_iter().chain(t).collect()));
+    assert_eq!(target, [1003.0, 1004.0, 1005.0]);
+    // Other names: in the order of the flags.
+    let set = FieldSet::open(&path, &fields, &[("a", 24), ("b", 3)]).unwrap();
+    assert_eq!(read(&set, 0)[0][..3], [0.0, 1.0, 2.0]);
+    let error = FieldSet::open(&path, &fields, &[("a", 3), ("b", 24)]).err().unwrap().message;
+    assert!(error.contains("24 numbers a sample, and the network's input a has 3"), "{error}");
+    let error = FieldSet::open(&path, &fields, &[("a", 3), ("b", 24), ("c", 1)]).err().unwrap().message;
+    assert!(error.contains("2 arrays for a network with 3 inputs: a, b, c"), "{error}");
+}
+
+#[test]
+fn a_directory_or_a_pattern_is_its_files_in_order_and_one_that_differs_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["b.h5", "a.h5"] {
+        file(&directory, name);
+    }
+    let fields = options(&["t"], &["s"]);
+    for path in [directory.path().to_path_buf(), directory.path().join("*.h5")] {
+        let set = FieldSet::open(&path, &fields, &[]).unwrap();
+        assert_eq!((set.len(), set.name(0), set.name(19)), (20, "a.h5 n 0".into(), "b.h5 n 9".into()));
+    }
+    let other = hdf5::File::create(directory.path().join("c.nc")).unwrap();
+    other.new_dataset_builder().with_data(&ndarray::Array3::<f32>::zeros((10, 4, 5))).create("t").unwrap();
+    other.new_dataset_builder().with_data(&ndarray::Array2::<f32>::zeros((10, 3))).create("s").unwrap();
+    drop(other);
+    let error = FieldSet::open(directory.path(), &fields, &[]).err().unwrap().message;
+    assert!(error.contains("c.nc") && error.contains("samples of [4, 5], and not [4, 6]"), "{error}");
+}
+
+#[test]
+fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    let set = FieldSet::open(&path, &options(&["s:standard"], &["s:log1p", "s:minmax"]), &[]).unwrap();
+    assert!(set.is_to_be_measured());
+    let moments: Vec<_> = (0..10).map(|index| set.moments(index).unwrap()).collect();
+    let scales = set.rescaling(&moments).unwrap();
+    let set = set.scaled(&scales).unwrap();
+    let all: Vec<_> = (0..10).map(|index| read(&set, index)).collect();
+    for channel in 0..3 {
+        let values: Vec<f32> = all.iter().map(|[input, _]| input[channel]).collect();
+        let mean = values.iter().sum::<f32>() / 10.0;
+        let deviation = (values.iter().map(|value| value * value).sum::<f32>() / 10.0).sqrt();
+        assert!(mean.abs() < 1e-3 && (deviation - 1.0).abs() < 1e-3, "{mean} {deviation}");
+        let minmax = [0, 9].map(|index| all[index][1][3 + channel]);
+        assert!(minmax[0].abs() < 1e-3 && (minmax[1] - 1.0).abs() < 1e-3, "{minmax:?}");
+    }
+    let mut back = all[4][1].clone();
+    set.unscale(&mut back);
+    let first = [1012.0, 1013.0, 1014.0];
+    assert!(back.iter().zip(first.iter().cycle()).all(|(a, b)| (a - b).abs() < 0.01), "{back:?}");
+}
+
+#[test]
+fn what_a_target_must_not_have_is_named_or_left_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    let of_classes = |ignored, classes| {
+        let fields = FieldOptions {
+            loss: Some(crate::config::Loss::CrossEntropy),
+            ignore_label: ignored,
+            ..options(&["t[n,h,w]"], &["labels[n,h,w]"])
+        };
+        let set = FieldSet::open(&path, &fields, &[]).unwrap().telling_apart(classes);
+        let mut sample = [vec![0.0; 24], vec![0.0; 24]];
+        let [input, target] = &mut sample;
+        set.read_sample(0, input, target, [None; 2], &mut Vec::new()).map(|()| sample[1].clone())
+    };
+    assert_eq!(of_classes(None, 3).unwrap()[..4], [0.0, 1.0, 2.0, 0.0]);
+    let error = of_classes(None, 2).unwrap_err().message;
+    assert!(error.contains("2 is none of the 2 classes") && error.contains("a.h5"), "{error}");
+    let left = of_classes(Some(2), 2).unwrap();
+    assert!(left[2].is_nan() && left[..2] == [0.0, 1.0], "{left:?}");
+}
+
+#[test]
+fn a_view_with_a_rescaling_is_read_and_others_are_named() {
+    let field: Field = "a/b[n,c]:log1p:standard".parse().unwrap();
+    assert_eq!(
+        (field.view.to_string(), field.log1p, field.rescaling),
+        ("a/b[n,c]".into(), true, Rescaling::Standard)
+    );
+    let field: Field = "a:minmax(b/stats.h5)".parse().unwrap();
+    assert_eq!(field.rescaling, Rescaling::MinMaxOf("b/stats.h5".into()));
+    for wrong in ["a:std", "a:standard:log1p", "a[n]:"] {
+        let error = wrong.parse::<Field>();
+        assert!(error.unwrap_err().contains("log1p, standard, minmax"), "{wrong}");
+    }
+}

@@ -3,7 +3,7 @@
 mod guess;
 mod numbers;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -190,7 +190,21 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
             say(try_view(view, guessed, array, all, pool));
         }
     }
+    let data = match kind.files {
+        1 => quoted(&kind.path),
+        _ => quoted(kind.path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))),
+    };
+    if let Some(command) = guess::command(&kind.arrays.arrays, &views, &data).filter(|_| guessed) {
+        record::print(&format!("  to train, as a first try: {command}"));
+    }
     unread
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+=@%:,~".contains(letter);
+    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// "240×37×49 f32 [time, latitude, longitude] in K; chunks 1×37×49 (7.3 kB), deflate, shuffle, 1.9:1".

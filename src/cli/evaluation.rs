@@ -6,7 +6,7 @@ use super::{Cli, file};
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 44] = [
+const OF_TRAINING: [&str; 45] = [
     "accumulation",
     "allreduce",
     "async-order",
@@ -48,6 +48,7 @@ const OF_TRAINING: [&str; 44] = [
     "sync",
     "sync-bn",
     "tensor",
+    "test-data",
     "warmup",
     "wire",
     "zero",

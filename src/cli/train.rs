@@ -457,7 +457,7 @@ impl Args {
         let is_to_be_cut = pipeline.as_ref().is_some_and(|pipeline| pipeline.cuts.is_empty());
         let needs_times = !self.prediction.nodes.is_empty() || is_to_be_cut;
         self.input.check(self.data.is_some())?;
-        self.fields.check(self.data.is_some(), self.predict)?;
+        self.fields.check(self.data.is_some(), self.predict, self.network.label_smoothing)?;
         self.session.check()?;
         let decided = Decided {
             strategy,

@@ -85,7 +85,7 @@ impl FieldOptions {
     ///
     /// # Errors
     /// `Usage`, naming the flag.
-    pub fn check(&self, has_data: bool, predicts: bool) -> Result<()> {
+    pub fn check(&self, has_data: bool, predicts: bool, smoothing: f32) -> Result<()> {
         let given = [
             (self.test_data.is_some(), "test-data"),
             (self.loss.is_some(), "loss"),
@@ -119,6 +119,11 @@ impl FieldOptions {
         };
         if let Some(metric) = self.metric.filter(|metric| !metric.fits(loss)) {
             return Err(Error::usage(format!("--metric {}: does not go with this --loss", metric.name())));
+        }
+        if !of_classes && smoothing > 0.0 {
+            return Err(Error::usage(
+                "--label-smoothing is for classes, which --loss cross-entropy has alone",
+            ));
         }
         if !of_classes && (!self.class_weights.is_empty() || self.ignore_label.is_some()) {
             return Err(Error::usage("--class-weights and --ignore-label are for --loss cross-entropy"));

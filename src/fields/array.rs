@@ -250,21 +250,42 @@ impl FileArray {
     /// # Errors
     /// `Data`: it does not say it.
     pub(super) fn chunk(&self, number: usize, shape: &[usize], grid: &[usize]) -> Result<StoredChunk> {
+        /// Arrays with so many chunks at most are asked for all at once, and the library's file is closed again: there
+        /// may be thousands of files.
+        const FEW: usize = 256;
         if let Some(chunk) = self.chunks.read().unwrap_or_else(PoisonError::into_inner).get(&number) {
             return Ok(*chunk);
         }
-        let place = place_in(grid, number);
-        let first: Vec<u64> = place.iter().zip(shape).map(|(place, along)| (place * along) as u64).collect();
-        let found = self.dataset().and_then(|dataset| library::chunk(dataset, &first));
-        let found = found.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))?;
-        self.chunks.write().unwrap_or_else(PoisonError::into_inner).insert(number, found);
-        Ok(found)
+        let all: usize = grid.iter().product();
+        let find = |dataset: &Dataset, number: usize| {
+            let place = place_in(grid, number);
+            let first = place.iter().zip(shape).map(|(place, along)| (place * along) as u64);
+            library::chunk(dataset, &first.collect::<Vec<u64>>()).map(|chunk| (number, chunk))
+        };
+        let found = match all <= FEW {
+            true => self.opened().and_then(|dataset| (0..all).map(|number| find(&dataset, number)).collect()),
+            false => self.dataset().and_then(|dataset| Ok(vec![find(dataset, number)?])),
+        };
+        let found: Vec<(usize, StoredChunk)> =
+            found.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))?;
+        let wanted =
+            found.iter().find(|(of, _)| *of == number).map_or_else(StoredChunk::default, |(_, chunk)| *chunk);
+        self.chunks.write().unwrap_or_else(PoisonError::into_inner).extend(found);
+        Ok(wanted)
+    }
+
+    fn opened(&self) -> std::result::Result<Dataset, String> {
+        let dataset = File::open(self.path()).and_then(|file| file.dataset(&self.name));
+        dataset.map_err(|error| first_line(&error))
     }
 
     fn dataset(&self) -> std::result::Result<&Dataset, String> {
-        let open = || File::open(self.path()).and_then(|file| file.dataset(&self.name));
-        let dataset = self.dataset.get_or_init(|| open().map_err(|error| first_line(&error)));
-        dataset.as_ref().map_err(String::clone)
+        self.dataset.get_or_init(|| self.opened()).as_ref().map_err(String::clone)
+    }
+
+    /// Bytes of the file that it is in.
+    pub fn file_bytes(&self) -> u64 {
+        self.file.bytes
     }
 
     /// All numbers of a window, by the library, in the array's order.

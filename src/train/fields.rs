@@ -42,8 +42,7 @@ pub fn shaped(
         model = Some(world.agree(model::find(&config.model))?);
     }
     let inputs = inputs(model.as_ref());
-    let set = world.agree(FieldSet::open(path, &config.fields, &inputs))?;
-    config.network.sample = Some(set.image());
+    config.network.sample = Some(world.agree(FieldSet::shape(path, &config.fields, &inputs))?);
     Ok((config, model))
 }
 

@@ -169,6 +169,36 @@ fn vectors_are_trained_from_and_what_is_missing_is_refused_or_masked() {
     assert!(series(Path::new(&results), "steps/loss").iter().all(|loss| loss.is_finite()));
 }
 
+/// The command that `dltrain inspect` ends with is one that trains.
+#[test]
+fn what_inspect_says_to_train_with_does_train() {
+    let place = Place::new();
+    let path = place.text("it's.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let add = |name: &str, values: ndarray::Array3<f32>| {
+        file.new_dataset_builder().with_data(&values).create(name).unwrap();
+    };
+    add("temperature", ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| (n * y + x) as f32));
+    let labels = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| ((n + y + x) % 3) as u8);
+    file.flush().unwrap();
+    for expected in
+        ["--target 'temperature[n+1,h,w]:standard' --loss mse --classes 1", "--loss cross-entropy"]
+    {
+        let said = run(1, &["inspect", &path]);
+        let line = said.lines().find_map(|line| line.split_once("as a first try: dltrain ")).expect(&said).1;
+        assert!(line.contains(expected), "{said}");
+        let command =
+            format!("'{}' {} --batch 2 --epochs 1 --quiet", job::DLTRAIN, line.replace("CLASSES", "3"));
+        let command = format!("{command} --results '{}'", place.text(&format!("{}.h5", expected.len())));
+        let done = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+        assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+        if expected.contains("mse") {
+            file.new_dataset_builder().with_data(&labels).create("front").unwrap();
+            file.flush().unwrap();
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_said_in_one_message() {
     let place = Place::new();
@@ -194,6 +224,10 @@ fn what_does_not_fit_is_said_in_one_message() {
         (
             vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--image-size", "8"],
             "is for pictures",
+        ),
+        (
+            vec!["--input", wind, "--target", "heat", "--loss", "mse", "--label-smoothing", "0.1"],
+            "for classes",
         ),
         (
             vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--class-weights", "1"],

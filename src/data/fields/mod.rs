@@ -9,7 +9,7 @@ mod said;
 mod tests;
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use field::Field;
@@ -44,13 +44,29 @@ impl FieldSet {
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
     pub fn open(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<FieldSet> {
+        Self::of_files(path, &files::of(path)?, options, of_network)
+    }
+
+    /// (C, H, W) of what a network reads, as the first file has it.
+    ///
+    /// # Errors
+    /// As for `open`.
+    pub fn shape(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<[usize; 3]> {
+        Self::of_files(path, &files::of(path)?[..1], options, of_network).map(|set| set.image)
+    }
+
+    fn of_files(
+        path: &Path,
+        files: &[PathBuf],
+        options: &FieldOptions,
+        of_network: &[(&str, usize)],
+    ) -> Result<FieldSet> {
         let texts: Vec<String> = options.inputs.iter().chain(&options.targets).cloned().collect();
         let flag = |at: usize| if at < options.inputs.len() { "--input" } else { "--target" };
         let fields = texts.iter().enumerate().map(|(at, text)| {
             text.parse::<Field>().map_err(|what| Error::usage(format!("{}: {what}", flag(at))))
         });
         let fields = fields.collect::<Result<Vec<Field>>>()?;
-        let files = files::of(path)?;
         let files =
             files.iter().map(|file| files::opened(file, &fields, &flag)).collect::<Result<Vec<_>>>()?;
         files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
@@ -301,9 +317,7 @@ impl Dataset for FieldSet {
         for file in self.files.iter() {
             sum.update(format!("{:?}", file.numbered).as_bytes());
             for (array, _) in &file.arrays {
-                sum.update(
-                    format!("{} {:?} {}", array.name, array.shape, array.stored().unwrap_or(0)).as_bytes(),
-                );
+                sum.update(format!("{} {:?} {}", array.name, array.shape, array.file_bytes()).as_bytes());
             }
         }
         let files = self.files.len();

@@ -1,5 +1,3 @@
-use std::path::PathBuf;
-
 use super::field::Rescaling;
 use super::*;
 use crate::config::FieldOptions;

@@ -1,6 +1,7 @@
 """What PyTorch gives of a network of networks.py, written down beside the file that its exporter made of it."""
 import json
 import pathlib
+import zlib
 
 import numpy as np
 import onnx
@@ -57,7 +58,13 @@ def counterparts(tensors, net):
     return found
 
 
-def as_trained(net, way, names):
+def normalised(net, way, names):
+    """The normalisations that a file has still."""
+    modules = [(name, module) for name, module in net.named_modules() if f"{name}.running_mean" in names]
+    return [name for name, module in modules if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+
+
+def as_trained(net, way, own):
     """Without what is drawn at random; normalisations by the batch where the file has them still."""
     for module in net.modules():
         if isinstance(module, (torch.nn.Dropout, StochasticDepth)):
@@ -65,9 +72,8 @@ def as_trained(net, way, names):
         if hasattr(module, "drop_prob"):
             module.drop_prob = 0.0
     net.train(way == "training")
-    for name, module in net.named_modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and f"{name}.running_mean" in names:
-            module.train()
+    for name in own:
+        net.get_submodule(name).train()
 
 
 def gradients(net, images, labels):
@@ -108,31 +114,88 @@ def descended(net, found, theirs, rate, images, labels):
     return losses
 
 
-def write(name, way, file, place, seed):
+def of_file(gradient, ratios):
+    return gradient / (1.0 if ratios is None else ratios)
+
+
+class Computed:
+    """What PyTorch computes of a network and a batch, by itself ("f32") or in another way. It is the same for all files
+    of that network which have the same normalisations, and kept in the directory `kept` for these."""
+
+    def __init__(self, name, way, file, seed, kept, by="f32"):
+        self.net, found, names, self.images, self.labels = prepared(name, way, file, seed)
+        torch.nn.functional.batch_norm = in_sequence if by == "sequence" else batch_norm
+        self.own = normalised(self.net, way, names)
+        state = zlib.crc32("".join([way == "training" and way or "", *self.own]).encode())
+        self.kept = pathlib.Path(kept) / f"{by} {seed} {state}"
+        self.kept.mkdir(parents=True, exist_ok=True)
+        self.way, self.by = way, by
+        self.numbers = self.once("numbers", self.compute)
+        self.found = {key: of for key, of in found.items() if self.numbers["gradients"][of[0]] is not None}
+
+    def once(self, what, compute):
+        if not (self.kept / what).exists():
+            torch.save(compute(), self.kept / "part")
+            (self.kept / "part").rename(self.kept / what)
+        return torch.load(self.kept / what)
+
+    def changed(self):
+        as_trained(self.net, self.way, self.own)
+        if self.by == "f64":
+            self.net, self.images = self.net.double(), self.images.double()
+        elif self.by == "sequence":
+            torch.manual_seed(0)
+            self.images = self.images * (1 + 2**-22 * torch.randint(-1, 2, self.images.shape))
+
+    def compute(self):
+        logits = None
+        if self.by == "f32":
+            with torch.no_grad():
+                logits = self.net.eval()(self.images)
+        images = self.images
+        self.changed()
+        loss, theirs = gradients(self.net, self.images, self.labels)
+        self.images = images
+        theirs = {key: None if of is None else of.float() for key, of in theirs.items()}
+        return {"logits": logits, "loss": loss, "gradients": theirs}
+
+    def losses(self, rate):
+        """Three losses of two steps, and the rate of those: of files in which the same parameters are put together with
+        the same factors they are the same."""
+        of = {theirs: ratios for theirs, ratios in self.found.values()}
+        alike = lambda a, b: a is b if a is None or b is None else a.shape == b.shape and torch.allclose(a, b, 1e-5)
+        known = self.once("losses", list)
+        for before, rate_then, losses in known:
+            if before.keys() == of.keys() and all(alike(before[key], of[key]) for key in of):
+                return rate_then, losses
+        self.changed()
+        first = self.numbers["gradients"]
+        losses = [self.numbers["loss"], *descended(self.net, self.found, first, rate, self.images, self.labels)]
+        torch.save([*known, (of, rate, losses)], self.kept / "losses")
+        return rate, losses
+
+
+def write(name, way, file, place, seed, kept):
     """A batch, and what PyTorch says of it: scores, gradients, and the losses of STEPS steps of gradient descent of
     all parameters that are the file's, too."""
-    net, found, names, images, labels = prepared(name, way, file, seed)
+    computed = Computed(name, way, file, seed, kept)
+    theirs, found, images = computed.numbers["gradients"], computed.found, computed.images
     images.numpy().tofile(place / "images")
-    labels.int().numpy().tofile(place / "labels")
-    with torch.no_grad():
-        net.eval()(images).numpy().tofile(place / "logits")
-    as_trained(net, way, names)
-    loss, theirs = gradients(net, images, labels)
-    found = {key: of for key, of in found.items() if theirs[of[0]] is not None}
+    computed.labels.int().numpy().tofile(place / "labels")
+    computed.numbers["logits"].numpy().tofile(place / "logits")
     sizes, squares = {}, 0.0
     (place / "theirs").mkdir()
     for key, (of, ratios) in found.items():
-        gradient = theirs[of] / (1.0 if ratios is None else ratios)
+        gradient = of_file(theirs[of], ratios)
         squares += gradient.double().square().sum().item()
         sizes[key] = gradient.double().square().mean().sqrt().item()
         gradient.numpy().tofile(place / "theirs" / key.replace("/", "~"))
     # A step that takes a twentieth of the loss, where that is a plane.
-    rate = np.float32(0.05 * loss / max(squares, 1e-30))
-    (place / "rate").write_text(repr(float(rate)))
+    rate, losses = computed.losses(float(np.float32(0.05 * computed.numbers["loss"] / max(squares, 1e-30))))
+    (place / "rate").write_text(repr(rate))
     (place / "learned").write_text("".join(f"{key}\n" for key in found))
     given = sum(gradient is not None for gradient in theirs.values())
-    losses = [loss, *descended(net, found, theirs, float(rate), images, labels)]
-    count = sum(parameter.numel() for parameter in net.parameters())
+    count = sum(parameter.numel() for parameter in computed.net.parameters())
     said = {"count": count, "losses": losses, "sizes": sizes, "image": images.shape[2], "batch": len(images),
             "tensors": given, "whole": way == "training"}
     (place / "said.json").write_text(json.dumps(said))
@@ -159,30 +222,24 @@ def in_sequence(x, mean, variance, weight, bias, training=False, momentum=0.1, e
 batch_norm = torch.nn.functional.batch_norm
 
 
-def write_noise(name, way, file, place, seed):
+def write_noise(name, way, file, place, seed, kept):
     """How far off PyTorch's own gradients and losses are: in float64, which few networks refuse, and in float32 with
-    other roundings, of images that are off by one each and of sums; 0 of the largest, for memory."""
+    other roundings, of images that are off by one each and of sums; 0 of the largest, for memory. And the least norm
+    that it has of each gradient: nothing to speak of where that is nothing but rounding."""
     said = json.loads((place / "said.json").read_text())
-    noise, of_losses = dict.fromkeys(said["sizes"], 0.0), 0.0
-    for is_exact in (False, True) if said["count"] < LARGE else ():
-        net, found, names, images, labels = prepared(name, way, file, seed)
-        as_trained(net, way, names)
-        torch.nn.functional.batch_norm = batch_norm
-        if is_exact:
-            net, images = net.double(), images.double()
-        else:
-            images = images * (1 + 2**-22 * torch.randint(-1, 2, images.shape))
-            torch.nn.functional.batch_norm = in_sequence
+    noise, least, of_losses = dict.fromkeys(said["sizes"], 0.0), {}, 0.0
+    for by in ("sequence", "f64") if said["count"] < LARGE else ():
         try:
-            loss, theirs = gradients(net, images, labels)
+            computed = Computed(name, way, file, seed, kept, by)
+            _, losses = computed.losses(float((place / "rate").read_text()))
         except RuntimeError:
             # What a network computes in float32 come what may.
             continue
         for key in said["sizes"]:
-            of, ratios = found[key]
+            of, ratios = computed.found[key]
             before = torch.from_numpy(np.fromfile(place / "theirs" / key.replace("/", "~"), np.float32))
-            gradient = theirs[of] / (1.0 if ratios is None else ratios)
-            noise[key] = max(noise[key], (gradient.flatten() - before).norm().item())
-        losses = [loss, *descended(net, found, theirs, float((place / "rate").read_text()), images, labels)]
+            gradient = of_file(computed.numbers["gradients"][of], ratios).flatten()
+            noise[key] = max(noise[key], (gradient - before).norm().item())
+            least[key] = min(least.get(key, before.norm().item()), gradient.norm().item())
         of_losses = max(of_losses, *(abs(a - b) / b for a, b in zip(losses, said["losses"], strict=True)))
-    (place / "said.json").write_text(json.dumps(said | {"noise": noise, "noise of losses": of_losses}))
+    (place / "said.json").write_text(json.dumps(said | {"noise": noise, "least": least, "noise of losses": of_losses}))

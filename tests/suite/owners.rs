@@ -320,6 +320,10 @@ fn a_closed_terminal_is_a_checkpoint_unless_nohup_ignores_it() {
         assert!(text(&output).contains(said), "{}", text(&output));
         assert!(dltrain::record::newest_step(&scratch.path("c")) > before);
     }
+    // Nothing was tested yet: there is no best.
+    let refused = scratch.here("export a.h5 net.onnx --model mnist_net").output().unwrap();
+    let said = text(&refused);
+    assert!(said.contains("holds no weights; those of this run are in the newest file of c "), "{said}");
 }
 
 #[test]
@@ -403,6 +407,17 @@ fn a_limit_of_files_lengths_is_an_error_and_no_kill() {
     assert!(said.contains("total images/sec") && said.contains("File too large"), "{said}");
     assert_eq!(series(&scratch.path("a.h5"), "steps/step").len(), 3);
     assert!(scratch.names("c").is_empty(), "{:?}", scratch.names("c"));
+}
+
+/// Batch systems that limit memory so would end a run in the midst of a step.
+#[test]
+fn a_limit_of_addresses_is_kept_by_a_smaller_batch() {
+    let scratch = Scratch::new();
+    let words = QUICK.replace("--batch 4", "--batch 200000");
+    let output = scratch.within(&["ulimit -v 3000000;", "exec"], &words).output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("free for each of its 1 rank: the largest --batch that fits is "), "{said}");
 }
 
 /// As some mounts of NFS and Lustre are: who writes what does not hang on the locks of a file system.

@@ -31,6 +31,18 @@ pub fn check(
     }
 }
 
+/// What is said of a class of the test images alone. The same letters may be other characters: a Mac writes é as two.
+pub fn unknown(class: &str) -> String {
+    let escaped = |c: char| if c.is_ascii() { c.to_string() } else { c.escape_unicode().to_string() };
+    let written: String = class.chars().map(escaped).collect();
+    let alike = if written == class {
+        String::new()
+    } else {
+        format!(", as its characters are {written}, and another name may look alike")
+    };
+    format!("a class that the training set does not have{alike}")
+}
+
 /// Checks the names of classes alone, for a set of this format.
 ///
 /// # Errors

@@ -210,8 +210,9 @@ impl Folder {
         let count = |class: &String| all.binary_search(class).ok().map(|label| counts[label]);
         let mut empty = places.iter().zip(&classes);
         if counts[all.len()] > 0 {
-            let place = empty.find(|(_, class)| count(class).is_none()).map_or(directory, |(place, _)| place);
-            return Err(Error::data(place, "a class that the training set does not have"));
+            let unknown = empty.find(|(_, class)| count(class).is_none());
+            let (place, class) = unknown.map_or((directory, ""), |(place, class)| (place, class));
+            return Err(Error::data(place, doubts::unknown(class)));
         }
         if known.is_some() {
             let empty: Vec<&str> = classes.iter().filter(|of| count(of) == Some(0)).map(|c| &**c).collect();

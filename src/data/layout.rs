@@ -150,11 +150,10 @@ fn by_directory(
     let label = |class: &String| classes.binary_search(class).ok().map(|label| label as i32);
     let mut tested = Vec::with_capacity(test.len());
     for (entry, prefix) in test {
-        match class(&entry, prefix).map(|class| label(&class)) {
-            Ok(Some(label)) => tested.push((entry, label)),
-            Ok(None) => {
-                let what = format!("{}: a class that the training set does not have", entry.name);
-                return Err((entry.file, what));
+        match class(&entry, prefix).map(|class| label(&class).ok_or(class)) {
+            Ok(Ok(label)) => tested.push((entry, label)),
+            Ok(Err(class)) => {
+                return Err((entry.file, format!("{}: {}", entry.name, doubts::unknown(&class))));
             }
             Err(_) => about.left_out.add("images to test on without a class", &entry.name),
         }

@@ -43,9 +43,12 @@ impl KeptFile {
     }
 
     /// # Errors
-    /// The system's; another file has its place.
+    /// The system's; another file has its place; it was cut off since it was opened.
     pub fn read_exact_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        self.file()?.read_exact_at(bytes, at)
+        self.file()?.read_exact_at(bytes, at).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the file ends before it"),
+            _ => error,
+        })
     }
 
     fn file(&self) -> io::Result<Arc<File>> {
@@ -110,6 +113,8 @@ mod tests {
         let closed = || open_files().remove(&kept.number);
         assert!(closed().is_some());
         assert_eq!(read(&kept).unwrap(), *b"12");
+        std::fs::write(&path, "01").unwrap();
+        assert_eq!(read(&kept).unwrap_err().to_string(), "the file ends before it");
         assert!(closed().is_some(), "it was not kept open");
         std::fs::rename(&path, directory.path().join("b")).unwrap();
         std::fs::write(&path, "4567").unwrap();

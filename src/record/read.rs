@@ -57,7 +57,11 @@ impl RunRecord {
         let place = |name: &str| self.config.get(name).filter(|place| *place != "null");
         let kept = match (place("save_weights"), place("session.checkpoint")) {
             (Some(file), _) => format!("those of this run are in {file} (--save-weights)"),
-            (None, Some(directory)) => format!("those of this run are in {directory}/best.h5 (--checkpoint)"),
+            // A run that was stopped before its first test has no best.
+            (None, Some(directory)) => match Path::new(directory).join("best.h5").exists() {
+                true => format!("those of this run are in {directory}/best.h5 (--checkpoint)"),
+                false => format!("those of this run are in the newest file of {directory} (--checkpoint)"),
+            },
             _ => "this run kept none, which takes --save-weights FILE or --checkpoint DIR".into(),
         };
         format!("is the record of a run (--results), which holds no weights; {kept}")

@@ -259,6 +259,13 @@ fn a_part_to_test_on_may_lack_classes_or_images() {
     assert!(sets.test.unwrap().name(0).contains("/val/"));
     put(root.path(), "val/cow/0.jpg", &image(0, 0));
     refused(root.path(), &["val/cow: a class that the training set does not have"]);
+    // As a Mac writes it, and others do.
+    fs::rename(root.path().join("val/cow"), root.path().join("val/cafe\u{301}")).unwrap();
+    fs::rename(root.path().join("train/dog"), root.path().join("train/caf\u{e9}")).unwrap();
+    refused(
+        root.path(),
+        &["does not have, as its characters are cafe\\u{301}, and another name may look alike"],
+    );
     // Within a tar file.
     let one = image(0, 0);
     let of = |name: &'static str| (name, &*one);

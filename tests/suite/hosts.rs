@@ -195,7 +195,7 @@ fn a_slow_link_is_named(hosts: &Hosts) {
         [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
     };
     // Slower than what a busy machine makes of the others.
-    shape(&["add", "tbf", "rate", "20mbit", "burst", "32kb", "latency", "400ms"]);
+    shape(&["add", "tbf", "rate", "5mbit", "burst", "32kb", "latency", "400ms"]);
     let said = tune("h0:1,h1:1", &path("slow.json"));
     assert!(said.contains("h0 sends to h1 at") && said.contains("GB/s one way and 0.00"), "{said}");
     let predict = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", "2", "--tuning"];

@@ -39,7 +39,11 @@ impl TrainingLoader {
         let apart = order.apart(0).min(sharding.batch) * samples.sample().iter().product::<usize>();
         let partners = (AHEAD + 1) * apart * size_of::<f32>();
         let shuffled = order.images * size_of::<u32>();
-        let kept = shuffled + partners + samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
+        let buffers = samples.set().fields().map_or(0, |fields| fields.buffers() * reading.threads());
+        let kept = buffers
+            + shuffled
+            + partners
+            + samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
         let fingerprint = samples.fingerprint();
         let reader = Reader::new(samples, order.clone(), reading);
         Ok(TrainingLoader { reader, order, steps, epoch: 0, skipped: 0, kept, fingerprint })

@@ -57,6 +57,11 @@ impl Reading {
         Ok(Reading { pool: pool.map(Arc::new), strict })
     }
 
+    /// Threads that read.
+    pub fn threads(&self) -> usize {
+        self.pool.as_ref().map_or(1, |pool| pool.current_num_threads())
+    }
+
     /// By whoever asks.
     pub fn inline() -> Reading {
         Reading { pool: None, strict: false }

@@ -16,6 +16,7 @@ use hdf5::{
 use super::element::NumberType;
 use super::filter::Filter;
 use super::library;
+use super::read::PIECE;
 use super::view::{ArrayBox, place_in};
 use crate::error::{Error, Result};
 use crate::files::{self, KeptFile};
@@ -227,6 +228,15 @@ impl FileArray {
     /// Bytes of all its numbers, uncompressed.
     pub fn bytes(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64 * self.element.bytes() as u64
+    }
+
+    /// Bytes that a reader of it holds: a chunk as it is stored, and decoded.
+    pub fn buffer(&self) -> usize {
+        match &self.storage {
+            ArrayStorage::Chunked(chunk, _) => 2 * chunk.iter().product::<usize>() * self.element.bytes(),
+            ArrayStorage::Unwritten => 0,
+            _ => (self.bytes() as usize).min(PIECE),
+        }
     }
 
     /// Bytes that it takes in the file, where they can be told.

@@ -44,7 +44,7 @@ impl Sum for Amount {
 }
 
 /// What is read of a contiguous array at once, in bytes, also where some of it is not needed.
-const PIECE: usize = 1 << 20;
+pub(super) const PIECE: usize = 1 << 20;
 
 /// Places whose channels are put apart at a time.
 const NEAR: usize = 512;

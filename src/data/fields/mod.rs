@@ -147,6 +147,11 @@ impl FieldSet {
         FieldSet { list: Arc::new(list), ..self }
     }
 
+    /// Bytes that a thread holds which reads samples.
+    pub fn buffers(&self) -> usize {
+        self.files[0].arrays.iter().map(|(array, _)| array.buffer()).sum()
+    }
+
     /// By what the numbers of each field are rescaled.
     pub fn scales(&self) -> &[FieldScale] {
         &self.scales

@@ -240,7 +240,7 @@ impl Network {
     /// As for `training`.
     pub fn target_rows(&self) -> Result<Option<Range<usize>>> {
         match self.objective.as_ref().filter(|_| self.rows[0] > 1) {
-            Some(_) => Ok(None),
+            Some(_) => Ok(self.learning(1)?.target_rows().map(|rows| rows.own())),
             None => Ok(None),
         }
     }

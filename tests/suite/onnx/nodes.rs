@@ -473,10 +473,10 @@ fn what_is_no_sound_file_is_refused() {
     refused("more than memory has addresses", &|graph| graph.initializer[0].dims = vec![1 << 40, 1 << 40]);
     refused("10000000000 numbers, and 12", &|graph| graph.initializer[0].dims = vec![100_000, 100_000]);
     refused("its input x is no batch of samples", &|graph| graph.input = vec![value("x", &[0])]);
-    refused("is no batch of images", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
+    refused("is no batch of samples", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
     refused("can be counted", &|graph| graph.input = vec![value("x", &[0, 1 << 16, 1 << 16, 1 << 16])]);
     refused("by a weight for 4 numbers", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
-    refused("is not the scores of classes", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
+    refused("nothing to learn", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
     refused("does not depend on the images", &|graph| {
         graph.initializer.push(weight("k", &[1, 4]));
         graph.node[0].input = vec!["k".into()];

@@ -133,8 +133,9 @@ ENTRY(field_cross_entropy)
 
 extern "C" __global__ void field_cross_entropy_backward(const float *output, const float *target,
                                                         const float *weights, float *doutput, int n, int channels,
-                                                        Long points, float smoothing, const Scalars *scalars) {
-    const float scale = scalars->gradient_scale / (float)points;
+                                                        Long points, float divisor, float smoothing,
+                                                        const Scalars *scalars) {
+    const float scale = scalars->gradient_scale / divisor;
     each(n * points, false, [&](Long i, auto) {
         const Long at = i / points * channels * points + i % points;
         const int label = class_of(target[i], channels);
@@ -214,8 +215,8 @@ extern "C" __global__ void field_numbers(const float *output, const float *targe
 ENTRY(field_numbers)
 
 extern "C" __global__ void field_numbers_backward(const float *output, const float *target, float *doutput, Long n,
-                                                  Long points, int loss, const Scalars *scalars) {
-    const float scale = scalars->gradient_scale / (float)points;
+                                                  float divisor, int loss, const Scalars *scalars) {
+    const float scale = scalars->gradient_scale / divisor;
     each(n, aligned(output) && aligned(target) && aligned(doutput), [&](Long i, auto count) {
         constexpr int N = decltype(count)::value;
         float y[N], t[N];
@@ -229,19 +230,21 @@ ENTRY(field_numbers_backward)
 
 // ---- parts together ----
 
-// A block has a sample at a time.
+// A block has a sample at a time. Without losses what is written are the totals.
 extern "C" __global__ void field_join(const float *partials, f64 *totals, float *losses, float *sums, int n, int parts,
-                                      int width, Long points, int metric) {
+                                      int width, Long of_sample, Long of_part, Long points, int metric) {
     require_block(BLOCK, 1);
     const int own = width - BEFORE, channels = own / 3;
     ROLLED for (int sample = blockIdx.x; sample < n; sample += gridDim.x) {
-        const float *from = partials + (Long)sample * parts * width;
+        const float *from = partials + sample * of_sample;
         f64 *total = totals + (Long)sample * width;
         ROLLED for (int k = threadIdx.x; k < width; k += BLOCK) {
             f64 sum = 0.0;
-            ROLLED for (int part = 0; part < parts; ++part) sum += from[(Long)part * width + k];
-            total[k] = sum;
+            ROLLED for (int part = 0; part < parts; ++part) sum += from[part * of_part + k];
+            total[k] = k == 0 ? sum / points : sum;
+            if (losses == nullptr) sums[(Long)sample * width + k] = (float)total[k];
         }
+        if (losses == nullptr) continue;
         __syncthreads();
         const f64 count = total[1];
         if (metric != OF_IOU) {
@@ -255,7 +258,7 @@ extern "C" __global__ void field_join(const float *partials, f64 *totals, float 
             }
         }
         if (threadIdx.x == 0) {
-            losses[sample] = (float)(total[0] / points);
+            losses[sample] = (float)total[0];
             f64 mean = 0.0;
             ROLLED for (int k = 0; metric == OF_IOU && k < channels; ++k) {
                 const f64 *of = total + BEFORE + k, hits = of[0];

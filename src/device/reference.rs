@@ -260,6 +260,7 @@ fn evaluate(
         }
         Op::SoftmaxCrossEntropy { smoothing, weight } => softmax_cross_entropy(inputs, *smoothing, *weight)?,
         Op::FieldLoss(of) => field_loss::forward(of, inputs)?,
+        Op::FieldMeans(of) => field_loss::means(of, &inputs[0])?,
         Op::Backward(op) => backward(op, inputs, shape, scalars)?,
         Op::Fused(op) => fused(op, inputs, outputs, shape)?,
     })

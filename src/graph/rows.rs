@@ -16,8 +16,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{
-    BackwardOp, Binary, DType, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor, TensorId, dims,
+    BackwardOp, Binary, DType, FieldLoss, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor,
+    TensorId, dims,
 };
+use crate::config::Objective;
 use crate::cuts::even_split;
 
 /// A cut of so many rows over places, and one of these.
@@ -65,6 +67,9 @@ pub struct RowWindow {
     pub padding: usize,
     /// What stands in rows that are not of the image. It is a number that bf16 has.
     pub fill: f32,
+    /// Whether they are windows over the result's rows, to each of which a row of the image adds (a transposed
+    /// convolution): `padding` is then of the result.
+    pub transposed: bool,
 }
 
 /// Rows of a tensor that a place needs of those that it and others have.
@@ -91,10 +96,15 @@ impl Halo {
     /// The first row that a place needs and the one behind the last, counted from the image's first one: some may lie
     /// outside of the image.
     pub fn needed(&self, place: usize) -> [isize; 2] {
-        let Some(RowWindow { outputs, reach, stride, padding, .. }) = self.window else {
+        let Some(RowWindow { outputs, reach, stride, padding, transposed, .. }) = self.window else {
             return [0, self.rows.height as isize];
         };
         let Range { start, end } = even_split(outputs, self.rows.parts, place);
+        if transposed {
+            // Row i adds to rows i·stride − padding to i·stride − padding + reach − 1 of the result.
+            let first = (start + padding + stride).saturating_sub(reach) / stride;
+            return [first as isize, ((end - 1 + padding) / stride + 1) as isize];
+        }
         let first = |output: usize| (output * stride) as isize - padding as isize;
         [first(start), first(end - 1) + reach as isize]
     }
@@ -142,14 +152,15 @@ impl Halo {
 
     /// Whether every place can compute its outputs of the rows that it has, as they lie.
     fn is_needless(&self) -> bool {
-        let Some(RowWindow { outputs, reach, stride, .. }) = self.window else { return false };
-        (0..self.rows.parts).all(|place| {
-            let (own, outputs) = (self.rows.of(place), even_split(outputs, self.rows.parts, place));
-            let [start, end] = self.needed(place);
-            start == own.start as isize
-                && end <= own.end as isize
-                && (own.len() - reach) / stride + 1 == outputs.len()
-        })
+        let Some(RowWindow { outputs, reach, stride, transposed, .. }) = self.window else { return false };
+        !transposed
+            && (0..self.rows.parts).all(|place| {
+                let (own, outputs) = (self.rows.of(place), even_split(outputs, self.rows.parts, place));
+                let [start, end] = self.needed(place);
+                start == own.start as isize
+                    && end <= own.end as isize
+                    && (own.len() - reach) / stride + 1 == outputs.len()
+            })
     }
 }
 
@@ -426,8 +437,13 @@ impl RowSplit {
     }
 
     fn add(&mut self, mut node: Node) {
+        self.cut_beside(&mut node);
+        if let (Op::FieldLoss(of), Some(height)) = (node.op, self.height(node.inputs[0])) {
+            return self.loss_of_rows(node, of.objective, height);
+        }
         match self.height(node.inputs[0]) {
             Some(height) if self.is_mean_of_rows(&node, height) => return self.mean_of_rows(node, height),
+            Some(height) if self.is_transposed(&node) => return self.transposed(node, height),
             Some(height) if self.add_windows(&mut node, height) => {}
             _ => match self.goes_by_rows(&node) {
                 Some(height) => {
@@ -459,7 +475,7 @@ impl RowSplit {
         if outputs < self.rows.parts {
             return false;
         }
-        let mut window = RowWindow { outputs, reach: 0, stride: 0, padding: 0, fill: 0.0 };
+        let mut window = RowWindow { outputs, reach: 0, stride: 0, padding: 0, fill: 0.0, transposed: false };
         match &mut node.op {
             Op::Conv2d(conv) => {
                 (window.reach, window.stride) = (conv.reach()[0], conv.stride[0]);
@@ -480,6 +496,55 @@ impl RowSplit {
         node.inputs[0] = self.halo(&node.name, node.inputs[0], height, Some(window));
         node.outputs.iter().for_each(|&id| self.cut(id, outputs));
         true
+    }
+
+    /// Whether it is a transposed convolution of which each place has outputs, with none that no row adds to between
+    /// those of two rows.
+    fn is_transposed(&self, node: &Node) -> bool {
+        let outputs = self.shape(node.outputs[0]).nchw().map_or(0, |[_, _, height, _]| height);
+        let Op::Conv2dBackwardData(conv) = node.op else { return false };
+        outputs >= self.rows.parts && conv.reach()[0] >= conv.stride[0]
+    }
+
+    /// A transposed convolution of the rows that add to those of this place gives these, and some beside them.
+    fn transposed(&mut self, mut node: Node, height: usize) {
+        let Op::Conv2dBackwardData(conv) = &mut node.op else { return };
+        let (reach, stride) = (conv.reach()[0], conv.stride[0]);
+        let padding = std::mem::take(&mut conv.padding[0]);
+        let (name, y) = (node.name.clone(), node.outputs[0]);
+        let outputs = self.shape(y).0[2];
+        let window = RowWindow { outputs, reach, stride, padding, fill: 0.0, transposed: true };
+        node.inputs[0] = self.halo(&name, node.inputs[0], height, Some(window));
+        let own = self.rows.with_height(outputs).own();
+        let halo = Halo { rows: self.rows.with_height(height), window: Some(window), number: 0 };
+        let [first, _] = halo.needed(self.rows.place);
+        let wide = (halo.height() - 1) * stride + reach;
+        let from = own.start + padding - first as usize * stride;
+        self.cut(y, outputs);
+        if wide > own.len() {
+            node.outputs[0] = self.graph.like_rows(y, wide);
+            self.graph.tensors[node.outputs[0].0].name = format!("{name}.rows");
+        }
+        self.graph.nodes.push(node);
+        if wide > own.len() {
+            let wide = self.graph.nodes.last().expect("just added").outputs[0];
+            self.graph.put(&name, Op::Slice { axis: 2, from }, vec![wide], vec![y], None);
+        }
+    }
+
+    /// What is put beside rows of this place is cut to them too.
+    fn cut_beside(&mut self, node: &mut Node) {
+        let Op::Concat { axis } = node.op else { return };
+        let Some(height) = node.inputs.iter().find_map(|&id| self.height(id)) else { return };
+        for index in 0..node.inputs.len() {
+            let (id, own) = (node.inputs[index], self.rows.with_height(height).own());
+            let is_whole = self.height(id).is_none() && self.shape(id).nchw().is_some();
+            if axis != 2 && is_whole && self.shape(id).0[2] == height {
+                let part = self.graph.some_rows(&node.name, id, &(0..height), &own);
+                self.cut(part, height);
+                node.inputs[index] = part;
+            }
+        }
     }
 
     /// The height of an op's result whose rows are each made of the same row of its operands.
@@ -536,6 +601,24 @@ impl RowSplit {
         self.graph.put(&name, Op::Sum { scale: 1.0 }, vec![weighed], vec![y], None);
     }
 
+    /// Every place compares its own rows with those of the target, and tells the others what they add up to.
+    fn loss_of_rows(&mut self, mut node: Node, objective: Objective, height: usize) {
+        let rows = self.rows.with_height(height);
+        let of = FieldLoss { objective, rows: Some(rows) };
+        let axis = if objective.loss.is_of_classes() { 1 } else { 2 };
+        self.graph.tensors[node.inputs[1].0].spec.shape.0[axis] = rows.own().len();
+        let name = node.name.clone();
+        let output = self.shape(node.inputs[0]);
+        let shape = [output.batch(), of.totals(output.channels())];
+        let [own, all] = [&shape[..], &[rows.parts, shape[0], shape[1]]]
+            .map(|shape| self.graph.per_channel(&format!("{name}.totals"), shape));
+        let means = std::mem::replace(&mut node.outputs, vec![own]);
+        node.op = Op::FieldLoss(of);
+        self.graph.nodes.push(node);
+        self.graph.put(&name, Op::Exchange { ranks: rows.parts, rows: None }, vec![own], vec![all], None);
+        self.graph.put(&name, Op::FieldMeans(of), vec![all], means, None);
+    }
+
     /// All rows of a tensor.
     fn whole(&mut self, name: &str, id: TensorId) -> TensorId {
         match self.height(id) {
@@ -566,6 +649,7 @@ impl RowSplit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Loss, Metric};
     use crate::graph::{BatchNorm, Builder, Conv2d};
     use proptest::prelude::*;
 
@@ -604,7 +688,7 @@ mod tests {
             // A last window may reach beyond the padding (ceil mode).
             let outputs = (height + 2 * padding - reach) / stride + 1 + more.min(1);
             prop_assume!(outputs >= parts);
-            let window = RowWindow { outputs, reach, stride, padding, fill: 0.0 };
+            let window = RowWindow { outputs, reach, stride, padding, fill: 0.0, transposed: false };
             let halos = halos(height, parts, Some(window));
             let mut sent = 0;
             for place in 0..parts {
@@ -638,6 +722,32 @@ mod tests {
             }
         }
 
+        /// Each place has the rows that add to its own of a transposed convolution, and no row that adds to none.
+        #[test]
+        fn every_place_has_the_rows_that_add_to_its_own(
+            height in 1usize..40, parts in 1usize..6, stride in 1usize..4, more in 0usize..4, padding in 0usize..4,
+            last in 0usize..4,
+        ) {
+            let reach = stride + more;
+            let all = (height - 1) * stride + reach + last.min(stride - 1);
+            prop_assume!(height >= parts && all > 2 * padding && all - 2 * padding >= parts && padding < reach);
+            let outputs = all - 2 * padding;
+            let window = RowWindow { outputs, reach, stride, padding, fill: 0.0, transposed: true };
+            let halos = halos(height, parts, Some(window));
+            for (place, halo) in halos.iter().enumerate() {
+                let own = even_split(outputs, parts, place);
+                let adds = |row: usize| {
+                    let [first, last] = [row * stride, row * stride + reach - 1];
+                    own.clone().any(|output| (first..=last).contains(&(output + padding)))
+                };
+                let rows: Vec<usize> = put_together(&halos, place).into_iter().flatten().collect();
+                prop_assert_eq!(&rows, &(0..height).filter(|&row| adds(row)).collect::<Vec<_>>());
+                let [first, _] = halo.needed(place);
+                let from = own.start + padding - first as usize * stride;
+                prop_assert!(from + own.len() <= (halo.height() - 1) * stride + reach);
+            }
+        }
+
         /// All rows, in their order.
         #[test]
         fn what_is_gathered_is_whole(height in 1usize..40, parts in 1usize..6) {
@@ -658,6 +768,29 @@ mod tests {
         let x = net.conv2d("conv3", x, 3, Conv2d::square(9)).unwrap();
         let x = net.linear("fc", x, 4);
         net.finish(x).simplify()
+    }
+
+    /// A field's loss is of the rows of its place, and so is its target; where a place has none it is of all.
+    #[test]
+    fn targets_are_cut_as_outputs_are() {
+        let objective = Objective { loss: Loss::CrossEntropy, metric: Metric::Iou, smoothing: 0.0 };
+        let net = |height| {
+            let (mut net, x) = Builder::new("dense", 2, [1, height, 6]);
+            let x = net.conv2d("conv", x, 3, Conv2d::square(3).padding(1)).unwrap();
+            net.finish(x).with_objective(objective, None).unwrap().simplify()
+        };
+        for (place, rows) in [(0, 3), (1, 2)] {
+            let graph = net(5).split_rows(2, place);
+            assert_eq!(graph.tensor(graph.labels).spec.shape.0, [2, rows, 6]);
+            assert_eq!(graph.target_rows(), Some(Rows { height: 5, parts: 2, place }));
+            let names: Vec<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();
+            assert_eq!(names, ["halo", "conv2d", "field loss", "exchange", "field means"]);
+            assert_eq!(graph.nodes[4].outputs, [graph.losses, graph.hits]);
+            assert_eq!(graph.tensor(graph.hits).spec.shape.0, [2, 10]);
+            let backward = graph.differentiate();
+            assert_eq!(backward.with_role(Role::Gradient).count(), 2);
+        }
+        assert_eq!(net(1).split_rows(2, 0).target_rows(), None);
     }
 
     fn shapes(graph: &Graph, name: &str) -> Vec<usize> {

@@ -11,8 +11,8 @@ use std::slice::from_ref;
 use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{
-    Activation, BackwardOp, BatchNorm, Binary, Builder, Conv2d, DType, Init, LocalResponseNorm, MatMul, Op,
-    Permutation, Pool2d, Shape, Spec, TensorId, dims, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Builder, Conv2d, DType, FieldLoss, Init, LocalResponseNorm,
+    MatMul, Op, Permutation, Pool2d, Shape, Spec, TensorId, dims, windows,
 };
 use dltrain::plan::{Options, Parameter, Plan, plan};
 use dltrain::random::{Purpose, Stream, key};
@@ -375,15 +375,16 @@ proptest! {
             .into_iter().map(|(extents, values)| (f32s(Shape(extents)), values)).collect();
         let sums = objective.metric.sums(inputs[0].0.shape.channels());
         let outputs = [f32s(dims([n])), f32s(dims([n, sums]))];
-        let op = Op::Backward(BackwardOp::FieldLoss(objective));
+        let of = FieldLoss { objective, rows: None };
+        let op = Op::Backward(BackwardOp::FieldLoss(of));
         let scaled = &run(op, &inputs, &[inputs[0].0.clone()])[0];
         if n > 1 {
             prop_assert!(scaled[scaled.len() / n * (n - 1)..].iter().all(|&g| g == 0.0));
-            let of_none = run(Op::FieldLoss(objective), &inputs, &outputs);
+            let of_none = run(Op::FieldLoss(of), &inputs, &outputs);
             prop_assert!(of_none[0][n - 1] == 0.0 && of_none[1][(n - 1) * sums..].iter().all(|&sum| sum == 0.0));
         }
         let gradient: Vec<f32> = scaled.iter().map(|g| g / SCALARS.gradient_scale).collect();
-        let case = Case { op: Op::FieldLoss(objective), inputs: &inputs, outputs: &outputs, r: &[1.0; 3][..n] };
+        let case = Case { op: Op::FieldLoss(of), inputs: &inputs, outputs: &outputs, r: &[1.0; 3][..n] };
         case.check(0, &gradient, 1.0 / 64.0, 0.2 / 6.0 / 64f64.powi(2));
     }
 

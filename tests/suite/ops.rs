@@ -21,8 +21,8 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
-    Activation, BackwardOp, BatchNorm, Binary, Conv2d, DType, FusedOp, LocalResponseNorm, MatMul, Op,
-    Permutation, Pool2d, Shape, Spec, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Conv2d, DType, FieldLoss, FusedOp, LocalResponseNorm, MatMul,
+    Op, Permutation, Pool2d, Rows, Shape, Spec, windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -2074,8 +2074,8 @@ fn losses_of_fields_are_what_they_are_defined_to_be() {
             let inputs: Vec<&Host> = hosts.iter().collect();
             let channels = hosts[0].spec.shape.channels();
             let sums = spec(&[extents[0], objective.metric.sums(channels)]);
-            let (forward, backward) =
-                (Op::FieldLoss(objective), Op::Backward(BackwardOp::FieldLoss(objective)));
+            let of = FieldLoss { objective, rows: None };
+            let (forward, backward) = (Op::FieldLoss(of), Op::Backward(BackwardOp::FieldLoss(of)));
             let what = format!("{objective:?} {extents:?} {weighted}");
             // Exponents up to 8, and sums of as many numbers as a lane or a thread and a tree have: up to 32 additions.
             let relative = U * (8.0 + 40.0);
@@ -2108,6 +2108,69 @@ fn losses_of_fields_are_what_they_are_defined_to_be() {
             }
         }
     }
+}
+
+/// Places that have rows of a field each, together: what they add up to is what one has of all, and each has its part
+/// of the gradient, as many times as there are places.
+#[test]
+fn losses_of_rows_are_those_of_whole_fields() {
+    let extents = [3, 2, 7, 5];
+    for objective in objectives() {
+        let hosts: Vec<Host> = operands(objective, &extents, true)
+            .into_iter()
+            .map(|(extents, values)| Host { spec: spec(&extents), values })
+            .collect();
+        let sums = objective.metric.sums(2);
+        let results = [spec(&[3]), spec(&[3, sums])];
+        let whole = FieldLoss { objective, rows: None };
+        let inputs: Vec<&Host> = hosts.iter().collect();
+        for device in [&[&Reference as &dyn Device][..], &devices()[..1]].concat() {
+            let (_, expected) = through(device, &Op::FieldLoss(whole), &inputs, &results, None);
+            let op = Op::Backward(BackwardOp::FieldLoss(whole));
+            let slopes = through(device, &op, &inputs, from_ref(&hosts[0].spec), None).1.remove(0);
+            let mut totals = Vec::new();
+            for place in 0..3 {
+                let rows = Rows { height: 7, parts: 3, place };
+                let of = FieldLoss { objective, rows: Some(rows) };
+                let mut own = vec![
+                    rows_of(&hosts[0], 2, rows),
+                    rows_of(&hosts[1], hosts[1].spec.shape.rank() - 2, rows),
+                ];
+                own.extend(hosts.get(2).cloned());
+                let own: Vec<&Host> = own.iter().collect();
+                totals.extend(
+                    through(device, &Op::FieldLoss(of), &own, &[spec(&[3, of.totals(2)])], None).1.remove(0),
+                );
+                let op = Op::Backward(BackwardOp::FieldLoss(of));
+                let found = through(device, &op, &own, from_ref(&own[0].spec), None).1.remove(0);
+                let expected =
+                    rows_of(&Host { spec: hosts[0].spec.clone(), values: slopes.clone() }, 2, rows);
+                let bounds = expected.values.iter().map(|v| 3.0 * f64::from(v.abs()) * 4.0 * U);
+                let thrice: Vec<f32> = expected.values.iter().map(|v| 3.0 * v).collect();
+                close(&found, &thrice, bounds, &format!("{objective:?}")).unwrap();
+            }
+            let totals = Host { spec: spec(&[3, 3, whole.totals(2)]), values: totals };
+            let op =
+                Op::FieldMeans(FieldLoss { objective, rows: Some(Rows { height: 7, parts: 3, place: 0 }) });
+            let (_, found) = through(device, &op, &[&totals], &results, None);
+            // Totals are rounded, of which three are added up.
+            for (found, expected) in found.iter().zip(&expected) {
+                let bounds = expected.iter().map(|v| 8.0 * U * (f64::from(v.abs()) + 4.0));
+                close(found, expected, bounds, &format!("{objective:?}")).unwrap();
+            }
+        }
+    }
+}
+
+/// Some rows of a tensor, along an axis.
+fn rows_of(host: &Host, axis: usize, rows: Rows) -> Host {
+    let mut shape = host.spec.shape.0.clone();
+    let behind: usize = shape[axis + 1..].iter().product();
+    let own = rows.own();
+    let parts = host.values.chunks(rows.height * behind);
+    let values = parts.flat_map(|all| all[own.start * behind..own.end * behind].to_vec()).collect();
+    shape[axis] = own.len();
+    Host { spec: spec(&shape), values }
 }
 
 /// conv → max pool → ReLU → linear and all the way back, in the library's own layouts, with reorders only where a
@@ -2289,7 +2352,7 @@ mod on_the_cpu_alone {
             let target = upload(&cpu, &Host { spec: spec(&[2, points]), values: target });
             let inputs = [&output, &target].map(|t| (t.spec.clone(), Some(t.layout.clone())));
             let outputs = [spec(&[2]), spec(&[2, 10])];
-            let op = Op::FieldLoss(objective);
+            let op = Op::FieldLoss(FieldLoss { objective, rows: None });
             let request =
                 KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
             let kernel = cpu.compile(&request).unwrap();

@@ -109,6 +109,16 @@ fn networks_come_to_the_same() {
     }
 }
 
+/// Transposed convolutions with padding, without, and with rows between.
+#[test]
+fn layers_that_make_images_larger_come_to_the_same() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/sizes.onnx");
+    let words = format!("--model {model} --batch 4 --steps 2 --optimizer sgd --lr 1e-3");
+    for parts in [2, 3] {
+        Scratch::new().alike_in_parts(parts, parts, &words, "");
+    }
+}
+
 /// Statistics over more ranks than those with the same images: of images of 32 rows some layers have all of their rows
 /// everywhere.
 #[test]

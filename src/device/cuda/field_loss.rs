@@ -8,46 +8,44 @@ use super::gpu::{Argument, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{plain, plain_in};
 use super::simple::loss_grid;
-use crate::config::{Metric, Objective};
+use crate::config::Metric;
 use crate::device::{KernelRequest, Layout, Memory as DeviceMemory};
 use crate::error::{Error, Result};
-use crate::graph::DType;
+use crate::graph::{DType, FieldLoss};
 
 /// Points of a part of a sample: sixteen a thread.
 const OF_PART: usize = 4096;
 
 #[derive(Clone, Copy)]
 struct Extents {
-    objective: Objective,
+    of: FieldLoss,
     samples: usize,
     channels: usize,
     /// Of the target of a sample.
     points: usize,
-    /// Whether a sample is a row of scores, without weights of classes.
+    /// Whether a sample is a row of scores, whole and without weights of classes.
     is_row: bool,
 }
 
 impl Extents {
-    fn of(request: &KernelRequest, objective: Objective) -> Result<Extents> {
+    fn of(request: &KernelRequest, of: FieldLoss) -> Result<Extents> {
         let [(output, _), (target, _), ..] = request.inputs else {
             return Err(Error::internal(format!("{} inputs of a field's loss", request.inputs.len())));
         };
         let (samples, channels) = (output.shape.batch(), output.shape.channels());
         let points = target.shape.per_sample();
-        let is_row = objective.loss.is_of_classes() && points == 1 && request.inputs.len() == 2;
-        Ok(Extents { objective, samples, channels, points, is_row })
+        let is_one = points == 1 && request.inputs.len() == 2 && of.rows.is_none();
+        let is_row = of.objective.loss.is_of_classes() && is_one;
+        Ok(Extents { of, samples, channels, points, is_row })
     }
 
     fn parts(&self) -> usize {
         self.points.div_ceil(OF_PART)
     }
 
-    /// What a part adds up: losses, points, and what its metric wants.
+    /// What a part adds up.
     fn width(&self) -> usize {
-        2 + match self.objective.metric {
-            Metric::Iou => 3 * self.channels,
-            metric => metric.carried(),
-        }
+        self.of.totals(self.channels)
     }
 
     /// Bytes of the parts' sums, of the samples' and of labels and hits.
@@ -66,16 +64,16 @@ fn layouts(request: &KernelRequest) -> [Vec<Layout>; 2] {
     [inputs, request.outputs.iter().map(plain).collect()]
 }
 
-/// output, target, weights? → losses, sums
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, objective: Objective) -> Result<CudaKernel> {
-    let extents = Extents::of(request, objective)?;
+/// output, target, weights? → losses, sums; of a part of the rows their totals
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
+    let (extents, objective) = (Extents::of(request, of)?, of.objective);
     let [inputs, outputs] = layouts(request);
     let bind = move |operands: &mut Operands| {
         let [partials, totals, labels, hits] = extents.scratch(operands);
-        let (losses, sums) = (&operands.outputs[0], &operands.outputs[1]);
         if !extents.is_row {
             return add_up(operands, &extents, &partials, &totals);
         }
+        let (losses, sums) = (&operands.outputs[0], &operands.outputs[1]);
         // What the kernel for labels does not count.
         let counts = objective.metric == Metric::Iou;
         if counts {
@@ -109,7 +107,8 @@ fn add_up(
     partials: &DeviceMemory,
     totals: &DeviceMemory,
 ) -> Result<()> {
-    let Extents { objective, samples, channels, points, .. } = *extents;
+    let Extents { of, samples, channels, points, .. } = *extents;
+    let objective = of.objective;
     let (parts, metric) = (extents.parts(), Int(objective.metric as usize));
     let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
     let grid = [parts as u32, samples.min(65_535) as u32, 1];
@@ -133,18 +132,53 @@ fn add_up(
             [output, target, Memory(partials), Int(samples), Long(points), Int(parts), loss, metric];
         operands.launch("field_numbers", grid, &arguments)?;
     }
+    let width = extents.width();
+    join(operands, of, partials, totals, [samples, parts, width], [parts * width, width], of.points(points))
+}
+
+/// Losses and sums, or totals, of parts of so many samples, of which these are so far apart.
+fn join(
+    operands: &mut Operands,
+    of: FieldLoss,
+    partials: &DeviceMemory,
+    totals: &DeviceMemory,
+    [samples, parts, width]: [usize; 3],
+    [of_sample, of_part]: [usize; 2],
+    points: usize,
+) -> Result<()> {
+    let [first, rest @ ..] = operands.outputs else {
+        return Err(Error::internal("a field's loss that gives nothing"));
+    };
     let arguments = [
         Memory(partials),
         Memory(totals),
-        Memory(&operands.outputs[0]),
-        Memory(&operands.outputs[1]),
+        rest.first().map_or(Null, |_| Memory(first)),
+        Memory(rest.first().unwrap_or(first)),
         Int(samples),
         Int(parts),
-        Int(extents.width()),
+        Int(width),
+        Long(of_sample),
+        Long(of_part),
         Long(points),
-        Int(objective.metric as usize),
+        Int(of.objective.metric as usize),
     ];
     operands.launch("field_join", [operands.gpu.at_most(samples), 1, 1], &arguments)
+}
+
+/// totals of several places → losses, sums
+pub fn means(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
+    let [inputs, outputs] = layouts(request);
+    let [parts, samples, width] = request.inputs[0].0.shape.0[..] else {
+        return Err(Error::internal("totals of no places"));
+    };
+    let bytes = 8 * samples * width;
+    let bind = move |operands: &mut Operands| {
+        let totals = operands.scratch(bytes);
+        let all = operands.inputs[0].clone();
+        join(operands, of, &all, &totals, [samples, parts, width], [width, samples * width], 1)
+    };
+    let kernel = CudaKernel::new(gpu, "own:field-means", inputs, outputs, bind);
+    Ok(kernel.with_workspace(bytes.next_multiple_of(PART)))
 }
 
 fn weights(inputs: &[DeviceMemory]) -> Argument<'_> {
@@ -159,14 +193,14 @@ fn label(operands: &mut Operands, extents: &Extents, labels: &DeviceMemory) -> R
 }
 
 /// output, target, weights? → d output
-pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, objective: Objective) -> Result<CudaKernel> {
-    let extents = Extents::of(request, objective)?;
+pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
+    let (extents, objective) = (Extents::of(request, of)?, of.objective);
     let Extents { samples, channels, points, is_row, .. } = extents;
     let [inputs, outputs] = layouts(request);
     let bind = move |operands: &mut Operands| {
         let scalars = operands.gpu.scalars.clone();
         let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
-        let gradient = Memory(&operands.outputs[0]);
+        let (gradient, divisor) = (Memory(&operands.outputs[0]), Float(of.divisor(points)));
         let n = samples * points;
         if is_row {
             let labels = operands.scratch(4 * samples);
@@ -195,13 +229,14 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, objective: Objective) ->
                 Int(samples),
                 Int(channels),
                 Long(points),
+                divisor,
                 Float(objective.smoothing),
                 Memory(&scalars),
             ];
             operands.launch("field_cross_entropy_backward", operands.gpu.blocks(n), &arguments)
         } else {
             let loss = Int(objective.loss as usize);
-            let arguments = [output, target, gradient, Long(n), Long(points), loss, Memory(&scalars)];
+            let arguments = [output, target, gradient, Long(n), divisor, loss, Memory(&scalars)];
             operands.launch("field_numbers_backward", operands.gpu.blocks(n), &arguments)
         }
     };

@@ -129,6 +129,7 @@ impl Cuda {
             Op::Add { relu } => simple::add(gpu, request, relu),
             Op::SoftmaxCrossEntropy { smoothing, weight } => simple::loss(gpu, request, smoothing, weight),
             Op::FieldLoss(of) => field_loss::forward_pass(gpu, request, of),
+            Op::FieldMeans(of) => field_loss::means(gpu, request, of),
             Op::Backward(op) => self.backward(request, op),
             Op::Fused(op) => self.fused(request, op),
         }

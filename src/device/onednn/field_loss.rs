@@ -12,11 +12,11 @@ use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
 use super::layout::plain_f32;
 use super::loss::{LossTarget, cross_entropy, largest, no_class, softmax_gradient};
-use super::primitive::outputs;
+use super::primitive::{inputs, outputs};
 use crate::config::{Loss, Metric, Objective};
 use crate::device::{KernelRequest, Layout, Memory, Scalars};
 use crate::error::{Error, Result};
-use crate::graph::{DType, Spec};
+use crate::graph::{DType, FieldLoss, Spec};
 
 /// Points of a chunk.
 const CHUNK: usize = 256;
@@ -24,15 +24,15 @@ const CHUNK: usize = 256;
 /// Points that a thread takes at a time: few enough for f32 sums by lane.
 const PIECE: usize = 16 * CHUNK;
 
-/// What the piece of a sample adds up in front of what its metric wants.
-const LOSS: usize = 0;
-const COUNT: usize = 1;
-/// A target that is no class, else NaN.
-const WRONG: usize = 2;
+/// What the piece of a sample adds up: a target that is no class, else NaN; then `FieldLoss::totals`.
+const WRONG: usize = 0;
+const LOSS: usize = 1;
+const COUNT: usize = 2;
 const FIRST: usize = 3;
 
 #[derive(Clone, Copy)]
 struct Extents {
+    of: FieldLoss,
     objective: Objective,
     samples: usize,
     channels: usize,
@@ -41,14 +41,14 @@ struct Extents {
 }
 
 impl Extents {
-    fn of(request: &KernelRequest, objective: Objective, results: &[&Spec]) -> Result<Extents> {
+    fn of(request: &KernelRequest, of: FieldLoss, results: &[&Spec]) -> Result<Extents> {
         let specs: Vec<&Spec> = request.inputs.iter().map(|(spec, _)| spec).collect();
         let ([output, target] | [output, target, _]) = specs[..] else {
             return Err(Error::internal(format!("{} inputs of a field's loss", specs.len())));
         };
         let (samples, channels) = (output.shape.batch(), output.shape.channels());
         let points = output.shape.0.iter().skip(2).product();
-        let extents = Extents { objective, samples, channels, points };
+        let extents = Extents { of, objective: of.objective, samples, channels, points };
         let are_reals = specs.iter().chain(results).all(|spec| spec.dtype.is_real());
         let fits = target.shape.elements() == samples * extents.per_sample()
             && specs.get(2).is_none_or(|weights| extents.is_of_classes() && weights.shape.0 == [channels]);
@@ -81,11 +81,7 @@ impl Extents {
 
     /// Numbers that a piece adds up.
     fn width(&self) -> usize {
-        FIRST
-            + match self.objective.metric {
-                Metric::Iou => 3 * self.channels,
-                metric => metric.carried(),
-            }
+        1 + self.of.totals(self.channels)
     }
 
     /// Where a sample's output lies, and its target.
@@ -100,21 +96,25 @@ fn plain_layouts(engine: &Engine, request: &KernelRequest) -> Result<[Vec<Layout
     Ok([inputs.collect::<Result<_>>()?, results.collect::<Result<_>>()?])
 }
 
-/// output, target, weights? → losses, sums
+/// output, target, weights? → losses, sums; of a part of the rows their totals
 pub fn forward_pass(
     engine: &Engine,
     workers: &Rc<Workers>,
     request: &KernelRequest,
-    objective: Objective,
+    of: FieldLoss,
 ) -> Result<HostKernel> {
-    let [losses, sums] = outputs(request)?;
-    let extents = Extents::of(request, objective, &[losses, sums])?;
+    let results: Vec<&Spec> = request.outputs.iter().collect();
+    let extents = Extents::of(request, of, &results)?;
+    if results.len() != if of.rows.is_some() { 1 } else { 2 } {
+        return Err(Error::internal(format!("{} outputs of a field's loss", results.len())));
+    }
     let [from, to] = plain_layouts(engine, request)?;
     let (width, pieces) = (extents.width(), extents.samples * extents.pieces());
-    let (each, workers) = (objective.metric.sums(extents.channels), workers.clone());
+    let workers = workers.clone();
     let kernel = HostKernel::new("field-loss", from, to, move |inputs, outputs, _| {
         let fields = Fields::of(extents, inputs);
-        let totals = Numbers::<f64>::stored(&outputs[2]);
+        let [results @ .., totals] = outputs else { return Ok(()) };
+        let totals = Numbers::<f64>::stored(totals);
         workers.each(pieces, |piece| {
             // SAFETY: each call has a part of its own.
             let own = unsafe { totals.part_mut(piece * width..(piece + 1) * width) };
@@ -122,25 +122,46 @@ pub fn forward_pass(
             own[WRONG] = f64::NAN;
             fields.add_up(piece, own);
         });
-        // SAFETY: host memory of this device; all threads are done, and outputs are apart from each other.
-        let (losses, sums) = unsafe { (outputs[0].as_slice_mut::<f32>(), outputs[1].as_slice_mut::<f32>()) };
-        // SAFETY: as above.
+        // SAFETY: all threads are done.
         let totals = unsafe { totals.part_mut(0..pieces * width) };
         if let Some(part) = totals.chunks_exact(width).find(|part| !part[WRONG].is_nan()) {
             return Err(no_class(part[WRONG], extents.channels));
         }
-        let samples = losses.iter_mut().zip(sums.chunks_exact_mut(each));
-        for ((loss, sums), parts) in samples.zip(totals.chunks_exact_mut(width * extents.pieces())) {
+        let points = of.points(extents.per_sample()) as f64;
+        for (sample, parts) in totals.chunks_exact_mut(width * extents.pieces()).enumerate() {
             let (total, parts) = parts.split_at_mut(width);
             for part in parts.chunks_exact(width) {
                 total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
             }
-            *loss = (total[LOSS] / extents.per_sample() as f64) as f32;
-            show(objective.metric, total, sums);
+            total[LOSS] /= points;
+            show(&of, &total[LOSS..], sample, results);
         }
         Ok(())
     });
     Ok(kernel.with_workspace(size_of::<f64>() * pieces * width))
+}
+
+/// totals of several places → losses, sums
+pub fn means(engine: &Engine, request: &KernelRequest, of: FieldLoss) -> Result<HostKernel> {
+    let ([all], [losses, _]) = (inputs(request)?, outputs(request)?);
+    let of = FieldLoss { rows: None, ..of };
+    let (samples, count) = (losses.shape.batch(), all.shape.0.last().copied().unwrap_or(0));
+    let [from, to] = plain_layouts(engine, request)?;
+    let kernel = HostKernel::new("field-means", from, to, move |inputs, outputs, _| {
+        let [results @ .., total] = outputs else { return Ok(()) };
+        // SAFETY: host memory of this device; the workspace is apart from what is read.
+        let (all, total) = unsafe { (inputs[0].as_slice::<f32>(), total.as_slice_mut::<f64>()) };
+        for sample in 0..samples {
+            total.fill(0.0);
+            for part in all.chunks_exact(samples * count) {
+                let part = &part[sample * count..][..count];
+                total.iter_mut().zip(part).for_each(|(total, &part)| *total += f64::from(part));
+            }
+            show(&of, total, sample, results);
+        }
+        Ok(())
+    });
+    Ok(kernel.with_workspace(size_of::<f64>() * count))
 }
 
 /// output, target, weights? → d output
@@ -148,15 +169,15 @@ pub fn backward(
     engine: &Engine,
     workers: &Rc<Workers>,
     request: &KernelRequest,
-    objective: Objective,
+    of: FieldLoss,
 ) -> Result<HostKernel> {
     let [gradient] = outputs(request)?;
-    let extents = Extents::of(request, objective, &[gradient])?;
+    let extents = Extents::of(request, of, &[gradient])?;
     let [from, to] = plain_layouts(engine, request)?;
     let workers = workers.clone();
     Ok(HostKernel::new("field-loss", from, to, move |inputs, outputs, scalars: &Scalars| {
         let fields = Fields::of(extents, inputs);
-        let scale = scalars.gradient_scale / extents.per_sample() as f32;
+        let scale = scalars.gradient_scale / of.divisor(extents.per_sample());
         let gradient = Numbers::of(&outputs[0]);
         workers
             .each(extents.samples * extents.pieces(), |piece| fields.differentiate(piece, gradient, scale));
@@ -164,13 +185,27 @@ pub fn backward(
     }))
 }
 
-/// What a metric shows of the totals of a sample.
-fn show(metric: Metric, totals: &[f64], sums: &mut [f32]) {
-    let (count, own) = (totals[COUNT], &totals[FIRST..]);
+/// Writes what is shown of the totals of a sample: these, of a part of it; else loss and sums.
+fn show(of: &FieldLoss, totals: &[f64], sample: usize, results: &[Memory]) {
+    #[allow(clippy::mut_from_ref, reason = "what is written is the device's memory, not the handle")]
+    fn place(memory: &Memory, sample: usize, count: usize) -> &mut [f32] {
+        // SAFETY: host memory of this device that nobody else reads or writes while the step runs.
+        unsafe { Numbers::of(memory).part_mut(sample * count..(sample + 1) * count) }
+    }
+    let [first, sums @ ..] = results else { return };
+    let [loss, count, own @ ..] = totals else { return };
+    let Some(sums) = sums.first() else {
+        let to = place(first, sample, totals.len());
+        return to.iter_mut().zip(totals).for_each(|(to, total)| *to = *total as f32);
+    };
+    place(first, sample, 1)[0] = *loss as f32;
+    let metric = of.objective.metric;
     if metric != Metric::Iou {
-        let mean = |total: &f64| if count > 0.0 { (total / count) as f32 } else { 0.0 };
+        let mean = |total: &f64| if *count > 0.0 { (total / count) as f32 } else { 0.0 };
+        let sums = place(sums, sample, own.len());
         return sums.iter_mut().zip(own).for_each(|(sum, total)| *sum = mean(total));
     }
+    let sums = place(sums, sample, 1 + own.len());
     let channels = own.len() / 3;
     let mut mean = 0.0;
     for class in 0..channels {
@@ -181,7 +216,7 @@ fn show(metric: Metric, totals: &[f64], sums: &mut [f32]) {
             sums[1 + which * channels + class] = count as f32;
         }
     }
-    sums[0] = if count > 0.0 { (mean / channels as f64) as f32 } else { 0.0 };
+    sums[0] = if *count > 0.0 { (mean / channels as f64) as f32 } else { 0.0 };
 }
 
 /// What an op reads.
@@ -531,6 +566,7 @@ impl PointScores {
     }
 
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "several rows side by side, in wide instructions")]
     fn compare(&mut self, chunk: &ChunkOfScores, smoothing: f32) {
         let (count, target) = (chunk.target.len(), chunk.target);
         for channel in 0..chunk.channels {

@@ -7,6 +7,7 @@ use ndarray::{Array1, ArrayD};
 use super::{plain, rounded, softmax};
 use crate::config::{Loss, Metric, Objective};
 use crate::error::{Error, ErrorKind, Result};
+use crate::graph::FieldLoss;
 
 /// What an op reads: an output (N,C,P), its target and weights of classes.
 struct Fields<'a> {
@@ -112,24 +113,60 @@ fn predicted(scores: &[(usize, f64)]) -> Option<usize> {
     scores.iter().position(|(_, v)| *v == largest).filter(|_| all_are_numbers)
 }
 
-/// output, target, weights? → losses, sums
-pub fn forward(objective: &Objective, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
-    let fields = Fields::of(objective, inputs)?;
-    let (mut losses, mut sums) = (Vec::new(), Vec::new());
+/// output, target, weights? → losses, sums; of a part of the rows their totals
+pub fn forward(of: &FieldLoss, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
+    let fields = Fields::of(&of.objective, inputs)?;
+    let mut totals = Vec::new();
     for sample in 0..fields.samples {
-        let (loss, own) =
+        let mut own =
             if fields.is_of_classes() { of_classes(&fields, sample)? } else { of_numbers(&fields, sample) };
-        losses.push((loss / fields.of_sample(sample).len() as f64) as f32);
-        sums.extend(own);
+        own[0] /= of.points(fields.of_sample(sample).len()) as f64;
+        totals.push(own);
     }
-    let count = objective.metric.sums(fields.channels);
-    Ok(vec![Array1::from(losses).into_dyn(), rounded(sums, &[fields.samples, count])?])
+    match of.rows {
+        Some(_) => {
+            let count = of.totals(fields.channels);
+            Ok(vec![rounded(totals.concat(), &[fields.samples, count])?])
+        }
+        None => shown(of, &totals),
+    }
 }
 
-/// The losses of a sample's points, added up, and its sums.
-fn of_classes(fields: &Fields, sample: usize) -> Result<(f64, Vec<f64>)> {
+/// totals of several places → losses, sums
+pub fn means(of: &FieldLoss, totals: &ArrayD<f32>) -> Result<Vec<ArrayD<f32>>> {
+    let (samples, count, all) = (totals.shape()[1], totals.shape()[2], plain(totals)?);
+    let total = |at: usize| all.chunks(samples * count).map(|part| f64::from(part[at])).sum::<f64>();
+    let of_sample = |sample: usize| (sample * count..(sample + 1) * count).map(total).collect();
+    shown(of, &(0..samples).map(of_sample).collect::<Vec<_>>())
+}
+
+/// Losses and sums of the samples' totals.
+fn shown(of: &FieldLoss, totals: &[Vec<f64>]) -> Result<Vec<ArrayD<f32>>> {
+    let losses: Vec<f32> = totals.iter().map(|total| total[0] as f32).collect();
+    let sums: Vec<Vec<f64>> = totals.iter().map(|total| sums(of.objective.metric, total)).collect();
+    let count = sums.first().map_or(0, Vec::len);
+    Ok(vec![Array1::from(losses).into_dyn(), rounded(sums.concat(), &[totals.len(), count])?])
+}
+
+fn sums(metric: Metric, total: &[f64]) -> Vec<f64> {
+    let (points, own) = (total[1], &total[2..]);
+    let channels = own.len() / 3;
+    if metric != Metric::Iou {
+        return own.iter().map(|sum| sum / f64::max(points, 1.0)).collect();
+    }
+    let [hits, found, there] = [0, 1, 2].map(|which| &own[which * channels..][..channels]);
+    let of_class = |class: usize| {
+        let union = found[class] + there[class] - hits[class];
+        if union == 0.0 { 1.0 } else { hits[class] / union }
+    };
+    let mean = (0..channels).map(of_class).sum::<f64>() / channels as f64;
+    let less = |of: &[f64]| of.iter().zip(hits).map(|(of, hits)| of - hits).collect::<Vec<_>>();
+    [vec![if points > 0.0 { mean } else { 0.0 }], hits.to_vec(), less(found), less(there)].concat()
+}
+
+/// What a sample's points add up to (`FieldLoss::totals`).
+fn of_classes(fields: &Fields, sample: usize) -> Result<Vec<f64>> {
     let (mut loss, mut points, mut right) = (0.0, 0.0, 0.0);
-    // True positives, false ones, false negatives.
     let mut counts = [(); 3].map(|()| vec![0.0; fields.channels]);
     for point in fields.of_sample(sample) {
         let Some(class) = fields.class(point)? else { continue };
@@ -141,31 +178,19 @@ fn of_classes(fields: &Fields, sample: usize) -> Result<(f64, Vec<f64>)> {
         let of_aim: f64 = aimed.map(|((_, v), share)| (v - largest) * share).sum();
         loss += fields.weight(class) * (logsum - of_aim);
         points += 1.0;
-        match predicted(&scores) {
-            Some(found) if found == class => {
-                right += 1.0;
-                counts[0][class] += 1.0;
-            }
-            found => {
-                found.into_iter().for_each(|found| counts[1][found] += 1.0);
-                counts[2][class] += 1.0;
-            }
+        let found = predicted(&scores);
+        if found == Some(class) {
+            right += 1.0;
+            counts[0][class] += 1.0;
         }
+        found.into_iter().for_each(|found| counts[1][found] += 1.0);
+        counts[2][class] += 1.0;
     }
-    if fields.objective.metric != Metric::Iou {
-        return Ok((loss, vec![right / f64::max(points, 1.0)]));
-    }
-    let of_class = |class: usize| {
-        let [hits, wrong, missed] = [0, 1, 2].map(|which: usize| counts[which][class]);
-        let union = hits + wrong + missed;
-        if union == 0.0 { 1.0 } else { hits / union }
-    };
-    let mean = (0..fields.channels).map(of_class).sum::<f64>() / fields.channels as f64;
-    let mean = if points > 0.0 { mean } else { 0.0 };
-    Ok((loss, [vec![mean], counts.concat()].concat()))
+    let own = if fields.objective.metric == Metric::Iou { counts.concat() } else { vec![right] };
+    Ok([vec![loss, points], own].concat())
 }
 
-fn of_numbers(fields: &Fields, sample: usize) -> (f64, Vec<f64>) {
+fn of_numbers(fields: &Fields, sample: usize) -> Vec<f64> {
     let (mut loss, mut points, mut sums) = (0.0, 0.0, [0.0; 3]);
     for point in fields.of_sample(sample) {
         let [output, target] = [fields.output, fields.target].map(|of| f64::from(of[point]));
@@ -177,17 +202,17 @@ fn of_numbers(fields: &Fields, sample: usize) -> (f64, Vec<f64>) {
         let more = measure(&fields.objective, output, target);
         sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     }
-    let means = sums[..fields.objective.metric.carried()].iter().map(|sum| sum / f64::max(points, 1.0));
-    (loss, means.collect())
+    [&[loss, points], &sums[..fields.objective.metric.carried()]].concat()
 }
 
 /// output, target, weights? → d output
-pub fn backward(objective: &Objective, inputs: &[ArrayD<f32>], scale: f32) -> Result<ArrayD<f32>> {
+pub fn backward(of: &FieldLoss, inputs: &[ArrayD<f32>], scale: f32) -> Result<ArrayD<f32>> {
+    let objective = &of.objective;
     let fields = Fields::of(objective, inputs)?;
     let mut gradient = vec![0.0; fields.output.len()];
     for sample in 0..fields.samples {
         let own = fields.of_sample(sample);
-        let scale = f64::from(scale) / own.len() as f64;
+        let scale = f64::from(scale) / f64::from(of.divisor(own.len()));
         for point in own {
             if !fields.is_of_classes() {
                 let [output, target] = [fields.output, fields.target].map(|of| f64::from(of[point]));

@@ -1,9 +1,9 @@
 //! The ops that differentiation adds (`Op::backward`), each named by the op whose gradients it gives.
 
 use super::{
-    Activation, Arithmetic, BACKWARD_DATA, BACKWARD_WEIGHTS, BatchNorm, Conv2d, LocalResponseNorm, Op, Pool2d,
+    Activation, Arithmetic, BACKWARD_DATA, BACKWARD_WEIGHTS, BatchNorm, Conv2d, FieldLoss, LocalResponseNorm,
+    Op, Pool2d,
 };
-use crate::config::Objective;
 use crate::graph::Halo;
 
 /// An op of the backward pass. The gradient of a convolution's input is `Op::Conv2dBackwardData`, which forward passes
@@ -48,9 +48,9 @@ pub enum BackwardOp {
     /// of the run (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are
     /// means.
     SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
-    /// output, target, class weights? → d output, of the sample's loss times `Scalars::gradient_scale`; 0 where a point
-    /// has no target.
-    FieldLoss(Objective),
+    /// output, target, class weights? → d output, of the sample's loss times `Scalars::gradient_scale`, and of one place
+    /// of several times their number, since each has but its own rows; 0 where a point has no target.
+    FieldLoss(FieldLoss),
 }
 
 impl From<BackwardOp> for Op {

@@ -2,9 +2,40 @@
 
 use std::sync::Arc;
 
-use crate::config::Objective;
+use crate::config::{Metric, Objective};
 use crate::error::{Error, Result};
-use crate::graph::{Builder, DType, Graph, Op, Role, Shape, Spec, Tensor, TensorId, dims};
+use crate::graph::{Builder, DType, Graph, Op, Role, Rows, Shape, Spec, Tensor, TensorId, dims};
+
+/// Settings of the loss of a field.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FieldLoss {
+    /// What is compared, and what is added up.
+    pub objective: Objective,
+    /// Where rows are cut over places: which of them there are here.
+    pub rows: Option<Rows>,
+}
+
+impl FieldLoss {
+    /// Numbers that the points of a sample, or of a part of it, add up to: their part of the loss, how many have a
+    /// target, and what the metric wants: sums, or of IoU points of each class that are found to be of it, all found to
+    /// be of it, and all of it.
+    pub fn totals(self, channels: usize) -> usize {
+        2 + match self.objective.metric {
+            Metric::Iou => 3 * channels,
+            metric => metric.carried(),
+        }
+    }
+
+    /// Points of a sample's target at all places, of which there are so many here.
+    pub fn points(self, here: usize) -> usize {
+        self.rows.map_or(here, |rows| here / rows.own().len().max(1) * rows.height)
+    }
+
+    /// What a gradient is divided by: these, over the places.
+    pub fn divisor(self, here: usize) -> f32 {
+        self.points(here) as f32 / self.rows.map_or(1, |rows| rows.parts) as f32
+    }
+}
 
 impl Builder {
     /// Losses and hits.
@@ -61,7 +92,7 @@ impl Graph {
         });
         let loss = self.nodes.iter_mut().find(|node| node.op.is_loss());
         let loss = loss.ok_or_else(|| Error::internal(format!("{} has no loss", self.name)))?;
-        loss.op = Op::FieldLoss(objective);
+        loss.op = Op::FieldLoss(FieldLoss { objective, rows: None });
         loss.inputs.extend(weights);
         Ok(self)
     }
@@ -69,7 +100,15 @@ impl Graph {
     /// What it is trained by, where that is no classes of images.
     pub fn objective(&self) -> Option<Objective> {
         self.nodes.iter().find_map(|node| match node.op {
-            Op::FieldLoss(objective) => Some(objective),
+            Op::FieldLoss(FieldLoss { objective, .. }) => Some(objective),
+            _ => None,
+        })
+    }
+
+    /// Where the target is cut by rows over ranks: which of them are read.
+    pub fn target_rows(&self) -> Option<Rows> {
+        self.nodes.iter().find_map(|node| match node.op {
+            Op::FieldLoss(FieldLoss { rows, .. }) => rows,
             _ => None,
         })
     }

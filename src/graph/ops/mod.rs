@@ -28,6 +28,7 @@ pub use backward::BackwardOp;
 pub use broadcast::Binary;
 pub use conv::{Conv2d, windows};
 pub use fused::FusedOp;
+pub use loss::FieldLoss;
 pub use matmul::MatMul;
 pub use norm::{BatchNorm, LocalResponseNorm, NormStatistics};
 pub use pool::{Pool2d, adaptive_window};
@@ -35,7 +36,6 @@ pub use resize::{Interpolation, Resize, ResizeCoordinates};
 
 use super::differentiate::BackwardPass;
 use super::{Halo, Node, NodeId, Rows, TensorId, Trade};
-use crate::config::Objective;
 
 /// An op of the graph: one of a forward pass, which differentiation and files know, of a backward pass, or several in
 /// one. The comment shows inputs → outputs with their shapes.
@@ -149,7 +149,11 @@ pub enum Op {
     /// sample. The target is f32, of the output's shape, or (N,…) numbers of classes. With weights, and they are of
     /// classes alone, the loss of a point is multiplied by that of its class, smoothing included. A point whose target
     /// is NaN has none; a sample of such points alone, which only fills the batch, has 0 everywhere.
-    FieldLoss(Objective),
+    /// With `rows` it is of those of a place, and gives but what their points add up to, totals (N,T): their part of the
+    /// loss, how many have a target, and what the metric wants of them.
+    FieldLoss(FieldLoss),
+    /// totals (R,N,T) of R places → losses (N), sums (N,K), as above
+    FieldMeans(FieldLoss),
 
     /// One that differentiation adds.
     Backward(BackwardOp),
@@ -218,6 +222,7 @@ impl Op {
             Op::Expand { .. } => ("expand", Nothing),
             Op::SoftmaxCrossEntropy { .. } => ("softmax cross-entropy", Elements),
             Op::FieldLoss(_) => ("field loss", Elements),
+            Op::FieldMeans(_) => ("field means", Elements),
             Op::Backward(op) => op.row(),
             Op::Fused(op) => op.row(),
         }
@@ -268,7 +273,7 @@ impl Op {
             Op::Sum { scale } => b.simple(id, node, Op::Expand { scale }, vec![dy]),
             Op::Expand { scale } => b.contribute_sum(id, node.inputs[0], dy, scale),
             // Integers have no gradients, and nothing learned comes before the moments of another rank.
-            Op::Normalise { .. } | Op::BatchNormMoments | Op::Exchange { .. } => {}
+            Op::Normalise { .. } | Op::BatchNormMoments | Op::Exchange { .. } | Op::FieldMeans(_) => {}
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 let op = BackwardOp::SoftmaxCrossEntropy { smoothing, weight };
                 b.simple(id, node, op, node.inputs.clone());

@@ -1,7 +1,7 @@
 //! Losses and metrics of fields.
 
 use dltrain::config::Metric;
-use dltrain::graph::{BackwardOp, Op};
+use dltrain::graph::{BackwardOp, FieldLoss, Op};
 
 use super::{STARTS, close, equal, reference, scalars};
 use crate::launch;
@@ -13,6 +13,7 @@ use crate::support::objectives::{objectives, operands};
 #[test]
 fn losses_sums_and_gradients_are_those_of_the_definition() {
     for objective in objectives() {
+        let of = FieldLoss { objective, rows: None };
         let is_of_classes = objective.loss.is_of_classes();
         for (extents, parts) in [([3, 4, 150], 2), ([2, 1, 9], 4), ([1, 130, 40], 1)] {
             let [n, channels, points] = extents;
@@ -20,16 +21,16 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
             let inputs: Vec<(&[usize], &[f32])> =
                 all.iter().map(|(extents, values)| (&extents[..], &values[..])).collect();
             let count = objective.metric.sums(channels);
-            let expected = reference(Op::FieldLoss(objective), &inputs, &[&[n], &[n, count]]);
-            let op = Op::Backward(BackwardOp::FieldLoss(objective));
+            let expected = reference(Op::FieldLoss(of), &inputs, &[&[n], &[n, count]]);
+            let op = Op::Backward(BackwardOp::FieldLoss(of));
             let slopes = reference(op, &inputs, &[&extents]);
 
-            let own = if objective.metric == Metric::Iou { count - 1 } else { count };
+            let width = of.totals(channels);
             let start = STARTS[parts % 2];
             let [output, target] = [0, 1].map(|which| Buffer::of(inputs[which].1, "f32", start));
             let weights = inputs.get(2).map(|(_, weights)| Buffer::f32s(weights));
             let of_target = if is_of_classes { points } else { channels * points };
-            let partials = Buffer::empty(n * parts * (2 + own), "f32", Start::Aligned);
+            let partials = Buffer::empty(n * parts * width, "f32", Start::Aligned);
             let [losses, sums] = [n, n * count].map(|count| Buffer::empty(count, "f32", start));
             let gradient = Buffer::empty(n * channels * points, "f32", start);
             let [n_, channels_, parts_] = [n, channels, parts].map(|number| number as i32);
@@ -61,6 +62,7 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                     n_,
                     channels_,
                     points,
+                    of.divisor(of_target),
                     smoothing,
                     &scalars()
                 );
@@ -85,12 +87,12 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                     &target,
                     &gradient,
                     all,
-                    points,
+                    of.divisor(of_target),
                     loss,
                     &scalars()
                 );
             }
-            let totals = Buffer::of_bytes(&vec![0; 8 * n * (2 + own)], Start::Aligned, 8);
+            let totals = Buffer::of_bytes(&vec![0; 8 * n * width], Start::Aligned, 8);
             launch!(
                 "field_join",
                 Shape::any(),
@@ -100,13 +102,52 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                 &sums,
                 n_,
                 parts_,
-                (2 + own) as i32,
+                width as i32,
+                (parts * width) as i64,
+                width as i64,
                 of_target as i64,
                 metric
             );
             let what = format!("{objective:?} {extents:?}");
             close(&losses.read("f32"), &expected[0], |v| 3e-6 * (1.0 + v.abs()), &what);
             close(&sums.read("f32"), &expected[1], |v| 3e-6 * (1.0 + v.abs()), &what);
+            // Without losses the totals are written, of which the sums are made again.
+            let there = Buffer::empty(n * width, "f32", start);
+            let wide = [parts * width, width].map(|apart| apart as i64);
+            launch!(
+                "field_join",
+                Shape::any(),
+                &partials,
+                &totals,
+                None,
+                &there,
+                n_,
+                parts_,
+                width as i32,
+                wide[0],
+                wide[1],
+                of_target as i64,
+                metric
+            );
+            let [again, means] = [n * count, n].map(|count| Buffer::empty(count, "f32", start));
+            let one = [width as i64, (n * width) as i64];
+            launch!(
+                "field_join",
+                Shape::any(),
+                &there,
+                &totals,
+                &means,
+                &again,
+                n_,
+                1i32,
+                width as i32,
+                one[0],
+                one[1],
+                1i64,
+                metric
+            );
+            close(&again.read("f32"), &sums.read("f32"), |v| 2e-7 * v.abs(), &what);
+            equal(&means.read("f32"), &losses.read("f32"), &what);
             let whole = |values: &[f32]| {
                 values.iter().map(|v| if v.fract() == 0.0 { *v } else { 0.5 }).collect::<Vec<_>>()
             };

@@ -61,6 +61,7 @@ impl OnnxWriter<'_> {
             | Op::Trade(_)
             | Op::SoftmaxCrossEntropy { .. }
             | Op::FieldLoss(_)
+            | Op::FieldMeans(_)
             | Op::Backward(_)
             | Op::Fused(_) => {
                 Err(Error::internal(format!("layer {name}: {} in a network to write", node.op.name())))

@@ -84,9 +84,12 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 	@.ci/deps $(MPI) tensorboard
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
-test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) as dltrain inspect and as h5py read them (installs 70 MB)
-	@.ci/deps $(MPI) fields
+test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and of published layouts, as h5py reads them, and trained from as by PyTorch (installs it: 5.5 GB; minutes)
+	@.ci/deps $(MPI) fields torch
 	@$(WITH_MPI) .deps/fields/bin/python tests/fields/read.py $(DLTRAIN) .deps/fields/lib
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/train.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/layouts.py $(DLTRAIN) .deps/fields/lib \
+	    $$DLTRAIN_MPIRUN -n 2
 
 lint: deps ## check format, warnings, documentation, scripts, which module uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint

@@ -128,6 +128,11 @@ impl FieldOptions {
         if !of_classes && (!self.class_weights.is_empty() || self.ignore_label.is_some()) {
             return Err(Error::usage("--class-weights and --ignore-label are for --loss cross-entropy"));
         }
+        if let Some(label) = self.ignore_label.filter(|label| label.unsigned_abs() > 1 << 24) {
+            return Err(Error::usage(format!(
+                "--ignore-label {label}: must be within 2^24, to which numbers are whole"
+            )));
+        }
         match self.class_weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
             Some(weight) => Err(Error::usage(format!("--class-weights {weight}: must be 0 or more"))),
             None => Ok(()),

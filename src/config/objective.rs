@@ -51,7 +51,8 @@ pub enum Metric {
     Mae,
     /// Root of the mean squared error.
     Rmse,
-    /// 1 less the squared error over the variance of the targets.
+    /// 1 less the squared error over the variance of the targets; unknown where their deviation is less than a hundredth
+    /// of their size, so that they are to be rescaled.
     R2,
 }
 
@@ -75,6 +76,8 @@ impl Metric {
         let [first, second, third] = means;
         match self {
             Metric::Rmse => first.sqrt(),
+            // The sums are f32: of targets that vary little beside what they are nothing can be said.
+            Metric::R2 if third - second * second <= 1e-4 * third => f64::NAN,
             Metric::R2 => 1.0 - first / (third - second * second),
             Metric::Accuracy | Metric::Iou | Metric::Mae => first,
         }

@@ -28,8 +28,8 @@ pub struct FieldOrigin {
 pub struct FieldPredictions {
     path: PathBuf,
     temporary: PathBuf,
-    file: File,
-    output: Dataset,
+    file: Option<File>,
+    output: Option<Dataset>,
     /// The class of each point, where the outputs are scores of classes.
     classes: Option<Dataset>,
     /// The axes of an output, and samples written.
@@ -55,6 +55,10 @@ impl FieldPredictions {
             text(&file, "format", "dltrain field predictions")?;
             file.new_dataset_builder().with_data(&texts(&origin.samples)?).create("sample")?;
             for (name, places) in &origin.coordinates {
+                // Other data sets of this file have these names.
+                let is_taken =
+                    ["sample", "output", "class"].contains(&name.as_str()) || file.dataset(name).is_ok();
+                let name = if is_taken { format!("coordinate_{name}") } else { name.clone() };
                 file.new_dataset_builder().with_data(places).create(name.as_str())?;
             }
             let all = |shape: &[usize]| [&[origin.samples.len()], shape].concat();
@@ -72,6 +76,7 @@ impl FieldPredictions {
         };
         let (file, output, classes) = create().map_err(|error| wrong(path, &error))?;
         let (path, shape) = (path.to_path_buf(), shape.to_vec());
+        let (file, output) = (Some(file), Some(output));
         Ok(FieldPredictions { path, temporary, file, output, classes, shape, written: 0 })
     }
 
@@ -88,7 +93,9 @@ impl FieldPredictions {
         let write = || -> hdf5::Result<()> {
             let view = ArrayView::from_shape(IxDyn(&self.shape), output);
             let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
-            self.output.write_slice(view, at(&self.shape))?;
+            if let Some(output) = &self.output {
+                output.write_slice(view, at(&self.shape))?;
+            }
             let Some(classes) = &self.classes else { return Ok(()) };
             let places: usize = self.shape.iter().skip(1).product();
             let best = |place: usize| {
@@ -112,11 +119,19 @@ impl FieldPredictions {
     ///
     /// # Errors
     /// `Output`.
-    pub fn finish(self) -> Result<()> {
-        let FieldPredictions { path, temporary, file, output, classes, .. } = self;
-        drop((output, classes));
-        file.close().map_err(|error| wrong(&path, &error))?;
-        files::name(&temporary, &path).map_err(|error| wrong(&path, &error))
+    pub fn finish(mut self) -> Result<()> {
+        drop((self.output.take(), self.classes.take()));
+        let closed = self.file.take().map_or(Ok(()), File::close);
+        closed.map_err(|error| wrong(&self.path, &error))?;
+        files::name(&self.temporary, &self.path).map_err(|error| wrong(&self.path, &error))
+    }
+}
+
+impl Drop for FieldPredictions {
+    /// Half a file is no use to anyone.
+    fn drop(&mut self) {
+        drop((self.output.take(), self.classes.take(), self.file.take()));
+        let _ = std::fs::remove_file(&self.temporary);
     }
 }
 

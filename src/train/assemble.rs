@@ -23,7 +23,7 @@ use crate::data::{Batch, TestLoader};
 use crate::device::{Device, Memory, Rule, Step};
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, Link, Relay};
-use crate::graph::DType;
+use crate::graph::{DType, Graph};
 use crate::optim::LossScaler;
 use crate::plan::{Action, Axis, Gathered, Manner, Plan, Program, Script, TAIL, TransferId, Window};
 use crate::reducer::{Averaging, Carrying, Pushes, edges, exchanges};
@@ -88,7 +88,12 @@ impl Assembly<'_> {
             _ if self.groups.mesh.is_cut() => None,
             Some(bound) if !device.is_host() && self.config.data.is_some() => {
                 let inputs = &memories.regions.inputs;
-                Some(DevicePrefetch::new(device, &bound.program, inputs, self.empty_batch()))
+                Some(DevicePrefetch::new(
+                    device,
+                    &bound.program,
+                    inputs,
+                    self.empty_batch(&self.plans.training.graph),
+                ))
             }
             _ => None,
         };
@@ -152,12 +157,11 @@ impl Assembly<'_> {
             statistics: memories.regions.statistics.clone(),
             loader,
             metric: self.config.metric(),
-            batch: self.empty_batch(),
+            batch: self.empty_batch(&plan.graph),
         })
     }
 
-    fn empty_batch(&self) -> Batch {
-        let graph = &self.plans.training.graph;
+    fn empty_batch(&self, graph: &Graph) -> Batch {
         // Images are read whole, whatever rows of them the network of this rank has.
         let (batch, values) = (self.config.batch, graph.image().elements());
         let target = &graph.tensor(graph.labels).spec;
@@ -218,7 +222,7 @@ impl Assembly<'_> {
             flags: Flags::default(),
             seed: config.seed,
             gradient_scale: 1.0 / images as f32,
-            batch: self.empty_batch(),
+            batch: self.empty_batch(&self.plans.training.graph),
             sharers: config.spatial,
             parameters: memories.held(plan),
             spreads: self.spreads(&round.scripts[0], memories),

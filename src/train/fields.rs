@@ -16,6 +16,8 @@ use crate::plan::describe_bytes as bytes;
 
 /// Samples by which a rescaling is found out, at most, and numbers of these: evenly spread over the training samples.
 const MEASURED: [usize; 2] = [1024, 1 << 30];
+/// Samples whose sums are in memory at a time.
+const GROUP: usize = 16;
 
 /// The configuration with the shape of the samples, where these are arrays, and the model, which is read for that if it
 /// is a file. Collective.
@@ -70,16 +72,8 @@ pub fn open(
         fits(&set, config, network)?;
         let test = test.map(|path| open(path).map_err(|error| error.context("--test-data")));
         let test = test.transpose()?;
-        if let Some(other) =
-            test.as_ref().filter(|other| (other.image(), other.target()) != (set.image(), set.target()))
-        {
-            return Err(Error::usage(format!(
-                "--test-data: its samples have {:?} and {:?} numbers, those to train on {:?} and {:?}",
-                other.image(),
-                other.target(),
-                set.image(),
-                set.target()
-            )));
+        if let Some(other) = &test {
+            set.same_kind(other).map_err(|error| error.context("--test-data"))?;
         }
         Ok((set.telling_apart(network.classes), test.map(|test| test.telling_apart(network.classes))))
     };
@@ -156,26 +150,23 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> 
     let each = set.image().iter().product::<usize>() + set.target_len();
     let most = samples.min(numbers / each.max(1)).max(1);
     let taken = if set.is_to_be_measured() { all.min(most) } else { 0 };
-    let mut moments = Vec::new();
-    let mut outcome = Ok(());
     let width = 5 * set.scales().iter().map(|of| of.scale.len()).sum::<usize>();
-    for number in 0..taken {
-        // What others read are zeros here, so that sums are exact.
-        let own = number % world.size() == world.rank() && outcome.is_ok();
-        let found = if own { set.moments(number * all / taken) } else { Ok(vec![0.0; width]) };
-        match found {
-            Ok(found) => moments.extend(found),
-            Err(error) => {
-                outcome = Err(error);
-                moments.resize(moments.len() + width, 0.0);
+    let mut total: Vec<f64> = Vec::new();
+    for group in (0..taken).collect::<Vec<_>>().chunks(GROUP) {
+        let mut moments = vec![0.0; group.len() * width];
+        let mut outcome = Ok(());
+        for (&number, own) in group.iter().zip(moments.chunks_exact_mut(width.max(1))) {
+            // What others read are zeros here, so that sums are exact.
+            if number % world.size() == world.rank() && outcome.is_ok() {
+                outcome = set.moments(number * all / taken).map(|found| own.copy_from_slice(&found));
             }
         }
+        world.agree(outcome)?;
+        world.sum_f64(&mut moments)?;
+        total = FieldSet::together(total, &moments, width);
     }
-    world.agree(outcome)?;
-    world.sum_f64(&mut moments)?;
-    let moments: Vec<Vec<f64>> = moments.chunks_exact(width.max(1)).map(<[f64]>::to_vec).collect();
     let whose = if taken == all { "of all samples".into() } else { format!("of {taken} of {all} samples") };
-    Ok((world.agree(set.rescaling(&moments))?, whose))
+    Ok((world.agree(set.rescaling(&total))?, whose))
 }
 
 /// What reading an epoch takes, by some samples that the first rank reads: for rank 0, which says it.

@@ -68,9 +68,9 @@ impl Moments {
     const NONE: Moments =
         Moments { count: 0.0, sum: 0.0, square: 0.0, least: f64::INFINITY, most: f64::NEG_INFINITY };
 
-    /// Of those that are not missing.
+    /// Of those that are numbers.
     fn of(values: &[f32]) -> Moments {
-        let numbers = values.iter().filter(|value| !value.is_nan()).map(|&value| f64::from(value));
+        let numbers = values.iter().filter(|value| value.is_finite()).map(|&value| f64::from(value));
         numbers.fold(Moments::NONE, |all, value| Moments {
             count: all.count + 1.0,
             sum: all.sum + value,
@@ -86,18 +86,21 @@ impl Moments {
         if count > 0.0 { [count, sum, square, least, most] } else { [0.0; 5] }
     }
 
-    /// Of all samples, of the channel with this number among those of all fields.
-    fn over(samples: &[Vec<f64>], channel: usize) -> Moments {
-        samples.iter().map(|sample| &sample[5 * channel..][..5]).filter(|own| own[0] > 0.0).fold(
-            Moments::NONE,
-            |all, own| Moments {
-                count: all.count + own[0],
-                sum: all.sum + own[1],
-                square: all.square + own[2],
-                least: all.least.min(own[3]),
-                most: all.most.max(own[4]),
-            },
-        )
+    fn read(numbers: &[f64]) -> Moments {
+        match numbers {
+            &[count, sum, square, least, most] if count > 0.0 => Moments { count, sum, square, least, most },
+            _ => Moments::NONE,
+        }
+    }
+
+    fn with(self, more: &Moments) -> Moments {
+        Moments {
+            count: self.count + more.count,
+            sum: self.sum + more.sum,
+            square: self.square + more.square,
+            least: self.least.min(more.least),
+            most: self.most.max(more.most),
+        }
     }
 }
 
@@ -149,11 +152,22 @@ impl FieldSet {
         Ok(moments)
     }
 
-    /// The rescaling that follows from the moments of some samples, and from files that flags name.
+    /// The moments of samples before, and of some more, each of so many numbers, one sample behind the other.
+    pub fn together(mut total: Vec<f64>, more: &[f64], width: usize) -> Vec<f64> {
+        total.resize(width, 0.0);
+        for sample in more.chunks_exact(width.max(1)) {
+            for (all, own) in total.chunks_exact_mut(5).zip(sample.chunks_exact(5)) {
+                all.copy_from_slice(&Moments::read(all).with(&Moments::read(own)).numbers());
+            }
+        }
+        total
+    }
+
+    /// The rescaling that follows from the moments of some samples together, and from files that flags name.
     ///
     /// # Errors
     /// `Data` for such a file; `Usage` for numbers that nothing rescales.
-    pub fn rescaling(&self, moments: &[Vec<f64>]) -> Result<Vec<FieldScale>> {
+    pub fn rescaling(&self, moments: &[f64]) -> Result<Vec<FieldScale>> {
         let FieldList { fields, channels, .. } = &*self.list;
         let mut scales = self.scales.to_vec();
         for (at, (field, scale)) in fields.iter().zip(&mut scales).enumerate() {
@@ -169,7 +183,9 @@ impl FieldSet {
                 _ => None,
             };
             for channel in 0..channels[at] {
-                let Moments { count, sum, square, least, most } = Moments::over(moments, first + channel);
+                let numbers =
+                    moments.get(5 * (first + channel)..).and_then(|from| from.get(..5)).unwrap_or_default();
+                let Moments { count, sum, square, least, most } = Moments::read(numbers);
                 let (mean, [low, high]) =
                     (sum / count, said.as_ref().map_or([least, most], |of| of[channel]));
                 let (offset, width) = match &field.rescaling {

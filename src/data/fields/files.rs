@@ -48,15 +48,69 @@ pub fn of(path: &Path) -> Result<Vec<PathBuf>> {
         let pattern = path.to_string_lossy();
         let found = glob::glob(&pattern).map_err(|error| wrong(&error))?;
         for file in found {
-            files.push(file.map_err(|error| wrong(&error))?);
+            let file = file.map_err(|error| wrong(&error))?;
+            files.extend(file.is_file().then_some(file));
+        }
+        if files.is_empty() {
+            return Err(wrong(&"no file has such a name"));
         }
     } else {
         files.push(path.to_path_buf());
     }
-    files.sort();
+    files.sort_by_cached_key(|file| in_order(file));
     match files.is_empty() {
         true => Err(wrong(&format!("no file whose name ends in .{}", ENDINGS.join(", .")))),
         false => Ok(files),
+    }
+}
+
+/// By which files are in order: their names, of which numbers count as numbers (run9 before run10).
+fn in_order(path: &Path) -> Vec<(String, u128)> {
+    let text = path.to_string_lossy();
+    let mut parts: Vec<(String, u128)> = Vec::new();
+    for letter in text.chars() {
+        match (letter.to_digit(10), parts.last_mut()) {
+            (Some(digit), Some((_, number))) => {
+                *number = number.saturating_mul(10).saturating_add(u128::from(digit))
+            }
+            (Some(digit), None) => parts.push((String::new(), u128::from(digit))),
+            (None, Some((text, 0))) => text.push(letter),
+            (None, _) => parts.push((letter.to_string(), 0)),
+        }
+    }
+    parts
+}
+
+/// That every array with an axis of samples numbers them by the same ones: else every pair would be a sample.
+fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Result<()> {
+    let by = |samples: &ViewSamples| -> Vec<char> {
+        samples.numbered().iter().map(|(name, ..)| *name).filter(|name| "nt".contains(*name)).collect()
+    };
+    let all = || fields.iter().zip(arrays);
+    let bare = all().find(|(field, _)| field.view.axes.is_none());
+    let is_numbered = |(field, (_, samples)): (&Field, &(FileArray, ViewSamples))| {
+        field.view.axes.is_some() && !by(samples).is_empty()
+    };
+    let bracketed = all().find(|(field, _)| field.view.axes.is_some());
+    if let (Some((bare, _)), Some((other, _)), false) = (bare, bracketed, all().any(is_numbered)) {
+        return Err(Error::usage(format!(
+            "{0} without brackets numbers samples by its first axis, and {1} has no such axis: if {0} belongs to all \
+             samples of its file, say which axes it has, as {0}[c]",
+            bare.view, other.view
+        )));
+    }
+    let mut named = fields.iter().zip(arrays).filter(|(_, (_, samples))| !by(samples).is_empty());
+    let Some((first, (_, of_first))) = named.next() else { return Ok(()) };
+    match named.find(|(_, (_, samples))| by(samples) != by(of_first)) {
+        Some((other, (_, samples))) => Err(Error::usage(format!(
+            "{} numbers samples by {:?} and {} by {:?}: every pair would be a sample; give both the same, and in brackets \
+             what all samples have (NAME[c])",
+            first.view,
+            by(of_first),
+            other.view,
+            by(samples)
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -71,6 +125,13 @@ pub fn opened(path: &Path, fields: &[Field], flag: &impl Fn(usize) -> &'static s
             samples.map_err(|what| Error::usage(format!("{} {what} ({})", flag(at), path.display())))?;
         for (name, first, count) in samples.numbered() {
             match numbered.iter_mut().find(|(of, ..)| *of == name) {
+                Some((_, _, all)) if "dhw".contains(name) && *all != count => {
+                    return Err(Error::usage(format!(
+                        "{} {}: {count} tiles along {name}, and {all} of another array: they would be of other places",
+                        flag(at),
+                        field.view
+                    )));
+                }
                 Some((_, known, all)) => {
                     let end = (*known + *all as i64).min(first + count as i64);
                     *known = (*known).max(first);
@@ -81,6 +142,7 @@ pub fn opened(path: &Path, fields: &[Field], flag: &impl Fn(usize) -> &'static s
         }
         arrays.push((array, samples));
     }
+    numbered_alike(fields, &arrays)?;
     numbered.sort_by_key(|(name, ..)| COUNTED.find(*name));
     let file = FieldFile { path: path.into(), arrays, numbered };
     match file.len() {

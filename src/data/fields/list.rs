@@ -1,6 +1,6 @@
 //! The arrays of a run as flags name them, and the shapes that come of them.
 
-use super::field::Field;
+use super::field::{Field, Rescaling};
 use crate::config::{FieldOptions, Loss, Missing};
 use crate::error::{Error, Result};
 use crate::fields::ViewSamples;
@@ -21,6 +21,8 @@ pub struct FieldList {
     pub classes: Option<usize>,
     pub ignored: Option<i64>,
     pub missing: Missing,
+    /// Whether targets are shares from 0 to 1.
+    pub shares: bool,
 }
 
 impl FieldList {
@@ -45,8 +47,16 @@ impl FieldList {
             classes: of_classes.then_some(usize::MAX),
             ignored: options.ignore_label,
             missing: options.missing,
+            shares: options.loss == Some(Loss::Bce),
         };
         list.places = list.in_order(of_network)?;
+        let is_rescaled = |field: &Field| field.log1p || field.rescaling != Rescaling::Nothing;
+        if of_classes && list.fields[list.inputs..].iter().any(is_rescaled) {
+            return Err(Error::usage(format!(
+                "--target {}: numbers of classes are not rescaled; leave out what stands behind the view",
+                list.texts[list.inputs]
+            )));
+        }
         let channels: usize = list.channels[list.inputs..].iter().sum();
         match of_classes && channels > 1 {
             true => Err(Error::usage(format!(

@@ -47,6 +47,14 @@ impl FieldSet {
         Self::of_files(path, &files::of(path)?, options, of_network)
     }
 
+    /// That another set has arrays of the same shapes, types and units.
+    ///
+    /// # Errors
+    /// `Data`, with what differs.
+    pub fn same_kind(&self, other: &FieldSet) -> Result<()> {
+        files::alike(&self.files[0], &other.files[0])
+    }
+
     /// (C, H, W) of what a network reads, as the first file has it.
     ///
     /// # Errors
@@ -129,7 +137,17 @@ impl FieldSet {
             let name = &array.axes[axis];
             let name = if name.is_empty() { letter.unwrap_or('x').to_string() } else { name.clone() };
             names.push((name.clone(), window.len[axis]));
-            let Ok(of_axis) = FileArray::open(&file.path, &name) else { continue };
+            // In the array's own group, or one above it.
+            let groups = array
+                .name
+                .match_indices('/')
+                .map(|(at, _)| &array.name[..=at])
+                .collect::<Vec<_>>()
+                .into_iter()
+                .rev()
+                .chain([""]);
+            let of_axis = groups.map(|group| FileArray::open(&file.path, &format!("{group}{name}")));
+            let Some(of_axis) = of_axis.flatten().next() else { continue };
             let is_tiled = samples.numbered().iter().any(|&(of, ..)| Some(of) == letter);
             if of_axis.shape == [array.shape[axis]] && !is_tiled {
                 let part = ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] };
@@ -177,7 +195,20 @@ impl FieldSet {
                 self.list.texts.join(", ")
             )));
         }
-        Ok(FieldSet { scales: Arc::new(scales.to_vec()), ..self })
+        let mut list = FieldList::clone(&self.list);
+        for (scale, field) in scales.iter().zip(&mut list.fields) {
+            let known: Field = scale.field.parse().map_err(Error::usage)?;
+            if known.view.array != field.view.array {
+                return Err(Error::usage(format!(
+                    "the weights have learned from {}, where {} is given: arrays have to come in the same order, by the \
+                     same names",
+                    scale.field, field.view
+                )));
+            }
+            // What the weights expect, as the factors are.
+            field.log1p = known.log1p;
+        }
+        Ok(FieldSet { scales: Arc::new(scales.to_vec()), list: Arc::new(list), ..self })
     }
 
     /// Which file, and the number of its sample on each axis that numbers samples.
@@ -206,6 +237,10 @@ impl FieldSet {
         }
         readers[at].read_rows(array, samples, samples.index(of), rows, to)?;
         if self.list.fields[at].log1p {
+            if let Some(value) = to.iter().find(|value| value.is_finite() && **value <= -1.0) {
+                let what = format!("{value} has no ln(1 + x)");
+                return Err(self.wrong(index, at, &what, "leave :log1p out for such an array"));
+            }
             to.iter_mut().for_each(|value| *value = value.ln_1p());
         }
         Ok(())
@@ -225,7 +260,7 @@ impl FieldSet {
         readers: &mut Vec<ArrayReader>,
     ) -> Result<()> {
         let heights = [Some(self.image[1]), self.target.iter().rev().nth(1).copied()];
-        let FieldList { inputs, numbers, places, classes, missing, .. } = &*self.list;
+        let FieldList { inputs, numbers, places, classes, missing, shares, .. } = &*self.list;
         for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {
             let is_target = at >= *inputs;
             let part = if is_target { &mut *target } else { &mut *input };
@@ -250,6 +285,12 @@ impl FieldSet {
                     values.iter_mut().for_each(|value| *value = *value * scale + shift);
                 }
                 is_whole &= values.iter().all(|value| value.is_finite());
+            }
+            if let Some(value) = own.iter().find(|value| {
+                is_target && *shares && !(**value >= 0.0 && **value <= 1.0) && value.is_finite()
+            }) {
+                let what = format!("{value} is no share from 0 to 1, which --loss bce wants");
+                return Err(self.wrong(index, at, &what, "rescale it by :minmax, or take --loss mse"));
             }
             match missing {
                 _ if is_whole => {}

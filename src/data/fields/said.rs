@@ -79,10 +79,15 @@ impl FieldSet {
     fn left(&self) -> Option<String> {
         let file = &self.files[0];
         let of = |(at, (array, samples)): (usize, &(FileArray, ViewSamples))| {
-            let left: Vec<String> = (samples.rest().iter().enumerate())
+            let behind = (samples.rest().iter().enumerate())
                 .filter(|(_, rest)| **rest > 0)
-                .map(|(axis, rest)| format!("{rest} of {} places of axis {axis}", array.shape[axis]))
-                .collect();
+                .map(|(axis, rest)| format!("{rest} of {} places of axis {axis}", array.shape[axis]));
+            // What another array has nothing for.
+            let numbered = samples.numbered().into_iter().filter_map(|(name, _, count)| {
+                let &(_, _, used) = file.numbered.iter().find(|(of, ..)| *of == name)?;
+                (count > used).then(|| format!("{} of the {count} along {name}", count - used))
+            });
+            let left: Vec<String> = behind.chain(numbered).collect();
             (!left.is_empty()).then(|| format!("{}: {}", self.list.texts[at], left.join(", ")))
         };
         let left: Vec<String> = file.arrays.iter().enumerate().filter_map(of).collect();

@@ -117,7 +117,8 @@ fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
     let path = file(&directory, "a.h5");
     let set = FieldSet::open(&path, &options(&["s:standard"], &["s:log1p", "s:minmax"]), &[]).unwrap();
     assert!(set.is_to_be_measured());
-    let moments: Vec<_> = (0..10).map(|index| set.moments(index).unwrap()).collect();
+    let moments =
+        (0..10).fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), 5 * 9));
     let scales = set.rescaling(&moments).unwrap();
     let set = set.scaled(&scales).unwrap();
     let all: Vec<_> = (0..10).map(|index| read(&set, index)).collect();

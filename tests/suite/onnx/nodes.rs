@@ -476,7 +476,7 @@ fn what_is_no_sound_file_is_refused() {
     refused("is no batch of samples", &|graph| graph.input = vec![value("x", &[0, 1, 1 << 40, 2])]);
     refused("can be counted", &|graph| graph.input = vec![value("x", &[0, 1 << 16, 1 << 16, 1 << 16])]);
     refused("by a weight for 4 numbers", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
-    refused("nothing to learn", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
+    refused("has not one part for each sample", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
     refused("does not depend on the images", &|graph| {
         graph.initializer.push(weight("k", &[1, 4]));
         graph.node[0].input = vec!["k".into()];

@@ -124,3 +124,16 @@ pub struct Objective {
     /// Share of a target class that is spread evenly over all classes.
     pub smoothing: f32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r2_is_unknown_where_the_targets_hardly_vary() {
+        assert_eq!(Metric::R2.of([0.5, 0.0, 1.0]), 0.5);
+        assert!(Metric::R2.of([0.5, 1e5, 1e10 + 3.0]).is_nan());
+        assert_eq!(Metric::Rmse.of([4.0, 0.0, 0.0]), 2.0);
+        assert!(Metric::Rmse.prefers(0.1, 0.2) && Metric::R2.prefers(0.2, 0.1));
+    }
+}

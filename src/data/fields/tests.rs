@@ -172,3 +172,46 @@ fn a_view_with_a_rescaling_is_read_and_others_are_named() {
         assert!(error.unwrap_err().contains("log1p, standard, minmax"), "{wrong}");
     }
 }
+
+#[test]
+fn arrays_that_would_be_paired_by_chance_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    for (inputs, targets, expected) in [
+        (["t[n,h,w]"], ["t[t,h,w]"], "every pair would be a sample"),
+        (["mask[h/2,w/3]"], ["s"], "s without brackets numbers samples by its first axis"),
+        (["t[n,h/2,w]"], ["t[n,h/4,w]"], "1 tiles along h, and 2 of another array"),
+    ] {
+        let error = FieldSet::open(&path, &options(&inputs, &targets), &[]).err().unwrap().message;
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn weights_of_other_arrays_or_in_another_order_are_refused_and_logarithms_are_theirs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    let open = |inputs: &[&str]| FieldSet::open(&path, &options(inputs, &["s"]), &[]).unwrap();
+    let learned = open(&["s:log1p", "s"]);
+    let read_so = read(&learned, 2);
+    // A flag that leaves out what the weights expect.
+    let bare = open(&["s", "s"]).scaled(learned.scales()).unwrap();
+    assert_eq!(read(&bare, 2), read_so);
+    let other = open(&["s[n,c]", "s"]).scaled(&open(&["t", "s"]).scales()[..2]).err();
+    assert!(other.is_some());
+    let tiles = FieldSet::open(&path, &options(&["t[n,h,w]", "mask[h,w]"], &["s"]), &[]).unwrap();
+    let turned = FieldSet::open(&path, &options(&["mask[h,w]", "t[n,h,w]"], &["s"]), &[]).unwrap();
+    let error = turned.scaled(tiles.scales()).err().unwrap().message;
+    assert!(error.contains("learned from t[n,h,w], where mask[h,w] is given"), "{error}");
+}
+
+#[test]
+fn files_are_in_the_order_of_their_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["run10.h5", "run9.h5", "run1b.h5"] {
+        file(&directory, name);
+    }
+    let set = FieldSet::open(directory.path(), &options(&["t"], &["s"]), &[]).unwrap();
+    let names = [0, 10, 20].map(|index| set.name(index));
+    assert_eq!(names, ["run1b.h5 n 0", "run9.h5 n 0", "run10.h5 n 0"]);
+}

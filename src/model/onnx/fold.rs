@@ -60,6 +60,7 @@ pub fn fold(node: &OnnxNode, inputs: &[&ConstantTensor]) -> Option<Result<Consta
         ("Size", [x]) => Some(ConstantTensor { dims: Vec::new(), numbers: Integers(vec![x.len() as i64]) }),
         ("ConstantOfShape", [shape]) => return Some(filled(node, shape)),
         ("Range", [start, end, step]) => range(start, end, step),
+        ("IsInf", [x]) => Some(are_infinite(node, x)),
         (op, [x]) if is_unary(op) => Some(unary(op, x)),
         (
             "Add" | "And" | "Div" | "Equal" | "Greater" | "GreaterOrEqual" | "Less" | "LessOrEqual" | "Mod",
@@ -435,7 +436,15 @@ fn count_of(numbers: &super::constant::ConstantValues) -> usize {
 }
 
 fn is_unary(op: &str) -> bool {
-    of_real(op).is_some() || matches!(op, "IsInf" | "IsNaN" | "Not")
+    of_real(op).is_some() || matches!(op, "IsNaN" | "Not")
+}
+
+/// By its attributes of one sign alone.
+fn are_infinite(node: &OnnxNode, x: &ConstantTensor) -> ConstantTensor {
+    let [below, above] = ["detect_negative", "detect_positive"].map(|name| node.int(name).unwrap_or(1) != 0);
+    let is = |x: f32| x.is_infinite() && if x > 0.0 { above } else { below };
+    let numbers = x.reals().into_iter().map(|x| i64::from(is(x))).collect();
+    ConstantTensor { dims: x.dims.clone(), numbers: Integers(numbers) }
 }
 
 fn unary(op: &str, x: &ConstantTensor) -> ConstantTensor {
@@ -447,7 +456,6 @@ fn unary(op: &str, x: &ConstantTensor) -> ConstantTensor {
         Integers(all) if op == "Relu" => Integers(all.iter().map(|&x| x.max(0)).collect()),
         Integers(all) if ["Floor", "Ceil", "Round"].contains(&op) => Integers(all.clone()),
         Reals(all) if op == "IsNaN" => Integers(all.iter().map(|x| i64::from(x.is_nan())).collect()),
-        Reals(all) if op == "IsInf" => Integers(all.iter().map(|x| i64::from(x.is_infinite())).collect()),
         _ => return of_real(op).map_or_else(|| x.clone(), |of| of_each(x, of)),
     };
     ConstantTensor { dims: x.dims.clone(), numbers }
@@ -657,6 +665,11 @@ mod tests {
         let real = ConstantTensor { dims: Vec::new(), numbers: Reals(vec![2.7]) };
         assert_eq!(folded("Cast", &[("to", &[7])], std::slice::from_ref(&real)), Some(vec![2]));
         assert_eq!(folded("Less", &[], &[single(2), real]), Some(vec![1]));
+        let ends = [f32::NEG_INFINITY, 1.0, f32::INFINITY];
+        let ends = [ConstantTensor { dims: vec![3], numbers: Reals(ends.to_vec()) }];
+        assert_eq!(folded("IsInf", &[], &ends), Some(vec![1, 0, 1]));
+        assert_eq!(folded("IsInf", &[("detect_negative", &[0])], &ends), Some(vec![0, 0, 1]));
+        assert_eq!(folded("IsInf", &[("detect_positive", &[0])], &ends), Some(vec![1, 0, 0]));
         let reshaped =
             fold(&OnnxNode::new(&node("Reshape", &[]), 0), &[&shape, &row(&[2, -1])]).unwrap().unwrap();
         assert_eq!(reshaped.dims, [2, 2]);

@@ -197,8 +197,6 @@ fn weights_of_other_arrays_or_in_another_order_are_refused_and_logarithms_are_th
     // A flag that leaves out what the weights expect.
     let bare = open(&["s", "s"]).scaled(learned.scales()).unwrap();
     assert_eq!(read(&bare, 2), read_so);
-    let other = open(&["s[n,c]", "s"]).scaled(&open(&["t", "s"]).scales()[..2]).err();
-    assert!(other.is_some());
     let tiles = FieldSet::open(&path, &options(&["t[n,h,w]", "mask[h,w]"], &["s"]), &[]).unwrap();
     let turned = FieldSet::open(&path, &options(&["mask[h,w]", "t[n,h,w]"], &["s"]), &[]).unwrap();
     let error = turned.scaled(tiles.scales()).err().unwrap().message;

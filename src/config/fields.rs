@@ -27,12 +27,12 @@ pub enum Missing {
 #[group(skip)]
 #[command(next_help_heading = "Arrays")]
 pub struct FieldOptions {
-    /// Array that the network reads, and which of its axes number samples: temperature[n,h,w] (dltrain inspect says
+    /// Array that the network reads, and which of its axes number samples: `temperature[n,h,w]` (dltrain inspect says
     /// them); :standard, :minmax, :log1p behind it rescale it. Several are put one behind the other as channels.
     #[arg(long = "input", value_name = "VIEW")]
     #[serde(rename = "input")]
     pub inputs: Vec<String>,
-    /// Array that it is to give, as for --input: temperature[n+1,h,w] is what follows.
+    /// Array that it is to give, as for --input: `temperature[n+1,h,w]` is what follows.
     #[arg(long = "target", value_name = "VIEW")]
     #[serde(rename = "target")]
     pub targets: Vec<String>,

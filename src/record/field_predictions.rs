@@ -64,7 +64,9 @@ impl FieldPredictions {
             let all = |shape: &[usize]| [&[origin.samples.len()], shape].concat();
             let one = |shape: &[usize]| [&[1], shape].concat();
             let output = file.new_dataset::<f32>().shape(all(shape)).chunk(one(shape)).create("output")?;
-            describe(&output, origin.unit.as_deref().unwrap_or(""), "what the network gives of each sample")?;
+            text(&output, "description", "what the network gives of each sample")?;
+            // As netCDF's files call it.
+            origin.unit.iter().try_for_each(|unit| text(&output, "units", unit))?;
             text(&output, "axes", &[&["sample".to_string()], &origin.axes[..]].concat().join(" "))?;
             let places = shape.get(1..).unwrap_or(&[]);
             let create = || file.new_dataset::<i32>().shape(all(places)).chunk(one(places)).create("class");

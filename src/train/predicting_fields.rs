@@ -1,12 +1,11 @@
 //! `dltrain predict` of arrays: what the network gives of each sample, in the order of the data, as HDF5.
 
-use std::path::Path;
-
 use super::evaluate::Evaluator;
 use super::stop::Watch;
 use super::testing;
 use crate::comm::World;
-use crate::data::{FieldSet, Sharding};
+use crate::config::Predict;
+use crate::data::{Dataset, FieldSet, Sharding};
 use crate::device::Device;
 use crate::device::memory::bytes_of_mut;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,8 +13,7 @@ use crate::record::{self, FieldOrigin, FieldPredictions};
 
 /// What is asked.
 pub struct FieldQuestion<'a> {
-    /// The file that is written.
-    pub path: &'a Path,
+    pub wanted: &'a Predict,
     pub sharding: Sharding,
     pub set: &'a FieldSet,
     /// The axes of what the network gives of a sample.
@@ -36,16 +34,18 @@ impl FieldQuestion<'_> {
         device: &dyn Device,
         watch: &Watch,
     ) -> Result<()> {
-        let samples = crate::data::Dataset::len(self.set);
+        let samples = self.set.len();
+        let path = self.wanted.output.as_deref();
+        let path = path.ok_or_else(|| Error::internal("no file for what is predicted of arrays"));
+        let path = world.agree(path)?;
         let create = || -> Result<Option<FieldPredictions>> {
             let origin = self.origin()?;
-            FieldPredictions::create(self.path, &origin, &self.shape, self.of_classes).map(Some)
+            FieldPredictions::create(path, &origin, &self.shape, self.of_classes).map(Some)
         };
         let mut file = world.agree(if world.is_first() { create() } else { Ok(None) })?;
         let each = self.shape.iter().product::<usize>().max(1);
         let mut outputs = vec![0f32; self.sharding.batch * each];
         let stop = || watch.flags(0.0).stop;
-        let mut written = Ok(());
         let whole = evaluator.each(world, device, stop, |program, (number, _), images| {
             if let Some(memory) = program.probabilities.as_ref().filter(|_| images > 0) {
                 device.download(memory, bytes_of_mut(&mut outputs))?;
@@ -54,23 +54,25 @@ impl FieldQuestion<'_> {
             let own = &mut outputs[..places * each];
             own.chunks_exact_mut(each).for_each(|output| self.set.unscale(output));
             let words: Vec<u64> = own.iter().map(|value| u64::from(value.to_bits())).collect();
+            let mut all: Vec<f32> = Vec::new();
             world.to_first(&words, |_, words| {
-                let values: Vec<f32> = words.iter().map(|&word| f32::from_bits(word as u32)).collect();
-                for output in values.chunks_exact(each) {
-                    let finite = output.iter().all(|value| value.is_finite());
-                    let sound = if finite { Ok(()) } else { Err(diverged()) };
-                    let next = std::mem::replace(&mut written, Ok(()));
-                    written =
-                        next.and(sound).and_then(|()| file.as_mut().map_or(Ok(()), |file| file.push(output)));
-                }
-            })
+                all.extend(words.iter().map(|&word| f32::from_bits(word as u32)));
+            })?;
+            let written = file.as_mut().map_or(Ok(()), |file| {
+                all.chunks_exact(each).try_for_each(|output| {
+                    match output.iter().all(|value| value.is_finite()) {
+                        true => file.push(output),
+                        false => Err(diverged()),
+                    }
+                })
+            });
+            world.agree(written)
         })?;
-        world.agree(written)?;
         if !whole {
             return testing::stopped(world, watch);
         }
         world.agree(file.map_or(Ok(()), FieldPredictions::finish))?;
-        record::say(world, &format!("{samples} samples: {}", self.path.display()));
+        record::say(world, &format!("{samples} samples: {}", path.display()));
         world.agree(record::printed())
     }
 
@@ -85,9 +87,7 @@ impl FieldQuestion<'_> {
         axes.resize(inner.len(), "place".into());
         axes.extend((!self.shape.is_empty()).then(|| "channel".to_string()));
         axes.reverse();
-        let samples =
-            (0..crate::data::Dataset::len(self.set)).map(|index| crate::data::Dataset::name(self.set, index));
-        Ok(FieldOrigin { samples: samples.collect(), axes, coordinates, unit: self.set.target_unit() })
+        Ok(FieldOrigin { samples: self.set.names(), axes, coordinates, unit: self.set.target_unit() })
     }
 }
 

@@ -1,8 +1,6 @@
 //! `--evaluate`: the weights of a file on the test images, with what a test takes and nothing else; `--predict` goes
 //! the same way to other images.
 
-use std::path::Path;
-
 use super::assemble::Assembly;
 use super::groups::Groups;
 use super::network::Network;
@@ -43,7 +41,6 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let (device, config) = device::open(world, config, threads)?;
     let config = &config;
     let classes = network.classes;
-    let output = world.agree(network.output())?;
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let groups = &Groups::whole(world);
@@ -72,10 +69,10 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
     comm::enter(RunPhase::Evaluation, 1);
     if let Some(wanted) = &config.predict {
-        if let Some(set) = samples.set().fields() {
-            let path = wanted.output.as_deref().unwrap_or(Path::new("predictions.h5"));
+        if let Some(set) = samples.fields() {
+            let shape = world.agree(network.output())?;
             let (sharding, of_classes) = (sharding(world, config), config.fields.is_of_classes());
-            let question = FieldQuestion { path, sharding, set, shape: output, of_classes };
+            let question = FieldQuestion { wanted, sharding, set, shape, of_classes };
             return question.answer(world, evaluator, &*device, watch);
         }
         let classes = predicting::class_names(start.as_ref(), &samples, classes);

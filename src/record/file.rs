@@ -119,28 +119,20 @@ const SUMMARY_VALUES: &Columns = &[
 ];
 
 /// The columns as a run's metric has them: of another than the accuracy they are called after it.
-fn named(columns: &'static Columns, metric: Metric) -> Vec<(&'static str, &'static str, &'static str)> {
-    let of = |&(name, unit, meaning): &(&'static str, &'static str, &'static str)| {
-        let place = ACCURACIES.iter().position(|known| *known == name);
-        match (place, metric) {
-            (None, _) | (_, Metric::Accuracy) => (name, unit, meaning),
-            (Some(at), Metric::Iou) => (IOU[at], "1", "mean over samples of the mean IoU of classes"),
-            (Some(at), Metric::Mae) => (MAE[at], "", "mean absolute error, of rescaled numbers"),
-            (Some(at), Metric::Rmse) => (RMSE[at], "", "root of the mean squared error, of rescaled numbers"),
-            (Some(at), Metric::R2) => {
-                (R2[at], "1", "1 less the squared error over the variance of the targets")
-            }
-        }
+fn named(columns: &Columns, metric: Metric) -> Vec<(String, &'static str, &'static str)> {
+    let about = match metric {
+        Metric::Accuracy => None,
+        Metric::Iou => Some(("1", "mean over samples of the mean IoU of classes")),
+        Metric::Mae => Some(("", "mean absolute error, of rescaled numbers")),
+        Metric::Rmse => Some(("", "root of the mean squared error, of rescaled numbers")),
+        Metric::R2 => Some(("1", "1 less the squared error over the variance of the targets")),
+    };
+    let of = |&(name, unit, meaning): &(&str, &'static str, &'static str)| {
+        let (unit, meaning) = about.filter(|_| name.contains("accuracy")).unwrap_or((unit, meaning));
+        (name.replace("accuracy", metric.name()), unit, meaning)
     };
     columns.iter().map(of).collect()
 }
-
-const ACCURACIES: [&str; 5] =
-    ["accuracy", "train_accuracy", "test_accuracy", "best_test_accuracy", "final_test_accuracy"];
-const IOU: [&str; 5] = ["iou", "train_iou", "test_iou", "best_test_iou", "final_test_iou"];
-const MAE: [&str; 5] = ["mae", "train_mae", "test_mae", "best_test_mae", "final_test_mae"];
-const RMSE: [&str; 5] = ["rmse", "train_rmse", "test_rmse", "best_test_rmse", "final_test_rmse"];
-const R2: [&str; 5] = ["r2", "train_r2", "test_r2", "best_test_r2", "final_test_r2"];
 
 /// An open results file. On any error the file is lost: see `abandon`.
 pub(super) struct ResultsFile {
@@ -443,9 +435,9 @@ impl ResultsFile {
     }
 }
 
-fn scalars<T: H5Type>(group: &Group, columns: &Columns, value: T) -> Hdf5Result {
-    columns.iter().try_for_each(|&(name, unit, meaning)| {
-        let dataset = group.new_dataset::<T>().create(name)?;
+fn scalars<T: H5Type>(group: &Group, columns: &[(impl AsRef<str>, &str, &str)], value: T) -> Hdf5Result {
+    columns.iter().try_for_each(|(name, unit, meaning)| {
+        let dataset = group.new_dataset::<T>().create(name.as_ref())?;
         describe(&dataset, unit, meaning)?;
         dataset.write_scalar(&value)
     })

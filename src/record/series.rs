@@ -117,11 +117,11 @@ impl<T: H5Type + Copy> Series<T> {
 /// Empty series of a group; `width`: values in a row, where that is no single one.
 pub(super) fn series<T: H5Type>(
     group: &Group,
-    columns: &Columns,
+    columns: &[(impl AsRef<str>, &str, &str)],
     chunk: usize,
     width: Option<usize>,
 ) -> hdf5::Result<Vec<Series<T>>> {
-    let create = |&(name, unit, meaning): &(&str, &str, &str)| {
+    let create = |name: &str, unit: &str, meaning: &str| {
         let builder = group.new_dataset::<T>();
         let dataset = match width {
             None => builder.chunk(chunk).shape(0..).create(name)?,
@@ -130,7 +130,7 @@ pub(super) fn series<T: H5Type>(
         describe(&dataset, unit, meaning)?;
         Ok(Series { dataset, columns: width, waiting: Vec::new(), written: 0 })
     };
-    columns.iter().map(create).collect()
+    columns.iter().map(|(name, unit, meaning)| create(name.as_ref(), unit, meaning)).collect()
 }
 
 /// Writes rows as the data set `rows`, whose attributes `NAME_unit` and `NAME_description` explain the fields, with

@@ -200,11 +200,16 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
     unread
 }
 
+/// A text in quotation marks as a shell takes it.
+fn in_quotes(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
 /// A path as a shell takes it.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+=@%:,~".contains(letter);
-    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    if text.chars().all(is_plain) { text } else { in_quotes(&text) }
 }
 
 /// "240×37×49 f32 [time, latitude, longitude] in K; chunks 1×37×49 (7.3 kB), deflate, shuffle, 1.9:1".
@@ -351,9 +356,6 @@ fn advice(array: &FileArray, samples: &ViewSamples) -> Option<String> {
         better[axis] = better[axis].div_ceil(2);
     }
     let chunk = better.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
-    let name = array.name.replace('\'', "'\\''");
-    Some(format!(
-        "chunks of {} would fit the samples: h5repack -l '{name}:CHUNK={chunk}' OLD NEW",
-        shape(&better)
-    ))
+    let layout = in_quotes(&format!("{}:CHUNK={chunk}", array.name));
+    Some(format!("chunks of {} would fit the samples: h5repack -l {layout} OLD NEW", shape(&better)))
 }

@@ -77,6 +77,11 @@ impl FromStr for View {
 }
 
 impl View {
+    /// What its axes are called, in the file's order; single places and axes without brackets have no name.
+    pub fn names(&self) -> Vec<Option<char>> {
+        self.axes.iter().flatten().map(|axis| axis.name).collect()
+    }
+
     /// Whether samples of the other view have numbers of the same part of the same array, perhaps of other samples.
     pub fn has_numbers_of(&self, other: &View) -> bool {
         let parts = |view: &View| -> Option<Vec<ViewAxis>> {

@@ -1,5 +1,6 @@
 //! Which axes of an array number the samples, by what the file calls them, else by their lengths.
 
+use super::in_quotes;
 use crate::fields::{ArrayStorage, FileArray, View};
 
 /// What netCDF files call the axes that a view has names for.
@@ -46,52 +47,48 @@ pub fn view(array: &FileArray) -> Option<View> {
 }
 
 /// A command that trains from arrays with these views, as a first try: classes of points where an array of integers has
-/// the places of another one; else what follows in time; else the smaller of two arrays from the larger.
+/// the places of another one; else what follows in time; else the smaller of two arrays from the larger. None of cubes,
+/// which are not trained from so far.
 pub fn command(arrays: &[FileArray], views: &[View], data: &str) -> Option<String> {
     let array = |view: &View| arrays.iter().find(|array| array.name == view.array);
     let mut known: Vec<(&View, &FileArray)> =
         views.iter().filter_map(|view| Some((view, array(view)?))).collect();
     known.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
     let &(view, input) = known.iter().find(|(_, array)| !array.element.is_integer())?;
-    let letters = letters_of(view);
-    let places: Vec<(char, usize)> = letters.iter().copied().zip(input.shape.iter().copied()).collect();
-    let [pictures, volumes] = ["hw", "d"].map(|axes| axes.chars().all(|axis| letters.contains(&axis)));
-    if volumes {
-        // Cubes are not trained from so far.
+    let names = view.names().into_iter().flatten();
+    let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
+    let along = |name: char| axes.iter().find(|(of, _)| *of == name).map(|&(_, along)| along);
+    if along('d').is_some() {
         return None;
     }
-    let model = if pictures { "unet_small" } else { "mlp" };
-    let start = format!("dltrain --model {model} --data {data} --input '{view}:standard'");
-    let without =
-        |axis: char| places.iter().filter(|(letter, _)| *letter != axis).copied().collect::<Vec<_>>();
-    let [of_points, of_samples] =
-        [without('c'), places.iter().filter(|(letter, _)| *letter == 'n').copied().collect()];
-    let classes = arrays.iter().find(|array| {
-        let shape = |places: &[(char, usize)]| places.iter().map(|(_, along)| *along).collect::<Vec<_>>();
-        array.element.is_integer() && !array.is_coordinate && array.shape == shape(&of_points) && pictures
-    });
-    if let Some(classes) = classes {
-        let axes = of_points.iter().map(|(letter, _)| letter.to_string()).collect::<Vec<_>>().join(",");
-        let target = format!("{}[{axes}]", classes.name);
-        return Some(format!("{start} --target '{target}' --loss cross-entropy --classes CLASSES"));
+    let is_picture = along('h').is_some() && along('w').is_some();
+    let model = if is_picture { "unet_small" } else { "mlp" };
+    let quoted = |view: &str| in_quotes(&format!("{view}:standard"));
+    let start = format!("dltrain --model {model} --data {data} --input {}", quoted(&view.to_string()));
+    if is_picture {
+        let points = axes.iter().filter(|(name, _)| *name != 'c');
+        let (names, shape): (Vec<String>, Vec<usize>) =
+            points.map(|(name, along)| (name.to_string(), *along)).unzip();
+        let of_points =
+            |array: &&FileArray| array.element.is_integer() && !array.is_coordinate && array.shape == shape;
+        if let Some(classes) = arrays.iter().find(of_points) {
+            let target = in_quotes(&format!("{}[{}]", classes.name, names.join(",")));
+            return Some(format!("{start} --target {target} --loss cross-entropy --classes CLASSES"));
+        }
     }
-    let channels = places.iter().find(|(letter, _)| *letter == 'c').map_or(1, |(_, along)| *along);
-    if pictures && letters.contains(&'n') {
-        let next = view.to_string().replacen("[n", "[n+1", 1);
-        return Some(format!("{start} --target '{next}:standard' --loss mse --classes {channels}"));
+    let samples = along('n')?;
+    if is_picture {
+        let next = axes.iter().map(|(name, _)| if *name == 'n' { "n+1".into() } else { name.to_string() });
+        let next = quoted(&format!("{}[{}]", view.array, next.collect::<Vec<String>>().join(",")));
+        let channels = along('c').unwrap_or(1);
+        return Some(format!("{start} --target {next} --loss mse --classes {channels}"));
     }
     let is_target = |(other, array): &&(&View, &FileArray)| {
-        other.array != view.array && array.shape.first() == of_samples.first().map(|(_, along)| along)
+        other.array != view.array && array.shape.first() == Some(&samples)
     };
-    let &(target, array) = known.iter().rev().find(is_target).filter(|_| !of_samples.is_empty())?;
-    let numbers: usize = array.shape[1..].iter().product();
-    Some(format!("{start} --target '{target}:standard' --loss mse --classes {numbers}"))
-}
-
-fn letters_of(view: &View) -> Vec<char> {
-    let text = view.to_string();
-    let axes = text.split_once('[').map_or("", |(_, axes)| axes.trim_end_matches(']'));
-    axes.split(',').filter_map(|axis| axis.chars().next()).collect()
+    let &(target, array) = known.iter().rev().find(is_target)?;
+    let (target, numbers) = (quoted(&target.to_string()), array.shape[1..].iter().product::<usize>());
+    Some(format!("{start} --target {target} --loss mse --classes {numbers}"))
 }
 
 fn letter(axis: &str) -> Option<char> {

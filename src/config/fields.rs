@@ -114,9 +114,8 @@ impl FieldOptions {
         if let Some((_, what)) = lacks.iter().find(|(lacks, _)| *lacks) {
             return Err(Error::usage(format!("arrays are trained from; what lacks is {what}")));
         }
-        let (Some(loss), of_classes) = (self.loss, self.loss == Some(Loss::CrossEntropy)) else {
-            return Ok(());
-        };
+        let Some(loss) = self.loss else { return Ok(()) };
+        let of_classes = loss.is_of_classes();
         if let Some(metric) = self.metric.filter(|metric| !metric.fits(loss)) {
             return Err(Error::usage(format!("--metric {}: does not go with this --loss", metric.name())));
         }

@@ -39,7 +39,7 @@ impl TrainingLoader {
         let apart = order.apart(0).min(sharding.batch) * samples.sample().iter().product::<usize>();
         let partners = (AHEAD + 1) * apart * size_of::<f32>();
         let shuffled = order.images * size_of::<u32>();
-        let buffers = samples.set().fields().map_or(0, |fields| fields.buffers() * reading.threads());
+        let buffers = samples.fields().map_or(0, |fields| fields.buffers() * reading.threads());
         let kept = buffers
             + shuffled
             + partners

@@ -172,7 +172,7 @@ pub struct Reader<O> {
 impl<O: Order> Reader<O> {
     pub fn new(samples: Samples, order: O, reading: Reading) -> Reader<O> {
         // An array that cannot be read is no accident of one picture among many.
-        let strict = reading.strict || samples.set().fields().is_some();
+        let strict = reading.strict || samples.fields().is_some();
         let bad = Arc::new(Bad { strict, ..Bad::default() });
         Reader { samples, order, reading, bad, ahead: None }
     }
@@ -333,7 +333,7 @@ impl Preparer {
         if rows.len() == height {
             return;
         }
-        if self.samples.set().fields().is_some() {
+        if self.samples.fields().is_some() {
             // Nothing else of them was read.
             let (whole, kept) = (self.size(), self.size() / height * rows.len());
             (0..images.len() / whole)
@@ -383,7 +383,7 @@ impl Preparer {
     }
 
     fn read(&self, epoch: usize, index: usize, mut image: Image) -> i32 {
-        let fields = self.samples.set().fields();
+        let fields = self.samples.fields();
         let read = SCRATCH.with_borrow_mut(|scratch| match (&mut image, fields) {
             (Image::Numbers(input, target), Some(fields)) => {
                 self.samples.read_arrays(fields, index, (input, target), scratch).map(|()| 0)

@@ -97,9 +97,14 @@ impl Samples {
         Samples { repeat: repeat.max(1), ..Samples::new(set.clone(), image, &*set) }
     }
 
+    /// The arrays behind it, where it is no pictures.
+    pub fn fields(&self) -> Option<&FieldSet> {
+        self.set.fields()
+    }
+
     /// How many numbers the target of a sample has, or its rows that are kept; none where it is the class of a picture.
     pub fn target_len(&self) -> usize {
-        let Some(fields) = self.set.fields() else { return 0 };
+        let Some(fields) = self.fields() else { return 0 };
         let height = fields.target().and_then(|target| target.iter().rev().nth(1));
         match (&self.target_rows, height) {
             (Some(rows), Some(height)) => fields.target_len() / height * rows.len(),
@@ -258,7 +263,7 @@ impl Samples {
     /// How pixels become numbers, where nothing else is done to any image: no noise or holes that are no pixels, no
     /// blends, no colours that become a grey between two bytes.
     pub fn pixels(&self) -> Option<Normalisation> {
-        let is_picture = self.set.fields().is_none();
+        let is_picture = self.fields().is_none();
         let as_they_are =
             is_picture && (self.sample[0] == 3 || (self.sample[0] == 1 && self.set.channels() == Some(1)));
         let others =

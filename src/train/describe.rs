@@ -26,7 +26,7 @@ pub fn images(config: &Config, sets: Option<&Sets>) -> String {
         Some(test) => format!("{} to test", test.len()),
         None => "none to test".into(),
     };
-    if sets.training.set().fields().is_some() {
+    if sets.training.fields().is_some() {
         let views = [&config.fields.inputs, &config.fields.targets].map(|of| of.join(" "));
         let samples = sets.training.len();
         return format!(

@@ -7,7 +7,7 @@ use super::doubts::Weights;
 use super::network::Network;
 use crate::comm::World;
 use crate::config::{Config, Loss};
-use crate::data::{FieldSet, Samples, Sets};
+use crate::data::{Dataset, FieldSet, Samples, Sets};
 use crate::error::{Error, Result};
 use crate::fields::Amount;
 use crate::model::onnx::OnnxFile;
@@ -94,7 +94,9 @@ pub fn open(
     };
     let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
     said.extend(rescaled(&scales, &whose));
-    said.push(world.agree(reading(world, &set))?);
+    if purpose == "train" {
+        said.push(world.agree(reading(world, &set))?);
+    }
     let to_test = if config.evaluate { Some(set.clone()) } else { others };
     Ok(Sets {
         training: Samples::of_fields(set, config.input.repeat),
@@ -145,7 +147,7 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
 
 /// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks.
 fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> {
-    let all = crate::data::Dataset::len(set);
+    let all = set.len();
     let [samples, numbers] = MEASURED;
     let each = set.image().iter().product::<usize>() + set.target_len();
     let most = samples.min(numbers / each.max(1)).max(1);
@@ -175,7 +177,7 @@ fn reading(world: &World, set: &FieldSet) -> Result<String> {
         return Ok(String::new());
     }
     let (Amount { read, decoded, used }, seconds) = set.reading()?;
-    let samples = crate::data::Dataset::len(set) as u64;
+    let samples = set.len() as u64;
     let times = decoded as f64 / used.max(1) as f64;
     let advice = if times >= 2.0 { ": dltrain inspect says what chunks would be read whole" } else { "" };
     Ok(format!(

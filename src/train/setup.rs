@@ -195,7 +195,7 @@ impl<'a> OpenedRun<'a> {
         let images = describe::images(config, sets.as_ref());
         let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
         let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
-        let fields = sets.as_ref().and_then(|sets| sets.training.set().fields());
+        let fields = sets.as_ref().and_then(|sets| sets.training.fields());
         let pictures = sets.as_ref().filter(|_| fields.is_none());
         let preprocessing = pictures.map(|sets| sets.training.expected().clone());
         let fields = fields.map_or_else(Vec::new, |fields| fields.scales().to_vec());

@@ -128,23 +128,41 @@ impl FieldSet {
 
     /// Whether a rescaling has to be found out from the samples.
     pub fn is_to_be_measured(&self) -> bool {
-        self.list
-            .fields
-            .iter()
-            .any(|field| matches!(field.rescaling, Rescaling::Standard | Rescaling::MinMax))
+        (0..self.list.fields.len()).any(|at| self.is_measured(at))
+    }
+
+    /// Whether the rescaling of a field is found out from its own numbers.
+    fn is_measured(&self, at: usize) -> bool {
+        matches!(self.list.fields[at].rescaling, Rescaling::Standard | Rescaling::MinMax)
+            && self.like(at) == at
+    }
+
+    /// By which field one is rescaled: by the first that has the same numbers, as input and target of one array have.
+    fn like(&self, at: usize) -> usize {
+        let field = &self.list.fields[at];
+        let alike = |other: &Field| {
+            other.view.has_numbers_of(&field.view)
+                && (other.log1p, &other.rescaling) == (field.log1p, &field.rescaling)
+        };
+        self.list.fields[..at].iter().position(alike).unwrap_or(at)
     }
 
     /// Of one sample, for each channel of each field: how many numbers there are, their sum, that of their squares, the
-    /// least and the greatest.
+    /// least and the greatest; zeros of those that nothing is rescaled by.
     ///
     /// # Errors
     /// `Data`.
     pub fn moments(&self, index: usize) -> Result<Vec<f64>> {
         let mut readers = Vec::new();
         let mut moments = Vec::new();
+        let place = self.place(index);
         for at in 0..self.list.fields.len() {
+            if !self.is_measured(at) {
+                moments.resize(moments.len() + 5 * self.list.channels[at], 0.0);
+                continue;
+            }
             let mut values = vec![0f32; self.list.numbers[at]];
-            self.raw(index, (at, None), &mut readers, &mut values)?;
+            self.raw(&place, (at, None), &mut readers, &mut values)?;
             for channel in values.chunks_exact(values.len() / self.list.channels[at]) {
                 moments.extend(Moments::of(channel).numbers());
             }
@@ -171,13 +189,7 @@ impl FieldSet {
         let FieldList { fields, channels, .. } = &*self.list;
         let mut scales = self.scales.to_vec();
         for (at, (field, scale)) in fields.iter().zip(&mut scales).enumerate() {
-            // Input and target of one array are rescaled alike: by the first.
-            let alike = |other: &Field| {
-                other.view.has_numbers_of(&field.view)
-                    && (other.log1p, &other.rescaling) == (field.log1p, &field.rescaling)
-            };
-            let like = fields[..at].iter().position(alike).unwrap_or(at);
-            let first: usize = channels[..like].iter().sum();
+            let first: usize = channels[..self.like(at)].iter().sum();
             let said = match &field.rescaling {
                 Rescaling::MinMaxOf(path) => Some(least_and_greatest(path, channels[at])?),
                 _ => None,

@@ -6,7 +6,7 @@ use super::field::Field;
 use crate::error::{Error, Result};
 use crate::fields::{FileArray, ViewSamples};
 
-/// One file, or none where all arrays are elsewhere.
+/// One file of a data set.
 pub struct FieldFile {
     pub path: PathBuf,
     /// One array for each field.

@@ -33,12 +33,12 @@ impl FieldList {
     pub fn new(
         options: &FieldOptions,
         (fields, texts): (Vec<Field>, Vec<String>),
-        shapes: &[Shape],
+        shapes: &[SampleShape],
         of_network: &[(&str, usize)],
     ) -> Result<FieldList> {
         let of_classes = options.loss.is_some_and(Loss::is_of_classes);
         let mut list = FieldList {
-            numbers: shapes.iter().map(Shape::numbers).collect(),
+            numbers: shapes.iter().map(SampleShape::numbers).collect(),
             channels: shapes.iter().map(|shape| shape.channels).collect(),
             places: Vec::new(),
             fields,
@@ -72,10 +72,10 @@ impl FieldList {
     ///
     /// # Errors
     /// `Usage`: arrays of unlike places, or of more axes than images have.
-    pub fn image(&self, shapes: &[Shape], of_network: &[(&str, usize)]) -> Result<[usize; 3]> {
+    pub fn image(&self, shapes: &[SampleShape], of_network: &[(&str, usize)]) -> Result<[usize; 3]> {
         let inputs = &shapes[..self.inputs];
         if of_network.len() > 1 {
-            return Ok([inputs.iter().map(Shape::numbers).sum(), 1, 1]);
+            return Ok([inputs.iter().map(SampleShape::numbers).sum(), 1, 1]);
         }
         let image = stacked(inputs, &self.texts, "--input")?;
         match image.places[..] {
@@ -94,7 +94,7 @@ impl FieldList {
     ///
     /// # Errors
     /// `Usage`: arrays of unlike places.
-    pub fn target(&self, shapes: &[Shape]) -> Result<Vec<usize>> {
+    pub fn target(&self, shapes: &[SampleShape]) -> Result<Vec<usize>> {
         let targets = &shapes[self.inputs..];
         if targets.is_empty() {
             return Ok(Vec::new());
@@ -149,22 +149,22 @@ impl FieldList {
 }
 
 /// The shape of one sample of a field.
-pub struct Shape {
+pub struct SampleShape {
     pub channels: usize,
     /// Whether an axis of the array is the channels.
     pub has_channels: bool,
     pub places: Vec<usize>,
 }
 
-impl Shape {
+impl SampleShape {
     /// An axis without a name is one of space, but the only one, which is of channels, as the first of three is.
-    pub fn of(samples: &ViewSamples) -> Shape {
+    pub fn of(samples: &ViewSamples) -> SampleShape {
         let (shape, letters) = (samples.shape(), samples.letters());
         let is_bare = letters.iter().all(|letter| matches!(letter, None | Some('s')));
         let has_channels = letters.first() == Some(&Some('c')) || (is_bare && [1, 3].contains(&shape.len()));
         match has_channels {
-            true => Shape { channels: shape[0], has_channels, places: shape[1..].to_vec() },
-            false => Shape { channels: 1, has_channels, places: shape },
+            true => SampleShape { channels: shape[0], has_channels, places: shape[1..].to_vec() },
+            false => SampleShape { channels: 1, has_channels, places: shape },
         }
     }
 
@@ -174,7 +174,7 @@ impl Shape {
 }
 
 /// The shape of fields one behind the other as channels.
-fn stacked(shapes: &[Shape], texts: &[String], flag: &str) -> Result<Shape> {
+fn stacked(shapes: &[SampleShape], texts: &[String], flag: &str) -> Result<SampleShape> {
     if let Some(other) = (1..shapes.len()).find(|&other| shapes[other].places != shapes[0].places) {
         return Err(Error::usage(format!(
             "{flag} {} and {}: they have {:?} and {:?} places; only arrays of the same places are put one behind the \
@@ -183,5 +183,5 @@ fn stacked(shapes: &[Shape], texts: &[String], flag: &str) -> Result<Shape> {
         )));
     }
     let channels = shapes.iter().map(|shape| shape.channels).sum();
-    Ok(Shape { channels, has_channels: true, places: shapes[0].places.clone() })
+    Ok(SampleShape { channels, has_channels: true, places: shapes[0].places.clone() })
 }

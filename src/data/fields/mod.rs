@@ -14,13 +14,16 @@ use std::sync::Arc;
 
 use field::Field;
 use files::FieldFile;
-use list::{FieldList, Shape};
+use list::{FieldList, SampleShape};
 
 use super::picture::Picture;
 use super::{Colours, Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
 use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in};
+
+/// A file, and the number of one of its samples on each axis that numbers samples.
+type SamplePlace<'a> = (&'a FieldFile, Vec<(char, i64)>);
 
 /// A data set of arrays.
 #[derive(Clone)]
@@ -78,7 +81,8 @@ impl FieldSet {
         let files =
             files.iter().map(|file| files::opened(file, &fields, &flag)).collect::<Result<Vec<_>>>()?;
         files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
-        let shapes: Vec<Shape> = files[0].arrays.iter().map(|(_, samples)| Shape::of(samples)).collect();
+        let shapes: Vec<SampleShape> =
+            files[0].arrays.iter().map(|(_, samples)| SampleShape::of(samples)).collect();
         let list = FieldList::new(options, (fields, texts), &shapes, of_network)?;
         let (image, target) = (list.image(&shapes, of_network)?, list.target(&shapes)?);
         let mut before = vec![0];
@@ -135,25 +139,21 @@ impl FieldSet {
                 continue;
             }
             let name = &array.axes[axis];
-            let name = if name.is_empty() { letter.unwrap_or('x').to_string() } else { name.clone() };
+            if name.is_empty() {
+                names.push((letter.unwrap_or('x').to_string(), window.len[axis]));
+                continue;
+            }
             names.push((name.clone(), window.len[axis]));
             // In the array's own group, or one above it.
-            let groups = array
-                .name
-                .match_indices('/')
-                .map(|(at, _)| &array.name[..=at])
-                .collect::<Vec<_>>()
-                .into_iter()
-                .rev()
-                .chain([""]);
-            let of_axis = groups.map(|group| FileArray::open(&file.path, &format!("{group}{name}")));
-            let Some(of_axis) = of_axis.flatten().next() else { continue };
+            let groups = array.name.rmatch_indices('/').map(|(at, _)| &array.name[..=at]).chain([""]);
+            let mut known = groups.flat_map(|group| FileArray::open(&file.path, &format!("{group}{name}")));
+            let Some(of_axis) = known.next() else { continue };
             let is_tiled = samples.numbered().iter().any(|&(of, ..)| Some(of) == letter);
             if of_axis.shape == [array.shape[axis]] && !is_tiled {
                 let part = ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] };
                 let mut values = vec![0.0; window.len[axis]];
                 ArrayReader::default().read_box(&of_axis, &part, &mut values)?;
-                places.push((name, values));
+                places.push((name.clone(), values));
             }
         }
         Ok((names, places))
@@ -211,8 +211,8 @@ impl FieldSet {
         Ok(FieldSet { scales: Arc::new(scales.to_vec()), list: Arc::new(list), ..self })
     }
 
-    /// Which file, and the number of its sample on each axis that numbers samples.
-    fn place(&self, index: usize) -> (&FieldFile, Vec<(char, i64)>) {
+    /// Where a sample is.
+    fn place(&self, index: usize) -> SamplePlace<'_> {
         let at = self.before.partition_point(|&before| before <= index) - 1;
         let file = &self.files[at];
         let grid: Vec<usize> = file.numbered.iter().map(|&(_, _, count)| count).collect();
@@ -221,15 +221,15 @@ impl FieldSet {
         (file, file.numbered.iter().zip(places).map(number).collect())
     }
 
-    /// The numbers of one field of a sample, or of some of its rows, as the file has them, or their logarithms.
+    /// The numbers of one field of the sample at a place, or of some of its rows, as the file has them, or their
+    /// logarithms.
     fn raw(
         &self,
-        index: usize,
+        (file, numbers): &SamplePlace,
         (at, rows): (usize, Option<&Range<usize>>),
         readers: &mut Vec<ArrayReader>,
         to: &mut [f32],
     ) -> Result<()> {
-        let (file, numbers) = self.place(index);
         let (array, samples) = &file.arrays[at];
         let of = |name: char| numbers.iter().find(|(of, _)| *of == name).map_or(0, |(_, number)| *number);
         if readers.len() <= at {
@@ -239,7 +239,12 @@ impl FieldSet {
         if self.list.fields[at].log1p {
             if let Some(value) = to.iter().find(|value| value.is_finite() && **value <= -1.0) {
                 let what = format!("{value} has no ln(1 + x)");
-                return Err(self.wrong(index, at, &what, "leave :log1p out for such an array"));
+                return Err(self.wrong(
+                    &(file, numbers.clone()),
+                    at,
+                    &what,
+                    "leave :log1p out for such an array",
+                ));
             }
             to.iter_mut().for_each(|value| *value = value.ln_1p());
         }
@@ -260,7 +265,7 @@ impl FieldSet {
         readers: &mut Vec<ArrayReader>,
     ) -> Result<()> {
         let heights = [Some(self.image[1]), self.target.iter().rev().nth(1).copied()];
-        let FieldList { inputs, numbers, places, classes, missing, shares, .. } = &*self.list;
+        let (FieldList { inputs, numbers, places, .. }, place) = (&*self.list, self.place(index));
         for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {
             let is_target = at >= *inputs;
             let part = if is_target { &mut *target } else { &mut *input };
@@ -270,44 +275,44 @@ impl FieldSet {
                 (Some(rows), Some(height)) => whole / height * rows.len(),
                 _ => whole,
             };
-            let (from, count) = (some(from), some(count));
-            let own = &mut part[from..from + count];
-            self.raw(index, (at, rows), readers, own)?;
-            if let (true, Some(classes)) = (is_target, classes) {
-                self.classes(index, at, *classes, own)?;
-                continue;
-            }
-            let FieldScale { scale, shift, .. } = &self.scales[at];
-            let mut is_whole = true;
-            for (channel, values) in own.chunks_exact_mut(count / scale.len()).enumerate() {
-                let (scale, shift) = (scale[channel], shift[channel]);
-                if (scale, shift) != (1.0, 0.0) {
-                    values.iter_mut().for_each(|value| *value = *value * scale + shift);
-                }
-                is_whole &= values.iter().all(|value| value.is_finite());
-            }
-            if let Some(value) = own.iter().find(|value| {
-                is_target && *shares && !(**value >= 0.0 && **value <= 1.0) && value.is_finite()
-            }) {
-                let what = format!("{value} is no share from 0 to 1, which --loss bce wants");
-                return Err(self.wrong(index, at, &what, "rescale it by :minmax, or take --loss mse"));
-            }
-            match missing {
-                _ if is_whole => {}
-                Missing::Refuse => {
-                    return Err(self.wrong(index, at, "a number is missing or none (NaN)", MISSING));
-                }
-                Missing::Mask if is_target => {
-                    own.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = f32::NAN);
-                }
-                _ => own.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = 0.0),
+            let own = &mut part[some(from)..some(from) + some(count)];
+            self.raw(&place, (at, rows), readers, own)?;
+            match (is_target, self.list.classes) {
+                (true, Some(classes)) => self.classes(&place, at, classes, own)?,
+                _ => self.rescale(&place, at, is_target, own)?,
             }
         }
         Ok(())
     }
 
+    /// Rescales numbers, and deals with those that are missing.
+    fn rescale(&self, place: &SamplePlace, at: usize, is_target: bool, own: &mut [f32]) -> Result<()> {
+        let FieldScale { scale, shift, .. } = &self.scales[at];
+        let each = own.len() / scale.len();
+        for (values, (&scale, &shift)) in own.chunks_exact_mut(each).zip(scale.iter().zip(shift)) {
+            if (scale, shift) != (1.0, 0.0) {
+                values.iter_mut().for_each(|value| *value = *value * scale + shift);
+            }
+        }
+        let is_no_share = |value: &&f32| value.is_finite() && !(0.0..=1.0).contains(*value);
+        if let Some(value) = own.iter().find(is_no_share).filter(|_| is_target && self.list.shares) {
+            let what = format!("{value} is no share from 0 to 1, which --loss bce wants");
+            return Err(self.wrong(place, at, &what, "rescale it by :minmax, or take --loss mse"));
+        }
+        if own.iter().all(|value| value.is_finite()) {
+            return Ok(());
+        }
+        let instead = match self.list.missing {
+            Missing::Refuse => return Err(self.wrong(place, at, MISSING[0], MISSING[1])),
+            Missing::Mask if is_target => f32::NAN,
+            Missing::Mask | Missing::Zero => 0.0,
+        };
+        own.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = instead);
+        Ok(())
+    }
+
     /// Checks numbers of classes; those that do not count become NaN.
-    fn classes(&self, index: usize, at: usize, classes: usize, values: &mut [f32]) -> Result<()> {
+    fn classes(&self, place: &SamplePlace, at: usize, classes: usize, values: &mut [f32]) -> Result<()> {
         let ignored = self.list.ignored.map(|label| label as f32);
         for value in values {
             if Some(*value) == ignored || (value.is_nan() && self.list.missing == Missing::Mask) {
@@ -315,24 +320,34 @@ impl FieldSet {
             } else if value.is_nan() && self.list.missing == Missing::Zero {
                 *value = 0.0;
             } else if value.is_nan() {
-                return Err(self.wrong(index, at, "a number is missing or none (NaN)", MISSING));
+                return Err(self.wrong(place, at, MISSING[0], MISSING[1]));
             } else if value.fract() != 0.0 || *value < 0.0 || *value >= classes as f32 {
                 let what = format!("{value} is none of the {classes} classes that the network tells apart");
                 let advice = "where such points are not to count, say --ignore-label";
-                return Err(self.wrong(index, at, &what, advice));
+                return Err(self.wrong(place, at, &what, advice));
             }
         }
         Ok(())
     }
 
-    fn wrong(&self, index: usize, at: usize, what: &str, advice: &str) -> Error {
-        let (file, _) = self.place(index);
-        let text = format!("{}, sample {}: {what}; {advice}", self.list.texts[at], self.name(index));
-        Error::data(&file.path, text)
+    fn wrong(&self, place: &SamplePlace, at: usize, what: &str, advice: &str) -> Error {
+        let text = format!("{}, sample {}: {what}; {advice}", self.list.texts[at], name(place));
+        Error::data(&place.0.path, text)
     }
 }
 
-const MISSING: &str = "--missing mask leaves such points out, --missing zero takes 0 for them";
+/// What is wrong with a number that is missing, and what settles it.
+const MISSING: [&str; 2] = [
+    "a number is missing or none (NaN)",
+    "--missing mask leaves such points out, --missing zero takes 0 for them",
+];
+
+/// What to call a sample: "a.h5 n 3".
+fn name((file, numbers): &SamplePlace) -> String {
+    let name = file.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let numbers: Vec<String> = numbers.iter().map(|(axis, number)| format!("{axis} {number}")).collect();
+    if numbers.is_empty() { name } else { format!("{name} {}", numbers.join(" ")) }
+}
 
 impl Dataset for FieldSet {
     fn len(&self) -> usize {
@@ -352,10 +367,7 @@ impl Dataset for FieldSet {
     }
 
     fn name(&self, index: usize) -> String {
-        let (file, numbers) = self.place(index);
-        let name = file.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let numbers: Vec<String> = numbers.iter().map(|(axis, number)| format!("{axis} {number}")).collect();
-        if numbers.is_empty() { name } else { format!("{name} {}", numbers.join(" ")) }
+        name(&self.place(index))
     }
 
     fn fingerprint(&self) -> String {

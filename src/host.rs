@@ -124,8 +124,8 @@ pub fn ignores(signal: i32) -> bool {
     ignored >> (signal - 1) & 1 == 1
 }
 
-/// Bytes that this process can still be given: by the machine, by the groups that it is in (a container's, a job's), and
-/// by the limit of its addresses.
+/// Bytes that this process can still be given: by the machine, by the groups that it is in (a container's, a job's),
+/// and by the limit of its addresses.
 pub fn available_memory() -> Option<usize> {
     let machine = kilobytes(&value(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?);
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

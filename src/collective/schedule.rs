@@ -1,8 +1,9 @@
 //! What one rank sends and receives in a collective, in which order, and what each message waits for.
 //!
-//! An algorithm is a list of phases (`ring`, `halving_doubling`, `recursive_doubling`, `torus`, …), of which `rounds_of`
-//! reads the rounds of a rank. Here rounds become messages of bounded length, each with the messages that must have ended before it: rounds overlap as far as the data
-//! allows, so that one chunk is added while others are on the wire.
+//! An algorithm is a list of phases (`ring`, `halving_doubling`, `recursive_doubling`, `torus`, …), of which
+//! `rounds_of` reads the rounds of a rank. Here rounds become messages of bounded length, each with the messages that
+//! must have ended before it: rounds overlap as far as the data allows, so that one chunk is added while others are on
+//! the wire.
 
 use std::ops::Range;
 
@@ -73,7 +74,8 @@ impl Phase {
         Phase { places, rounds, elements, to, from, part: Box::new(part), lands: None, adds, turn: None }
     }
 
-    /// A turn of a star, whose messages have unlike parts: what a network sees of it. What a rank does in it `star` says.
+    /// A turn of a star, whose messages have unlike parts: what a network sees of it. What a rank does in it `star`
+    /// says.
     pub fn turn([places, rounds, elements]: [usize; 3], adds: bool, pairs: Vec<(usize, usize)>) -> Phase {
         let none = || -> OfPlace { Box::new(|_| None) };
         let phase = Phase::new([places, rounds, elements], adds, [none(), none()], |_, _| 0..0);

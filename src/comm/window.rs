@@ -41,7 +41,8 @@ impl Drop for SharedWindow {
     }
 }
 
-/// A window over the ranks of a node, as it is made: it must be freed. Collective over them. See `SharedWindow::allocate`.
+/// A window over the ranks of a node, as it is made: it must be freed. Collective over them. See
+/// `SharedWindow::allocate`.
 pub(super) fn allocate(node: &Communicator, bytes: usize, zeroed: bool) -> Result<ffi::MPI_Win> {
     // The call spins until all are there; let them come first.
     node.barrier()?;

@@ -482,8 +482,9 @@ impl Drop for MpiProcess {
         let windows = self.retired.get_mut();
         windows.sort_unstable_by_key(|(number, _)| *number);
         for (_, window) in windows {
-            // SAFETY: allocated by `SharedWindow::allocate`, and nothing uses it. Two ranks that share windows made them in
-            // one order, and each frees its own in the order in which it made them: who could make them can free them.
+            // SAFETY: allocated by `SharedWindow::allocate`, and nothing uses it. Two ranks that share windows made
+            // them in one order, and each frees its own in the order in which it made them: who could make them can
+            // free them.
             unsafe {
                 ffi::MPI_Win_unlock_all(*window);
                 ffi::MPI_Win_free(window);

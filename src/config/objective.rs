@@ -3,8 +3,8 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// By what the output of a network is compared with its target. The loss of a sample is the mean over the points of its
-/// target, as PyTorch has it with `reduction='mean'`; a point whose target is NaN has none, and counts as 0 in the mean.
+/// By what the output of a network is compared with its target. The loss of a sample is the mean over all points of its
+/// target. A point whose target is NaN adds 0 to it, and is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {
@@ -51,14 +51,14 @@ pub enum Metric {
     Mae,
     /// Root of the mean squared error.
     Rmse,
-    /// 1 less the squared error over the variance of the targets; unknown where their deviation is less than a hundredth
-    /// of their size, so that they are to be rescaled.
+    /// 1 less the squared error over the variance of the targets; unknown where their deviation is less than a
+    /// hundredth of their size, so that they are to be rescaled.
     R2,
 }
 
 impl Metric {
-    /// Sums of one sample, of an output with so many channels: the first `carried` are means over its points that have a
-    /// target, and those behind are counts of TP, FP and FN, by class.
+    /// Sums of one sample, of an output with so many channels: the first `carried` are means over its points that have
+    /// a target, and those behind are counts of TP, FP and FN, by class.
     pub fn sums(self, channels: usize) -> usize {
         match self {
             Metric::Iou => 1 + 3 * channels,

@@ -92,8 +92,8 @@ fn block(
     net.add(&part("add"), y, shortcut)
 }
 
-/// A sixteenth of the size, and what had a quarter of it. The reference applies the first block's ReLU in place, so that
-/// the decoder reads what is behind it.
+/// A sixteenth of the size, and what had a quarter of it. The reference applies the first block's ReLU in place, so
+/// that the decoder reads what is behind it.
 fn encoder(net: &mut Builder, images: TensorId) -> Result<[TensorId; 2]> {
     let part = |part: &str| format!("xception_features.{part}");
     let layer = |net: &mut Builder, number: usize, x, channels, stride| {

@@ -25,8 +25,8 @@ const fn model(name: &'static str, about: &'static str, image: [usize; 3], layer
     Model { name, about, image, classes: 2, layers: Layers::Of(layers) }
 }
 
-/// So many times to half the size and twice the channels, of which there are `width` at first; then the way back, beside
-/// what had that size before.
+/// So many times to half the size and twice the channels, of which there are `width` at first; then the way back,
+/// beside what had that size before.
 fn unet(net: &mut Builder, images: TensorId, classes: usize, [depth, width]: [usize; 2]) -> Result<TensorId> {
     let mut x = twice(net, "inc", images, width)?;
     let mut before = Vec::with_capacity(depth);

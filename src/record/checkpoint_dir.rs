@@ -56,8 +56,8 @@ impl Checkpoints {
     /// goes on.
     ///
     /// # Errors
-    /// `ErrorKind::Environment` where it cannot be read, `ErrorKind::Output` where it holds checkpoints of a later step:
-    /// nothing is overwritten. Rank 0 alone can fail here.
+    /// `ErrorKind::Environment` where it cannot be read, `ErrorKind::Output` where it holds checkpoints of a later
+    /// step: nothing is overwritten. Rank 0 alone can fail here.
     pub fn open(
         place: RankInfo,
         directory: Option<&Path>,

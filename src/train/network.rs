@@ -263,7 +263,8 @@ impl Network {
                 false => "what it is given is no batch of images (N, C, H, W)".into(),
             };
             return Err(Error::usage(format!(
-                "{}: {what}. To train it from arrays say which (--input VIEW --target VIEW --loss NAME; docs/fields.md)",
+                "{}: {what}. To train it from arrays say which (--input VIEW --target VIEW --loss NAME; \
+                 docs/fields.md)",
                 self.model.name()
             )));
         }

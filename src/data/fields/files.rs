@@ -103,8 +103,8 @@ fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Resu
     let Some((first, (_, of_first))) = named.next() else { return Ok(()) };
     match named.find(|(_, (_, samples))| by(samples) != by(of_first)) {
         Some((other, (_, samples))) => Err(Error::usage(format!(
-            "{} numbers samples by {:?} and {} by {:?}: every pair would be a sample; give both the same, and in brackets \
-             what all samples have (NAME[c])",
+            "{} numbers samples by {:?} and {} by {:?}: every pair would be a sample; give both the same, and in \
+             brackets what all samples have (NAME[c])",
             first.view,
             by(of_first),
             other.view,

@@ -200,8 +200,8 @@ impl FieldSet {
             let known: Field = scale.field.parse().map_err(Error::usage)?;
             if known.view.array != field.view.array {
                 return Err(Error::usage(format!(
-                    "the weights have learned from {}, where {} is given: arrays have to come in the same order, by the \
-                     same names",
+                    "the weights have learned from {}, where {} is given: arrays have to come in the same order, by \
+                     the same names",
                     scale.field, field.view
                 )));
             }

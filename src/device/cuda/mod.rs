@@ -7,8 +7,8 @@
 //!   engines were chosen, `gpu` is all of it for one GPU, `halves` its copies of parameters, `narrow` the
 //!   weights' gradients in halves;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `field_loss`,
-//!   `layer_norm`, `norm`, `pool`, `simple`, `update`, `codec` by kernels of our own (`kernels/`), through what all share
-//!   (`kernel`, `layout`).
+//!   `layer_norm`, `norm`, `pool`, `simple`, `update`, `codec` by kernels of our own (`kernels/`), through what all
+//!   share (`kernel`, `layout`).
 //!
 //! Images lie with their channels last between layers. A step only enqueues; `synchronize`, `download` and events wait.
 //! `README.md` lists every foreign call. May use: `device`, `graph`, `error`. Used by: whoever chooses the device

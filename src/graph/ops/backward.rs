@@ -48,8 +48,8 @@ pub enum BackwardOp {
     /// of the run (`Scalars::gradient_scale`): one over the global batch, so that gradients summed over ranks are
     /// means.
     SoftmaxCrossEntropy { smoothing: f32, weight: f32 },
-    /// output, target, class weights? → d output, of the sample's loss times `Scalars::gradient_scale`, and of one place
-    /// of several times their number, since each has but its own rows; 0 where a point has no target.
+    /// output, target, class weights? → d output, of the sample's loss times `Scalars::gradient_scale`, and of one
+    /// place of several times their number, since each has but its own rows; 0 where a point has no target.
     FieldLoss(FieldLoss),
 }
 

@@ -148,9 +148,9 @@ pub enum Op {
     /// output (N,C,…) or (N), target, class weights (C)? → losses (N), sums (N,K): what `Loss` and `Metric` say, of a
     /// sample. The target is f32, of the output's shape, or (N,…) numbers of classes. With weights, and they are of
     /// classes alone, the loss of a point is multiplied by that of its class, smoothing included. A point whose target
-    /// is NaN has none; a sample of such points alone, which only fills the batch, has 0 everywhere.
-    /// With `rows` it is of those of a place, and gives but what their points add up to, totals (N,T): their part of the
-    /// loss, how many have a target, and what the metric wants of them.
+    /// is NaN has none; a sample of such points alone, which only fills the batch, has 0 everywhere. With `rows` it is
+    /// of those of a place, and gives but what their points add up to, totals (N,T): their part of the loss, how many
+    /// have a target, and what the metric wants of them.
     FieldLoss(FieldLoss),
     /// totals (R,N,T) of R places → losses (N), sums (N,K), as above
     FieldMeans(FieldLoss),

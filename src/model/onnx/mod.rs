@@ -408,8 +408,8 @@ impl FileInput {
                 axes: 3,
             }),
             _ => Err(format!(
-                "its input {} is no batch of samples: real numbers of two to four axes, of which that of the channels is \
-                 fixed",
+                "its input {} is no batch of samples: real numbers of two to four axes, of which that of the channels \
+                 is fixed",
                 input.name
             )),
         }

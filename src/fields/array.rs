@@ -181,10 +181,24 @@ impl FileArray {
     /// # Errors
     /// `Data`: the file cannot be read, has no such array, or one that is not of numbers.
     pub fn open(path: &Path, name: &str) -> Result<FileArray> {
+        let found = FileArray::several(path, [name])?.pop();
+        found.unwrap_or_else(|| Err("no array".into())).map_err(|what| Error::data(path, what))
+    }
+
+    /// Some arrays of a file, which is opened once; of one that it does not have, or that is not of numbers, why.
+    ///
+    /// # Errors
+    /// `Data`: the file cannot be read.
+    pub fn several<'a>(
+        path: &Path,
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<std::result::Result<FileArray, String>>> {
         let (file, source) = open(path)?;
-        let dataset = file.dataset(name).map_err(|_| Error::data(path, format!("it has no array {name}")))?;
-        FileArray::from(&source, name, &dataset)
-            .map_err(|what| Error::data(path, format!("{name} holds {what}")))
+        let of = |name: &str| {
+            let dataset = file.dataset(name).map_err(|_| format!("it has no array {name}"))?;
+            FileArray::from(&source, name, &dataset).map_err(|what| format!("{name} holds {what}"))
+        };
+        Ok(names.into_iter().map(of).collect())
     }
 
     fn from(file: &Arc<SourceFile>, name: &str, dataset: &Dataset) -> std::result::Result<FileArray, String> {

@@ -132,7 +132,7 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
         axes => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join("×"),
     };
     Err(Error::usage(format!(
-        "{} gives {} of a sample of {}{}, and a --target has {}",
+        "{} gives {} of a sample of {}{}, and a --target has {}{}",
         network.model.name(),
         shape(&output),
         shape(&set.image()),
@@ -141,7 +141,11 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
         } else {
             String::new()
         },
-        shape(target)
+        shape(target),
+        match network.model.file() {
+            Some(_) => "",
+            None => "; --classes says how many channels a network by name gives",
+        }
     )))
 }
 

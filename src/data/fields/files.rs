@@ -118,8 +118,9 @@ fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Resu
 pub fn opened(path: &Path, fields: &[Field], flag: &impl Fn(usize) -> &'static str) -> Result<FieldFile> {
     let mut arrays = Vec::new();
     let mut numbered: Vec<(char, i64, usize)> = Vec::new();
-    for (at, field) in fields.iter().enumerate() {
-        let array = FileArray::open(path, &field.view.array).map_err(|error| error.context(flag(at)))?;
+    let found = FileArray::several(path, fields.iter().map(|field| &*field.view.array))?;
+    for (at, (field, array)) in fields.iter().zip(found).enumerate() {
+        let array = array.map_err(|what| Error::data(path, what).context(flag(at)))?;
         let samples = field.view.samples(&array.shape);
         let samples =
             samples.map_err(|what| Error::usage(format!("{} {what} ({})", flag(at), path.display())))?;

@@ -9,20 +9,20 @@ use std::time::Instant;
 use dltrain::comm::World;
 use dltrain::config::Config;
 use dltrain::error::Result;
-use dltrain::graph::{BatchNorm, Builder, Conv2d, Pool2d, TensorId};
+use dltrain::graph::{BatchNorm, Builder, Conv, Pool, TensorId};
 use dltrain::model::Model;
 use dltrain::train;
 
 /// For grey images of 28×28 pixels; `--dry-run` would show its layers under these names.
 fn layers(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-    let x = net.conv2d("conv1", images, 16, Conv2d::square(5).padding(2))?;
+    let x = net.conv("conv1", images, 16, Conv::square(5).padding(2))?;
     let x = net.batch_norm("norm1", x, BatchNorm::default())?;
     let x = net.relu("relu1", x);
-    let x = net.max_pool("pool1", x, Pool2d::square(2))?;
-    let y = net.conv2d("conv2", x, 16, Conv2d::square(3).padding(1))?;
+    let x = net.max_pool("pool1", x, Pool::square(2))?;
+    let y = net.conv("conv2", x, 16, Conv::square(3).padding(1))?;
     let x = net.add("residual", x, y)?;
     let x = net.relu("relu2", x);
-    let x = net.max_pool("pool2", x, Pool2d::square(2))?;
+    let x = net.max_pool("pool2", x, Pool::square(2))?;
     let x = net.flatten("flatten", x);
     Ok(net.linear("fc", x, classes))
 }

@@ -4,7 +4,7 @@
 use dltrain::device::onednn::{Cpu, Isa, isa, limit_isa};
 use dltrain::device::{Device, KernelRequest};
 use dltrain::graph::DType::F32;
-use dltrain::graph::{Conv2d, Op, Spec, dims};
+use dltrain::graph::{Conv, Op, Spec, dims};
 
 #[test]
 fn a_limited_device_uses_and_lays_out_for_what_all_ranks_have() {
@@ -20,7 +20,7 @@ fn a_limited_device_uses_and_lays_out_for_what_all_ranks_have() {
     // Eight channels to a block, as registers of eight numbers want it.
     let spec = |extents| Spec { shape: dims(extents), dtype: F32 };
     let inputs = [spec([1, 16, 8, 8]), spec([16, 16, 3, 3])].map(|spec| (spec, None));
-    let conv = Op::Conv2d(Conv2d { bias: false, ..Conv2d::square(3) });
+    let conv = Op::Conv(Conv { bias: false, ..Conv::square(3) });
     let outputs = [spec([1, 16, 6, 6])];
     let request =
         KernelRequest { op: &conv, inputs: &inputs, outputs: &outputs, forward: None, training: true };

@@ -342,7 +342,7 @@ impl LayerRow {
 fn part(plan: &Plan, id: NodeId) -> LayerPart {
     match plan.graph.node(id).op {
         _ if id.0 < plan.graph.forward_nodes => LayerPart::Forward,
-        Op::Backward(BackwardOp::Conv2dWeights(_) | BackwardOp::LinearWeights { .. }) => LayerPart::Weights,
+        Op::Backward(BackwardOp::ConvWeights(_) | BackwardOp::LinearWeights { .. }) => LayerPart::Weights,
         _ => LayerPart::Data,
     }
 }

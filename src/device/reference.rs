@@ -18,7 +18,7 @@ use super::memory::{bytes_of, bytes_of_mut};
 use super::update::average;
 use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step, not_lowered};
 use crate::error::{Error, Result};
-use crate::graph::{BackwardOp, Binary, Conv2d, DType, FusedOp, LocalResponseNorm, MatMul, Op, Shape, Spec};
+use crate::graph::{BackwardOp, Binary, Conv, DType, FusedOp, LocalResponseNorm, MatMul, Op, Shape, Spec};
 use crate::random::{Purpose, key, philox, uniform};
 
 /// The oracle. Slow; every layout is plain.
@@ -225,8 +225,8 @@ fn evaluate(
     let shape = outputs.first().map_or(&[][..], |(spec, _)| &spec.shape.0);
     Ok(match op {
         Op::Normalise { scale, shift } => vec![normalise(inputs, *scale, *shift)?],
-        Op::Conv2d(conv) => vec![conv2d(conv, inputs, shape)?],
-        Op::Conv2dBackwardData(conv) => vec![conv2d_backward_data(conv, inputs, shape)?],
+        Op::Conv(conv) => vec![convolution(conv, inputs, shape)?],
+        Op::ConvBackwardData(conv) => vec![conv_backward_data(conv, inputs, shape)?],
         Op::Linear { relu, .. } => vec![linear(inputs, *relu)?],
         Op::BatchNormMoments => vec![batch_norm::own_moments(&inputs[0])?],
         Op::AllToAll { .. } => vec![reshaped(inputs[0].clone(), shape)?],
@@ -273,8 +273,8 @@ fn backward(
     scalars: &Scalars,
 ) -> Result<Vec<ArrayD<f32>>> {
     Ok(match op {
-        BackwardOp::Conv2dWeights(conv) => {
-            let mut gradients = vec![conv2d_backward_weights(conv, inputs, shape)?];
+        BackwardOp::ConvWeights(conv) => {
+            let mut gradients = vec![conv_backward_weights(conv, inputs, shape)?];
             if conv.bias {
                 gradients.push(sum_over_all_but_channels(&inputs[1]));
             }
@@ -324,30 +324,31 @@ fn fused(
     shape: &[usize],
 ) -> Result<Vec<ArrayD<f32>>> {
     Ok(match op {
-        FusedOp::Conv2dBackwardDataRelu(conv) => {
-            let mut dx = conv2d_backward_data(conv, inputs, shape)?;
+        FusedOp::ConvBackwardDataRelu(conv) => {
+            let mut dx = conv_backward_data(conv, inputs, shape)?;
             dx.zip_mut_with(&inputs[2], |dx, &r| *dx = if r > 0.0 { *dx } else { 0.0 });
             vec![dx]
         }
-        FusedOp::Conv2dBackwardDataAdd(conv) => {
-            vec![conv2d_backward_data(conv, inputs, shape)? + &inputs[2]]
+        FusedOp::ConvBackwardDataAdd(conv) => {
+            vec![conv_backward_data(conv, inputs, shape)? + &inputs[2]]
         }
-        FusedOp::Conv2dMoments(conv) => {
-            let y = conv2d(conv, inputs, shape)?;
+        FusedOp::ConvMoments(conv) => {
+            let y = convolution(conv, inputs, shape)?;
             let moments = batch_norm::own_moments(&y)?;
             vec![y, moments]
         }
-        FusedOp::Conv2dNormalised(conv) => {
-            let y = conv2d(conv, &[batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()], shape)?;
+        FusedOp::ConvNormalised(conv) => {
+            let y =
+                convolution(conv, &[batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()], shape)?;
             let moments = (outputs.len() == 2).then(|| batch_norm::own_moments(&y)).transpose()?;
             [y].into_iter().chain(moments).collect()
         }
-        FusedOp::Conv2dNormalisedBackwardWeights(conv) => {
+        FusedOp::ConvNormalisedBackwardWeights(conv) => {
             let operands = [batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()];
-            vec![conv2d_backward_weights(conv, &operands, shape)?]
+            vec![conv_backward_weights(conv, &operands, shape)?]
         }
-        FusedOp::Conv2dBackwardDataNorm(conv, norm) => {
-            let dy = conv2d_backward_data(conv, inputs, shape)?;
+        FusedOp::ConvBackwardDataNorm(conv, norm) => {
+            let dy = conv_backward_data(conv, inputs, shape)?;
             batch_norm::backward_again(norm, dy, &inputs[2..])?
         }
         FusedOp::BatchNormScale(norm) => {
@@ -436,12 +437,7 @@ fn sum_over_all_but_channels(dy: &ArrayD<f32>) -> ArrayD<f32> {
 /// Calls `f(output element, input element, weight)` for every multiplication of a convolution, each as its place in
 /// plain memory: output element (n, o, i, j) takes input element (n, c, y, x) times weight (o, c within its group, ky,
 /// kx).
-fn each_product(
-    conv: &Conv2d,
-    input: [usize; 4],
-    output: [usize; 4],
-    mut f: impl FnMut(usize, usize, usize),
-) {
+fn each_product(conv: &Conv, input: [usize; 4], output: [usize; 4], mut f: impl FnMut(usize, usize, usize)) {
     let [batch, channels, height, width] = input;
     let [_, filters, oh, ow] = output;
     let ([kh, kw], per_group) = (conv.kernel, channels / conv.groups);
@@ -482,7 +478,7 @@ fn rounded(sums: Vec<f64>, shape: &[usize]) -> Result<ArrayD<f32>> {
     ArrayD::from_shape_vec(IxDyn(shape), values).map_err(|e| Error::internal(e.to_string()))
 }
 
-fn conv2d(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+fn convolution(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
     let (x, w) = (plain(&inputs[0])?, plain(&inputs[1])?);
     let mut y = vec![0f64; shape.iter().product()];
     if conv.bias {
@@ -499,7 +495,7 @@ fn conv2d(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<Arra
     rounded(y, shape)
 }
 
-fn conv2d_backward_data(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+fn conv_backward_data(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
     let (dy, w) = (plain(&inputs[0])?, plain(&inputs[1])?);
     let mut dx = vec![0f64; shape.iter().product()];
     each_product(conv, extents(shape), extents(inputs[0].shape()), |out, input, weight| {
@@ -508,7 +504,7 @@ fn conv2d_backward_data(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) 
     rounded(dx, shape)
 }
 
-fn conv2d_backward_weights(conv: &Conv2d, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
+fn conv_backward_weights(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
     let (x, dy) = (plain(&inputs[0])?, plain(&inputs[1])?);
     let mut dw = vec![0f64; shape.iter().product()];
     each_product(conv, extents(inputs[0].shape()), extents(inputs[1].shape()), |out, input, weight| {

@@ -52,13 +52,13 @@ impl InitScheme {
 /// A graph under construction.
 ///
 /// ```
-/// use dltrain::graph::{Builder, Conv2d, Pool2d};
+/// use dltrain::graph::{Builder, Conv, Pool};
 ///
 /// // Eight grey images of 28×28 pixels; tensors are (N, C, H, W).
 /// let (mut net, x) = Builder::new("small", 8, [1, 28, 28]);
-/// let x = net.conv2d("conv1", x, 32, Conv2d::square(3).padding(1))?;
+/// let x = net.conv("conv1", x, 32, Conv::square(3).padding(1))?;
 /// let x = net.relu("relu1", x);
-/// let x = net.max_pool("pool1", x, Pool2d::square(2))?;
+/// let x = net.max_pool("pool1", x, Pool::square(2))?;
 /// assert_eq!(net.shape(x).nchw(), Some([8, 32, 14, 14]));
 /// let x = net.flatten("flatten", x);
 /// let logits = net.linear("fc", x, 10);

@@ -68,12 +68,12 @@ impl Graph {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{Builder, Conv2d, NodeId};
+    use crate::graph::{Builder, Conv, NodeId};
 
     #[test]
     fn flops_are_those_of_the_textbook() {
         let (mut net, x) = Builder::new("one", 2, [3, 10, 10]);
-        let x = net.conv2d("conv", x, 8, Conv2d::square(3)).unwrap();
+        let x = net.conv("conv", x, 8, Conv::square(3)).unwrap();
         let x = net.linear("fc", x, 5);
         let graph = net.finish(x).differentiate();
         let conv = 2 * (2 * 8 * 8 * 8) * (3 * 9);

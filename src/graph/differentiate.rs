@@ -169,13 +169,13 @@ impl BackwardPass {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{Binary, Builder, Conv2d, Init, Op, Role, dims};
+    use crate::graph::{Binary, Builder, Conv, Init, Op, Role, dims};
 
     #[test]
     fn every_parameter_gets_one_gradient_and_the_images_none() {
         let (mut net, x) = Builder::new("fork", 2, [1, 6, 6]);
-        let x = net.conv2d("conv1", x, 3, Conv2d::square(3)).unwrap();
-        let a = net.conv2d("conv2", x, 3, Conv2d::square(3).padding(1)).unwrap();
+        let x = net.conv("conv1", x, 3, Conv::square(3)).unwrap();
+        let a = net.conv("conv2", x, 3, Conv::square(3).padding(1)).unwrap();
         let x = net.add("add", a, x).unwrap();
         let x = net.linear("fc", x, 4);
         let graph = net.finish(x).simplify().differentiate();
@@ -186,7 +186,7 @@ mod tests {
         covered.sort();
         assert_eq!(covered, parameters);
         // conv1's input is the images: nothing there to learn.
-        let data = graph.nodes.iter().filter(|n| matches!(n.op, Op::Conv2dBackwardData(_))).count();
+        let data = graph.nodes.iter().filter(|n| matches!(n.op, Op::ConvBackwardData(_))).count();
         assert_eq!(data, 1);
         // conv1's output feeds conv2 and the addition: its gradient is a sum.
         let sums =
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_parameter_that_is_added_to_something_gets_a_gradient() {
         let (mut net, x) = Builder::new("places", 1, [1, 6, 6]);
-        let x = net.conv2d("conv", x, 3, Conv2d::square(3)).unwrap();
+        let x = net.conv("conv", x, 3, Conv::square(3)).unwrap();
         let places = net.learned("places", dims([1, 3, 4, 4]), Init::Zero, false);
         let x = net.binary("add", Binary::Add, x, places).unwrap();
         let x = net.linear("fc", x, 4);

@@ -93,13 +93,13 @@ fn is_in(tensor: &str, layer: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{BatchNorm, Builder, Conv2d};
+    use crate::graph::{BatchNorm, Builder, Conv};
 
     fn forward() -> Graph {
         let (mut net, x) = Builder::new("two", 2, [1, 6, 6]);
-        let x = net.conv2d("conv1", x, 3, Conv2d::square(3)).unwrap();
+        let x = net.conv("conv1", x, 3, Conv::square(3)).unwrap();
         let x = net.batch_norm("bn1", x, BatchNorm::default()).unwrap();
-        let x = net.conv2d("conv10", x, 3, Conv2d::square(3)).unwrap();
+        let x = net.conv("conv10", x, 3, Conv::square(3)).unwrap();
         let x = net.linear("fc", x, 4);
         net.finish(x).simplify()
     }

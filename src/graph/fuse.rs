@@ -1,7 +1,7 @@
 //! Ops that a device computes faster together than one after the other: rewritings that change no result but by
 //! rounding, made for the device that asks for them, when all of a step is known.
 
-use super::{Activation, BackwardOp, BatchNorm, Conv2d, DType, FusedOp, Graph, Node, NodeId, Op, TensorId};
+use super::{Activation, BackwardOp, BatchNorm, Conv, DType, FusedOp, Graph, Node, NodeId, Op, TensorId};
 
 /// What a device wants to have joined; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -10,12 +10,12 @@ pub struct OpFusions {
     pub addition: bool,
     /// Its way back reads what its forward op saved, where the ReLU let through, in place of y.
     pub mask: bool,
-    /// The gradient of a convolution's input with that of the ReLU before it: `FusedOp::Conv2dBackwardDataRelu`.
+    /// The gradient of a convolution's input with that of the ReLU before it: `FusedOp::ConvBackwardDataRelu`.
     pub relu_backward: bool,
-    /// The gradient of a convolution's input with what else is known of it: `FusedOp::Conv2dBackwardDataAdd`.
+    /// The gradient of a convolution's input with what else is known of it: `FusedOp::ConvBackwardDataAdd`.
     pub gradient_sums: bool,
     /// A convolution that gives numbers of one of these types with the mean and variance that a normalisation wants of
-    /// them: `FusedOp::Conv2dMoments`.
+    /// them: `FusedOp::ConvMoments`.
     pub moments: &'static [DType],
 }
 
@@ -132,12 +132,12 @@ impl Graph {
             let ([dx, relu_y], joined) = ([node.inputs[0], node.inputs[1]], node.outputs[0]);
             let Some(data) = self.producer(dx).filter(|_| self.read_once(dx)) else { continue };
             let known = self.producer(relu_y).is_none_or(|maker| maker < data);
-            if let Op::Conv2dBackwardData(conv) = self.nodes[data].op
+            if let Op::ConvBackwardData(conv) = self.nodes[data].op
                 && known
                 && self.tensor(dx).spec == self.tensor(joined).spec
             {
                 let node = &mut self.nodes[data];
-                node.op = Op::Fused(FusedOp::Conv2dBackwardDataRelu(conv));
+                node.op = Op::Fused(FusedOp::ConvBackwardDataRelu(conv));
                 node.inputs.push(relu_y);
                 node.outputs[0] = joined;
                 gone.push(index);
@@ -160,7 +160,7 @@ impl Graph {
             let fitting = parts.into_iter().find_map(|[dx, rest]| self.adds_to(dx, rest, index, sum));
             if let Some((data, conv, rest)) = fitting {
                 let node = &mut self.nodes[data];
-                node.op = Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv));
+                node.op = Op::Fused(FusedOp::ConvBackwardDataAdd(conv));
                 node.inputs.push(rest);
                 node.outputs[0] = sum;
                 gone.push(index);
@@ -176,9 +176,9 @@ impl Graph {
         rest: TensorId,
         addition: usize,
         sum: TensorId,
-    ) -> Option<(usize, Conv2d, TensorId)> {
+    ) -> Option<(usize, Conv, TensorId)> {
         let data = self.producer(dx).filter(|_| self.read_once(dx))?;
-        let Op::Conv2dBackwardData(conv) = self.nodes[data].op else { return None };
+        let Op::ConvBackwardData(conv) = self.nodes[data].op else { return None };
         let known = self.producer(rest).is_some_and(|maker| self.forward_nodes <= maker && maker < data);
         let dies = || {
             self.nodes[data..]
@@ -230,15 +230,15 @@ impl Graph {
     /// Whether a node is a convolution with nothing behind it, of one of these types.
     fn is_bare(&self, node: usize, types: &[DType]) -> bool {
         let node = &self.nodes[node];
-        let bare = matches!(node.op, Op::Conv2d(conv) if !conv.bias && !conv.relu);
+        let bare = matches!(node.op, Op::Conv(conv) if !conv.bias && !conv.relu);
         bare && types.contains(&self.tensor(node.outputs[0]).spec.dtype)
     }
 
     /// Makes a convolution give these, too; returns its weight.
     fn give_moments(&mut self, node: usize, moments: TensorId) -> TensorId {
         let node = &mut self.nodes[node];
-        if let Op::Conv2d(conv) = node.op {
-            node.op = Op::Fused(FusedOp::Conv2dMoments(conv));
+        if let Op::Conv(conv) = node.op {
+            node.op = Op::Fused(FusedOp::ConvMoments(conv));
             node.outputs.push(moments);
         }
         node.inputs[1]
@@ -291,14 +291,14 @@ mod tests {
     /// Two convolutions with a ReLU between them, then two with normalisations, in f16.
     fn forward() -> Graph {
         let (mut net, x) = Builder::new("joins", 2, [1, 12, 12]);
-        let bare = Conv2d { bias: false, ..Conv2d::square(3) };
-        let x = net.conv2d("conv1", x, 3, Conv2d::square(3)).unwrap();
+        let bare = Conv { bias: false, ..Conv::square(3) };
+        let x = net.conv("conv1", x, 3, Conv::square(3)).unwrap();
         let x = net.relu("relu1", x);
-        let x = net.conv2d("conv2", x, 3, Conv2d::square(3)).unwrap();
-        let x = net.conv2d("conv3", x, 3, bare).unwrap();
+        let x = net.conv("conv2", x, 3, Conv::square(3)).unwrap();
+        let x = net.conv("conv3", x, 3, bare).unwrap();
         let x = net.batch_norm("bn3", x, BatchNorm::default()).unwrap();
         let x = net.relu("relu3", x);
-        let x = net.conv2d("conv4", x, 3, bare).unwrap();
+        let x = net.conv("conv4", x, 3, bare).unwrap();
         let x = net.batch_norm("bn4", x, BatchNorm::default()).unwrap();
         let x = net.linear("fc", x, 4);
         net.finish(x).simplify().narrowed_to(DType::F16)
@@ -352,7 +352,7 @@ mod tests {
         let node = joined
             .nodes
             .iter()
-            .find(|node| matches!(node.op, Op::Fused(FusedOp::Conv2dBackwardDataRelu(_))))
+            .find(|node| matches!(node.op, Op::Fused(FusedOp::ConvBackwardDataRelu(_))))
             .unwrap();
         assert_eq!(node.name, "conv2");
         assert_eq!(joined.tensor(node.inputs[2]).spec, joined.tensor(node.outputs[0]).spec);
@@ -362,7 +362,7 @@ mod tests {
     fn block(shortcut_first: bool) -> Graph {
         let (mut net, x) = Builder::new("block", 2, [1, 4, 4]);
         let norm = |net: &mut Builder, name: &str, x| {
-            let y = net.conv2d(name, x, 3, Conv2d::square(1)).unwrap();
+            let y = net.conv(name, x, 3, Conv::square(1)).unwrap();
             net.batch_norm(&format!("{name}.bn"), y, BatchNorm::default()).unwrap()
         };
         let names = if shortcut_first { ["shortcut", "conv"] } else { ["conv", "shortcut"] };
@@ -445,7 +445,7 @@ mod tests {
             let node = joined
                 .nodes
                 .iter()
-                .find(|node| matches!(node.op, Op::Fused(FusedOp::Conv2dBackwardDataAdd(_))))
+                .find(|node| matches!(node.op, Op::Fused(FusedOp::ConvBackwardDataAdd(_))))
                 .unwrap();
             let (sum, rest) = (joined.tensor(node.outputs[0]), joined.tensor(node.inputs[2]));
             assert_eq!((&sum.spec, node.name.as_str()), (&rest.spec, "next"));
@@ -457,9 +457,9 @@ mod tests {
     #[test]
     fn a_sum_whose_other_part_is_read_again_or_made_later_stays() {
         let (mut net, x) = Builder::new("apart", 1, [2, 4, 4]);
-        let x = net.conv2d("conv", x, 2, Conv2d::square(1)).unwrap();
-        let y = net.conv2d("next", x, 2, Conv2d::square(1)).unwrap();
-        let z = net.max_pool("pool", x, crate::graph::Pool2d::square(1)).unwrap();
+        let x = net.conv("conv", x, 2, Conv::square(1)).unwrap();
+        let y = net.conv("next", x, 2, Conv::square(1)).unwrap();
+        let z = net.max_pool("pool", x, crate::graph::Pool::square(1)).unwrap();
         let y = net.add("add", y, z).unwrap();
         let x = net.linear("fc", y, 2);
         let graph = net.finish(x).simplify().differentiate();
@@ -469,7 +469,7 @@ mod tests {
                 |wanted: fn(Op) -> bool| graph.nodes.iter().rposition(|node| wanted(node.op)).unwrap();
             [
                 place(|op| matches!(op, Op::Backward(BackwardOp::MaxPool(_)))),
-                place(|op| matches!(op, Op::Conv2dBackwardData(_))),
+                place(|op| matches!(op, Op::ConvBackwardData(_))),
             ]
         };
         let [pool, data] = order(&graph);
@@ -500,9 +500,9 @@ mod tests {
     #[test]
     fn a_relu_that_two_ops_read_stays() {
         let (mut net, x) = Builder::new("fork", 1, [1, 4, 4]);
-        let x = net.conv2d("conv", x, 1, Conv2d::square(1)).unwrap();
+        let x = net.conv("conv", x, 1, Conv::square(1)).unwrap();
         let r = net.relu("relu", x);
-        let y = net.conv2d("next", r, 1, Conv2d::square(1)).unwrap();
+        let y = net.conv("next", r, 1, Conv::square(1)).unwrap();
         let y = net.add("add", r, y).unwrap();
         let x = net.linear("fc", y, 2);
         let graph = net.finish(x).simplify().differentiate();
@@ -545,9 +545,9 @@ mod tests {
     fn what_is_computed_again_is_joined_alike() {
         let (mut net, mut x) = Builder::new("deep", 2, [3, 24, 24]);
         for layer in 0..8 {
-            let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
+            let conv = Conv { bias: false, ..Conv::square(3).padding(1) };
             let before = x;
-            x = net.conv2d(&format!("conv{layer}"), x, 3, conv).unwrap();
+            x = net.conv(&format!("conv{layer}"), x, 3, conv).unwrap();
             x = net.batch_norm(&format!("bn{layer}"), x, BatchNorm::default()).unwrap();
             if layer % 2 == 1 {
                 x = net.add(&format!("add{layer}"), x, before).unwrap();

@@ -44,11 +44,11 @@ pub fn countable(model: &str, image: &Shape, tensor: &str, shape: &Shape) -> Res
 #[cfg(test)]
 mod tests {
     use crate::error::ErrorKind;
-    use crate::graph::{Builder, Conv2d, Graph};
+    use crate::graph::{Builder, Conv, Graph};
 
     fn net(batch: usize, size: usize, channels: usize) -> Graph {
         let (mut net, x) = Builder::new("wide", batch, [3, size, size]);
-        let x = net.conv2d("conv", x, channels, Conv2d::square(1)).unwrap();
+        let x = net.conv("conv", x, channels, Conv::square(1)).unwrap();
         let x = net.global_avg_pool("pool", x).unwrap();
         let x = net.flatten("flatten", x);
         let logits = net.linear("fc", x, 10);

@@ -31,8 +31,8 @@ pub use fuse::OpFusions;
 pub use limits::{MOST_NUMBERS, countable};
 pub use normalised::{Joint, JointPart};
 pub use ops::{
-    Activation, BackwardOp, BatchNorm, Binary, Conv2d, FieldLoss, FusedOp, Interpolation, LocalResponseNorm,
-    MatMul, NormStatistics, Op, Permutation, Pool2d, Resize, ResizeCoordinates, adaptive_window, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Conv, FieldLoss, FusedOp, Interpolation, LocalResponseNorm,
+    MatMul, NormStatistics, Op, Permutation, Pool, Resize, ResizeCoordinates, adaptive_window, windows,
 };
 pub use rows::{Halo, RowWindow, Rows, Strip, Trade};
 pub use shape::{Shape, dims};

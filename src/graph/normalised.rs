@@ -2,14 +2,14 @@
 //! normalised is then never written, neither forward nor for the way back. Made by the plan behind `fuse`, for each
 //! normalisation by itself.
 
-use super::{BackwardOp, BatchNorm, Conv2d, FusedOp, Graph, Node, NodeId, Op, Shape, Spec};
+use super::{BackwardOp, BatchNorm, Conv, FusedOp, Graph, Node, NodeId, Op, Shape, Spec};
 use crate::error::Result;
 
 /// A convolution that may do along what a normalisation with a ReLU before it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Joint {
     /// Without bias and ReLU.
-    pub conv: Conv2d,
+    pub conv: Conv,
     /// The convolution's x, w and y. What is normalised has the spec of x.
     pub tensors: [Spec; 3],
     /// What of it.
@@ -20,14 +20,14 @@ pub struct Joint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JointPart {
     /// The convolution, with or without the moments of its y, and where its weights are learned their gradient: both
-    /// normalise as they read (`FusedOp::Conv2dNormalised`, `FusedOp::Conv2dNormalisedBackwardWeights`).
+    /// normalise as they read (`FusedOp::ConvNormalised`, `FusedOp::ConvNormalisedBackwardWeights`).
     Reading {
         /// Whether a normalisation wants the moments of y.
         moments: bool,
         /// Whether the weights are learned.
         learns: bool,
     },
-    /// The gradient of the convolution's input, and through ReLU and normalisation (`FusedOp::Conv2dBackwardDataNorm`).
+    /// The gradient of the convolution's input, and through ReLU and normalisation (`FusedOp::ConvBackwardDataNorm`).
     Gradient,
 }
 
@@ -78,14 +78,14 @@ impl Graph {
         let readers: Vec<usize> = self.consumers(y).map(|id| id.0).collect();
         let (&conv, others) = readers.split_first()?;
         let is_bare = |node: &Node| match node.op {
-            Op::Conv2d(conv) => !conv.bias && !conv.relu && conv.groups == 1,
-            Op::Fused(FusedOp::Conv2dMoments(conv)) => conv.groups == 1,
+            Op::Conv(conv) => !conv.bias && !conv.relu && conv.groups == 1,
+            Op::Fused(FusedOp::ConvMoments(conv)) => conv.groups == 1,
             _ => false,
         };
         let first =
             |node: &Node| node.inputs.iter().filter(|&&input| input == y).count() == 1 && node.inputs[0] == y;
         let of_weights = |node: &Node| {
-            matches!(node.op, Op::Backward(BackwardOp::Conv2dWeights(_)))
+            matches!(node.op, Op::Backward(BackwardOp::ConvWeights(_)))
                 && node.forward == Some(NodeId(conv))
                 && first(node)
         };
@@ -101,7 +101,7 @@ impl Graph {
 
     fn joint(&self, reading: &NormReader) -> Option<Joint> {
         let node = &self.nodes[reading.conv];
-        let (Op::Conv2d(conv) | Op::Fused(FusedOp::Conv2dMoments(conv))) = node.op else { return None };
+        let (Op::Conv(conv) | Op::Fused(FusedOp::ConvMoments(conv))) = node.op else { return None };
         let part = JointPart::Reading { moments: node.outputs.len() == 2, learns: reading.weights.is_some() };
         let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]];
         Some(Joint { conv, tensors: tensors.map(|id| self.tensor(id).spec.clone()), part })
@@ -117,22 +117,22 @@ impl Graph {
             self.nodes[reading.norm].op = Op::Fused(FusedOp::BatchNormScale(norm));
         }
         let node = &mut self.nodes[reading.conv];
-        if let Op::Conv2d(conv) | Op::Fused(FusedOp::Conv2dMoments(conv)) = node.op {
-            node.op = Op::Fused(FusedOp::Conv2dNormalised(conv));
+        if let Op::Conv(conv) | Op::Fused(FusedOp::ConvMoments(conv)) = node.op {
+            node.op = Op::Fused(FusedOp::ConvNormalised(conv));
             node.inputs[0] = x;
             node.inputs.push(y);
         }
         let Some(weights) = reading.weights else { return };
         let node = &mut self.nodes[weights];
-        if let Op::Backward(BackwardOp::Conv2dWeights(conv)) = node.op {
-            node.op = Op::Fused(FusedOp::Conv2dNormalisedBackwardWeights(conv));
+        if let Op::Backward(BackwardOp::ConvWeights(conv)) = node.op {
+            node.op = Op::Fused(FusedOp::ConvNormalisedBackwardWeights(conv));
             node.inputs[0] = x;
             node.inputs.push(y);
         }
     }
 
     /// The convolution whose dx is all that a normalisation with a ReLU gets as its gradient.
-    fn gradient_before(&self, backward: usize) -> Option<(usize, Conv2d)> {
+    fn gradient_before(&self, backward: usize) -> Option<(usize, Conv)> {
         let node = &self.nodes[backward];
         // Over ranks the sums are exchanged in between.
         let Op::Backward(BackwardOp::BatchNorm(BatchNorm { relu: true, add: false, given: false, .. })) =
@@ -143,7 +143,7 @@ impl Graph {
         let dy = node.inputs[0];
         let data = self.producer(dy).filter(|&data| data < backward && self.read_once(dy))?;
         match self.nodes[data].op {
-            Op::Conv2dBackwardData(conv) if conv.groups == 1 => Some((data, conv)),
+            Op::ConvBackwardData(conv) if conv.groups == 1 => Some((data, conv)),
             _ => None,
         }
     }
@@ -154,13 +154,13 @@ impl Graph {
         [node.outputs[0], node.inputs[1], node.inputs[0]].map(|id| self.tensor(id).spec.clone())
     }
 
-    fn join_gradients(&mut self, data: usize, backward: usize, conv: Conv2d) {
+    fn join_gradients(&mut self, data: usize, backward: usize, conv: Conv) {
         let of_data = self.nodes[data].clone();
         let bias = self.nodes[backward].forward.map(|norm| self.node(norm).inputs[2]);
         let node = &mut self.nodes[backward];
         let (Op::Backward(BackwardOp::BatchNorm(norm)), Some(bias)) = (node.op, bias) else { return };
         let [x, weight, mean, variance] = [1, 2, 3, 4].map(|index| node.inputs[index]);
-        node.op = Op::Fused(FusedOp::Conv2dBackwardDataNorm(conv, norm));
+        node.op = Op::Fused(FusedOp::ConvBackwardDataNorm(conv, norm));
         node.inputs = vec![of_data.inputs[0], of_data.inputs[1], x, weight, bias, mean, variance];
         (node.name, node.forward) = (of_data.name, of_data.forward);
     }
@@ -181,10 +181,10 @@ mod tests {
     /// Three convolutions with normalisations and ReLUs: the second one's result is read twice.
     fn step() -> Graph {
         let (mut net, mut x) = Builder::new("norms", 2, [3, 12, 12]);
-        let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
+        let conv = Conv { bias: false, ..Conv::square(3).padding(1) };
         for layer in 1..=4 {
             let before = x;
-            x = net.conv2d(&format!("conv{layer}"), x, 8, conv).unwrap();
+            x = net.conv(&format!("conv{layer}"), x, 8, conv).unwrap();
             x = net.batch_norm(&format!("bn{layer}"), x, BatchNorm::default()).unwrap();
             x = net.relu(&format!("relu{layer}"), x);
             if layer == 3 {
@@ -234,7 +234,7 @@ mod tests {
         let node = joined
             .nodes
             .iter()
-            .find(|node| matches!(node.op, Op::Fused(FusedOp::Conv2dNormalised(_))))
+            .find(|node| matches!(node.op, Op::Fused(FusedOp::ConvNormalised(_))))
             .unwrap();
         let norm = joined
             .nodes

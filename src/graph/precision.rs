@@ -45,7 +45,7 @@ impl Graph {
     fn computed_weights(&self) -> Vec<bool> {
         let mut found = vec![false; self.tensors.len()];
         for node in self.nodes.iter().rev() {
-            if let Op::Conv2d(_) | Op::Conv2dBackwardData(_) = node.op {
+            if let Op::Conv(_) | Op::ConvBackwardData(_) = node.op {
                 found[node.inputs[1].0] = true;
             }
             if node.outputs.iter().any(|id| found[id.0]) {
@@ -109,12 +109,12 @@ impl Graph {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{BatchNorm, Builder, Conv2d, DType, Role};
+    use crate::graph::{BatchNorm, Builder, Conv, DType, Role};
 
     #[test]
     fn what_lies_between_layers_is_bf16_and_what_is_learned_f32() {
         let (mut net, x) = Builder::new("small", 2, [1, 8, 8]);
-        let x = net.conv2d("conv", x, 4, Conv2d::square(3)).unwrap();
+        let x = net.conv("conv", x, 4, Conv::square(3)).unwrap();
         let x = net.batch_norm("norm", x, BatchNorm::default()).unwrap();
         let x = net.relu("relu", x);
         let x = net.linear("fc", x, 3);
@@ -141,8 +141,8 @@ mod tests {
     #[test]
     fn scores_that_no_linear_layer_gives_are_f32_too() {
         let (mut net, x) = Builder::new("small", 2, [1, 8, 8]);
-        let x = net.conv2d("conv1", x, 4, Conv2d::square(3)).unwrap();
-        let x = net.conv2d("conv2", x, 3, Conv2d::square(1)).unwrap();
+        let x = net.conv("conv1", x, 4, Conv::square(3)).unwrap();
+        let x = net.conv("conv2", x, 3, Conv::square(1)).unwrap();
         let x = net.relu6("relu", x);
         let x = net.global_avg_pool("pool", x).unwrap();
         let x = net.flatten("flatten", x);

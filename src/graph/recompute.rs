@@ -416,7 +416,7 @@ fn cuts(extents: &[Vec<SegmentMemory>], room: usize, copies: usize) -> Option<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{BatchNorm, Builder, Conv2d, OpFusions};
+    use crate::graph::{BatchNorm, Builder, Conv, OpFusions};
     use proptest::prelude::*;
 
     /// The most that a segment takes, and what all of them keep.
@@ -437,7 +437,7 @@ mod tests {
     fn what_a_device_joins_is_in_one_segment() {
         let (mut net, mut x) = Builder::new("blocks", 4, [3, 16, 16]);
         for block in ["a", "b", "c", "d"] {
-            let y = net.conv2d(&format!("{block}.conv"), x, 3, Conv2d::square(3).padding(1)).unwrap();
+            let y = net.conv(&format!("{block}.conv"), x, 3, Conv::square(3).padding(1)).unwrap();
             let y = net.batch_norm(&format!("{block}.norm"), y, BatchNorm::default()).unwrap();
             let sum = net.add(&format!("{block}.add"), y, x).unwrap();
             x = net.relu(&format!("{block}.relu"), sum);

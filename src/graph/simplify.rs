@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::{Activation, DType, Graph, Node, Op, Pool2d, Role, Shape, TensorId};
+use super::{Activation, DType, Graph, Node, Op, Pool, Role, Shape, TensorId};
 
 impl Graph {
     /// Applies every rewriting. To be called on a forward graph, before `differentiate`.
@@ -115,7 +115,7 @@ impl Graph {
                 continue;
             }
             let [x, y] = [node.inputs[0], node.outputs[0]].map(|id| &self.shape_of(id).0);
-            if let Some(pool) = Pool2d::adaptive([x[2], x[3]], [y[2], y[3]]) {
+            if let Some(pool) = Pool::adaptive([x[2], x[3]], [y[2], y[3]]) {
                 self.nodes[index].op = Op::AvgPool(pool);
             }
         }
@@ -191,7 +191,7 @@ impl Graph {
             let (x, y) = (self.nodes[index].inputs[0], self.nodes[index].outputs[0]);
             let Some(producer) = self.producer(x).filter(|_| self.read_once(x)) else { continue };
             match &mut self.nodes[producer].op {
-                Op::Conv2d(conv) => conv.relu = true,
+                Op::Conv(conv) => conv.relu = true,
                 Op::Linear { relu, .. } | Op::Add { relu } => *relu = true,
                 Op::BatchNorm(norm) | Op::BatchNormInference(norm) => norm.relu = true,
                 _ => continue,
@@ -269,7 +269,7 @@ impl Graph {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{Builder, Conv2d, Graph, Op, Pool2d, Role};
+    use crate::graph::{Builder, Conv, Graph, Op, Pool, Role};
 
     /// The op that is left of an adaptive pooling of one size to another.
     fn adaptive(from: usize, to: usize) -> Vec<Op> {
@@ -284,20 +284,20 @@ mod tests {
     #[test]
     fn an_adaptive_pooling_with_windows_all_alike_is_an_ordinary_one_or_none() {
         assert_eq!(adaptive(7, 7), []);
-        assert_eq!(adaptive(14, 7), [Op::AvgPool(Pool2d::square(2))]);
-        assert_eq!(adaptive(5, 1), [Op::AvgPool(Pool2d::square(5))]);
+        assert_eq!(adaptive(14, 7), [Op::AvgPool(Pool::square(2))]);
+        assert_eq!(adaptive(5, 1), [Op::AvgPool(Pool::square(5))]);
         // [0,4) and [3,7): they overlap, but are alike.
-        assert_eq!(adaptive(7, 2), [Op::AvgPool(Pool2d::square(4).stride(3))]);
+        assert_eq!(adaptive(7, 2), [Op::AvgPool(Pool::square(4).stride(3))]);
         assert_eq!(adaptive(10, 7), [Op::AdaptiveAvgPool]);
         assert_eq!(adaptive(1, 7), [Op::AdaptiveAvgPool]);
     }
 
     fn small() -> Graph {
         let (mut net, x) = Builder::new("small", 2, [1, 8, 8]);
-        let x = net.conv2d("conv1", x, 4, Conv2d::square(3)).unwrap();
+        let x = net.conv("conv1", x, 4, Conv::square(3)).unwrap();
         let x = net.relu("relu1", x);
-        let x = net.max_pool("pool1", x, Pool2d::square(2)).unwrap();
-        let x = net.conv2d("conv2", x, 4, Conv2d::square(3)).unwrap();
+        let x = net.max_pool("pool1", x, Pool::square(2)).unwrap();
+        let x = net.conv("conv2", x, 4, Conv::square(3)).unwrap();
         let x = net.relu("relu2", x);
         let x = net.dropout("drop", x, 0.5);
         let x = net.flatten("flatten", x);
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn a_relu_that_two_ops_read_stays() {
         let (mut net, x) = Builder::new("fork", 1, [1, 4, 4]);
-        let x = net.conv2d("conv", x, 1, Conv2d::square(1)).unwrap();
+        let x = net.conv("conv", x, 1, Conv::square(1)).unwrap();
         let r = net.relu("relu", x);
         let y = net.add("add", r, x).unwrap();
         let x = net.linear("fc", y, 2);

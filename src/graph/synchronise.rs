@@ -97,11 +97,11 @@ fn bare(name: &str, op: Op, input: TensorId, output: TensorId) -> Node {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::{BackwardOp, BatchNorm, Builder, Conv2d, Graph, Op, Role, TensorId};
+    use crate::graph::{BackwardOp, BatchNorm, Builder, Conv, Graph, Op, Role, TensorId};
 
     fn forward() -> Graph {
         let (mut net, x) = Builder::new("two", 2, [1, 6, 6]);
-        let x = net.conv2d("conv", x, 3, Conv2d::square(3)).unwrap();
+        let x = net.conv("conv", x, 3, Conv::square(3)).unwrap();
         let x = net.batch_norm("bn1", x, BatchNorm::default()).unwrap();
         let x = net.relu("relu", x);
         let x = net.batch_norm("bn2", x, BatchNorm::default()).unwrap();

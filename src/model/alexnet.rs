@@ -2,7 +2,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, Pool2d, TensorId};
+use crate::graph::{Builder, Conv, Pool, TensorId};
 
 /// Krizhevsky 2014 ("One weird trick …"), as torchvision has it: its names, no local response normalisation.
 pub const ALEXNET: Model = Model {
@@ -16,17 +16,17 @@ pub const ALEXNET: Model = Model {
 fn alexnet(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<TensorId> {
     // Place in torchvision's `features`, channels, geometry, whether a max pooling follows.
     let convolutions = [
-        (0, 64, Conv2d::square(11).stride(4).padding(2), true),
-        (3, 192, Conv2d::square(5).padding(2), true),
-        (6, 384, Conv2d::square(3).padding(1), false),
-        (8, 256, Conv2d::square(3).padding(1), false),
-        (10, 256, Conv2d::square(3).padding(1), true),
+        (0, 64, Conv::square(11).stride(4).padding(2), true),
+        (3, 192, Conv::square(5).padding(2), true),
+        (6, 384, Conv::square(3).padding(1), false),
+        (8, 256, Conv::square(3).padding(1), false),
+        (10, 256, Conv::square(3).padding(1), true),
     ];
     for (place, channels, conv, pool) in convolutions {
-        x = net.conv2d(&format!("features.{place}"), x, channels, conv)?;
+        x = net.conv(&format!("features.{place}"), x, channels, conv)?;
         x = net.relu(&format!("features.{}", place + 1), x);
         if pool {
-            x = net.max_pool(&format!("features.{}", place + 2), x, Pool2d::square(3).stride(2))?;
+            x = net.max_pool(&format!("features.{}", place + 2), x, Pool::square(3).stride(2))?;
         }
     }
     x = net.adaptive_avg_pool("avgpool", x, [6, 6])?;

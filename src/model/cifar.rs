@@ -2,7 +2,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, Pool2d, TensorId};
+use crate::graph::{Builder, Conv, Pool, TensorId};
 
 /// The network of PyTorch's "Training a classifier" tutorial, which DeepSpeed's CIFAR example uses too.
 pub const CIFAR_NET: Model = Model {
@@ -15,9 +15,9 @@ pub const CIFAR_NET: Model = Model {
 
 fn cifar_net(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<TensorId> {
     for (layer, channels) in [(1, 6), (2, 16)] {
-        x = net.conv2d(&format!("conv{layer}"), x, channels, Conv2d::square(5))?;
+        x = net.conv(&format!("conv{layer}"), x, channels, Conv::square(5))?;
         x = net.relu(&format!("relu{layer}"), x);
-        x = net.max_pool(&format!("pool{layer}"), x, Pool2d::square(2))?;
+        x = net.max_pool(&format!("pool{layer}"), x, Pool::square(2))?;
     }
     x = net.flatten("flatten", x);
     for (layer, features) in [(1, 120), (2, 84)] {

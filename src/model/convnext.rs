@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, Binary, Builder, Conv2d, Init, InitScheme, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
 
 pub const CONVNEXT_TINY: Model = Model {
     name: "convnext_tiny",
@@ -23,14 +23,14 @@ fn convnext_tiny(net: &mut Builder, images: TensorId, classes: usize) -> Result<
     // torchvision cuts these off at ±2, which is 100 deviations: a normal distribution.
     net.init_convolutions(InitScheme::Normal { std: 0.02 }, InitScheme::Zero);
     net.init_linears(InitScheme::Normal { std: 0.02 }, InitScheme::Zero);
-    let mut x = net.conv2d("features.0.0", images, STAGES[0][0], Conv2d::square(4).stride(4))?;
+    let mut x = net.conv("features.0.0", images, STAGES[0][0], Conv::square(4).stride(4))?;
     x = net.layer_norm_of_channels("features.0.1", x, EPSILON)?;
     let mut done = 0;
     for (stage, [channels, blocks]) in STAGES.into_iter().enumerate() {
         if stage > 0 {
             let name = format!("features.{}", 2 * stage);
             x = net.layer_norm_of_channels(&format!("{name}.0"), x, EPSILON)?;
-            x = net.conv2d(&format!("{name}.1"), x, channels, Conv2d::square(2).stride(2))?;
+            x = net.conv(&format!("{name}.1"), x, channels, Conv::square(2).stride(2))?;
         }
         for block in 0..blocks {
             let p = 0.1 * done as f32 / (BLOCKS - 1) as f32;
@@ -49,8 +49,8 @@ fn convnext_tiny(net: &mut Builder, images: TensorId, classes: usize) -> Result<
 fn residual(net: &mut Builder, name: &str, x: TensorId, p: f32) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let channels = net.shape(x).0[1];
-    let depthwise = Conv2d { groups: channels, ..Conv2d::square(7).padding(3) };
-    let mut y = net.conv2d(&part("block.0"), x, channels, depthwise)?;
+    let depthwise = Conv { groups: channels, ..Conv::square(7).padding(3) };
+    let mut y = net.conv(&part("block.0"), x, channels, depthwise)?;
     y = net.permute(&part("block.1"), y, &[0, 2, 3, 1])?;
     y = net.layer_norm(&part("block.2"), y, 1, EPSILON)?;
     y = net.linear_along(&part("block.3"), y, 4 * channels)?;

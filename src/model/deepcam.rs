@@ -4,7 +4,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Binary, Builder, Conv2d, Init, InitScheme, TensorId, dims};
+use crate::graph::{BatchNorm, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
 
 pub const DEEPCAM: Model = Model {
     name: "deepcam",
@@ -24,12 +24,12 @@ fn deepcam(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tensor
     net.init_convolutions(InitScheme::NormalFanIn, InitScheme::Zero);
     let [x, early] = encoder(net, images)?;
     let x = pyramid(net, x)?;
-    let early = conv_norm_relu(net, ["conv2", "bn2"], early, 48, Conv2d::square(1))?;
+    let early = conv_norm_relu(net, ["conv2", "bn2"], early, 48, Conv::square(1))?;
     decoder(net, x, early, classes)
 }
 
-fn without_bias(conv: Conv2d) -> Conv2d {
-    Conv2d { bias: false, ..conv }
+fn without_bias(conv: Conv) -> Conv {
+    Conv { bias: false, ..conv }
 }
 
 fn norm(net: &mut Builder, name: &str, x: TensorId) -> Result<TensorId> {
@@ -41,23 +41,23 @@ fn conv_norm_relu(
     [name, norm_name]: [&str; 2],
     x: TensorId,
     channels: usize,
-    conv: Conv2d,
+    conv: Conv,
 ) -> Result<TensorId> {
-    let x = net.conv2d(name, x, channels, without_bias(conv))?;
+    let x = net.conv(name, x, channels, without_bias(conv))?;
     let x = norm(net, norm_name, x)?;
     Ok(net.relu(&format!("{norm_name}.relu"), x))
 }
 
 /// A depthwise 3×3 and a 1×1.
-fn separable(net: &mut Builder, name: &str, x: TensorId, channels: usize, conv: Conv2d) -> Result<TensorId> {
+fn separable(net: &mut Builder, name: &str, x: TensorId, channels: usize, conv: Conv) -> Result<TensorId> {
     let groups = net.shape(x).channels();
-    let depthwise = Conv2d { groups, ..without_bias(conv) };
-    let x = net.conv2d(&format!("{name}.conv1"), x, groups, depthwise)?;
-    net.conv2d(&format!("{name}.pointwise"), x, channels, without_bias(Conv2d::square(1)))
+    let depthwise = Conv { groups, ..without_bias(conv) };
+    let x = net.conv(&format!("{name}.conv1"), x, groups, depthwise)?;
+    net.conv(&format!("{name}.pointwise"), x, channels, without_bias(Conv::square(1)))
 }
 
-fn three_by_three() -> Conv2d {
-    Conv2d::square(3).padding(1)
+fn three_by_three() -> Conv {
+    Conv::square(3).padding(1)
 }
 
 /// A residual block of separable convolutions of these channels, with a normalisation behind each and ReLUs between;
@@ -85,8 +85,8 @@ fn block(
     }
     let mut shortcut = x;
     if net.shape(x) != net.shape(y) {
-        let conv = without_bias(Conv2d::square(1).stride(stride));
-        shortcut = net.conv2d(&part("skip"), x, width, conv)?;
+        let conv = without_bias(Conv::square(1).stride(stride));
+        shortcut = net.conv(&part("skip"), x, width, conv)?;
         shortcut = norm(net, &part("skipbn"), shortcut)?;
     }
     net.add(&part("add"), y, shortcut)
@@ -115,7 +115,7 @@ fn encoder(net: &mut Builder, images: TensorId) -> Result<[TensorId; 2]> {
     }
     x = block(net, "block20", x, &[728, 1024], [1, 1])?;
     for (number, channels) in [(3, 1536), (4, 1536), (5, 2048)] {
-        let conv = Conv2d::square(3).padding(2).dilation(2);
+        let conv = Conv::square(3).padding(2).dilation(2);
         x = separable(net, &part(&format!("conv{number}")), x, channels, conv)?;
         x = norm(net, &part(&format!("bn{number}")), x)?;
         x = net.relu(&part(&format!("bn{number}.relu")), x);
@@ -128,8 +128,8 @@ fn pyramid(net: &mut Builder, x: TensorId) -> Result<TensorId> {
     let mut parts = Vec::with_capacity(5);
     for (rate, number) in RATES.into_iter().zip(1..) {
         let conv = match rate {
-            1 => Conv2d::square(1),
-            _ => Conv2d::square(3).padding(rate).dilation(rate),
+            1 => Conv::square(1),
+            _ => Conv::square(3).padding(rate).dilation(rate),
         };
         let names = ["atrous_convolution", "bn"].map(|part| format!("bottleneck.aspp{number}.{part}"));
         parts.push(conv_norm_relu(net, [&names[0], &names[1]], x, WIDTH, conv)?);
@@ -137,7 +137,7 @@ fn pyramid(net: &mut Builder, x: TensorId) -> Result<TensorId> {
     net.init_convolutions(InitScheme::Uniform, InitScheme::Uniform);
     parts.push(mean(net, x)?);
     let all = net.concat("bottleneck.concat", &parts)?;
-    conv_norm_relu(net, ["bottleneck.conv", "bottleneck.bn"], all, WIDTH, Conv2d::square(1))
+    conv_norm_relu(net, ["bottleneck.conv", "bottleneck.bn"], all, WIDTH, Conv::square(1))
 }
 
 /// The mean of all places, at every place.
@@ -146,7 +146,7 @@ fn mean(net: &mut Builder, x: TensorId) -> Result<TensorId> {
     let mut shape = net.shape(x).clone();
     shape.0[1] = WIDTH;
     let y = net.global_avg_pool(&part("0"), x)?;
-    let y = net.conv2d(&part("1"), y, WIDTH, without_bias(Conv2d::square(1)))?;
+    let y = net.conv(&part("1"), y, WIDTH, without_bias(Conv::square(1)))?;
     let weights = net.learned(&part("2.weights"), dims([WIDTH, 1, 1]), Init::One, false);
     let y = net.binary(&part("2.product"), Binary::Multiply, y, weights)?;
     let bias = net.learned(&part("2.bias"), dims([WIDTH, 1, 1]), Init::Zero, false);
@@ -156,7 +156,7 @@ fn mean(net: &mut Builder, x: TensorId) -> Result<TensorId> {
 }
 
 fn doubled(net: &mut Builder, name: &str, x: TensorId, channels: usize) -> Result<TensorId> {
-    net.conv_transpose2d(name, x, channels, without_bias(three_by_three().stride(2)), [1, 1])
+    net.conv_transpose(name, x, channels, without_bias(three_by_three().stride(2)), [1, 1])
 }
 
 fn decoder(net: &mut Builder, mut x: TensorId, early: TensorId, classes: usize) -> Result<TensorId> {
@@ -171,7 +171,7 @@ fn decoder(net: &mut Builder, mut x: TensorId, early: TensorId, classes: usize) 
         let names = [part(conv), part(normalised)];
         x = conv_norm_relu(net, [&names[0], &names[1]], x, WIDTH, three_by_three())?;
     }
-    x = net.conv2d(&part("conv1.6"), x, WIDTH, Conv2d::square(1))?;
+    x = net.conv(&part("conv1.6"), x, WIDTH, Conv::square(1))?;
     x = doubled(net, &part("deconv2.0"), x, WIDTH)?;
     x = norm(net, &part("deconv2.1"), x)?;
     x = net.relu(&part("deconv2.2"), x);

@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
 
 pub const DENSENET121: Model = Model {
     name: "densenet121",
@@ -19,9 +19,9 @@ const GROWTH: usize = 32;
 fn densenet(net: &mut Builder, images: TensorId, classes: usize, depths: [usize; 4]) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanIn, InitScheme::Zero);
     net.init_linears(InitScheme::Uniform, InitScheme::Zero);
-    let mut x = conv(net, "features.conv0", images, 64, Conv2d::square(7).stride(2).padding(3))?;
+    let mut x = conv(net, "features.conv0", images, 64, Conv::square(7).stride(2).padding(3))?;
     x = norm_relu(net, ["features.norm0", "features.relu0"], x)?;
-    x = net.max_pool("features.pool0", x, Pool2d::square(3).stride(2).padding(1))?;
+    x = net.max_pool("features.pool0", x, Pool::square(3).stride(2).padding(1))?;
     for (block, depth) in (1..).zip(depths) {
         for layer in 1..=depth {
             x = dense_layer(net, &format!("features.denseblock{block}.denselayer{layer}"), x)?;
@@ -41,9 +41,9 @@ fn densenet(net: &mut Builder, images: TensorId, classes: usize, depths: [usize;
 fn dense_layer(net: &mut Builder, name: &str, x: TensorId) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let y = norm_relu(net, [&*part("norm1"), &*part("relu1")], x)?;
-    let y = conv(net, &part("conv1"), y, 4 * GROWTH, Conv2d::square(1))?;
+    let y = conv(net, &part("conv1"), y, 4 * GROWTH, Conv::square(1))?;
     let y = norm_relu(net, [&*part("norm2"), &*part("relu2")], y)?;
-    let y = conv(net, &part("conv2"), y, GROWTH, Conv2d::square(3).padding(1))?;
+    let y = conv(net, &part("conv2"), y, GROWTH, Conv::square(3).padding(1))?;
     net.concat(&part("concat"), &[x, y])
 }
 
@@ -52,12 +52,12 @@ fn transition(net: &mut Builder, name: &str, x: TensorId) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let channels = net.shape(x).0[1] / 2;
     let x = norm_relu(net, [&*part("norm"), &*part("relu")], x)?;
-    let x = conv(net, &part("conv"), x, channels, Conv2d::square(1))?;
-    net.avg_pool(&part("pool"), x, Pool2d::square(2))
+    let x = conv(net, &part("conv"), x, channels, Conv::square(1))?;
+    net.avg_pool(&part("pool"), x, Pool::square(2))
 }
 
-fn conv(net: &mut Builder, name: &str, x: TensorId, channels: usize, conv: Conv2d) -> Result<TensorId> {
-    net.conv2d(name, x, channels, Conv2d { bias: false, ..conv })
+fn conv(net: &mut Builder, name: &str, x: TensorId, channels: usize, conv: Conv) -> Result<TensorId> {
+    net.conv(name, x, channels, Conv { bias: false, ..conv })
 }
 
 fn norm_relu(net: &mut Builder, [norm, relu]: [&str; 2], x: TensorId) -> Result<TensorId> {

@@ -4,7 +4,7 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv2d, InitScheme, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, TensorId};
 
 pub const EFFICIENTNET_B0: Model = Model {
     name: "efficientnet_b0",
@@ -31,7 +31,7 @@ const SILU: Option<Activation> = Some(Activation::Silu);
 fn efficientnet_b0(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
     net.init_linears(InitScheme::UniformFanOut, InitScheme::Zero);
-    let stem = Conv2d::square(3).stride(2).padding(1);
+    let stem = Conv::square(3).stride(2).padding(1);
     let mut x = conv_norm(net, "features.0", images, 32, stem, BatchNorm::default(), SILU)?;
     let mut block = 0.0;
     for (stage, place) in STAGES.into_iter().zip(1..) {
@@ -42,7 +42,7 @@ fn efficientnet_b0(net: &mut Builder, images: TensorId, classes: usize) -> Resul
             block += 1.0;
         }
     }
-    x = conv_norm(net, "features.8", x, 1280, Conv2d::square(1), BatchNorm::default(), SILU)?;
+    x = conv_norm(net, "features.8", x, 1280, Conv::square(1), BatchNorm::default(), SILU)?;
     x = net.global_avg_pool("avgpool", x)?;
     x = net.flatten("flatten", x);
     x = net.dropout("classifier.0", x, 0.2);
@@ -64,12 +64,12 @@ fn mb_conv(
     let (mut y, mut places) = (x, 0..);
     let mut part = || format!("{name}.block.{}", places.next().unwrap_or(0));
     if expansion > 1 {
-        y = conv_norm(net, &part(), y, wide, Conv2d::square(1), norm, SILU)?;
+        y = conv_norm(net, &part(), y, wide, Conv::square(1), norm, SILU)?;
     }
-    let depthwise = Conv2d { groups: wide, ..Conv2d::square(kernel).stride(stride).padding(kernel / 2) };
+    let depthwise = Conv { groups: wide, ..Conv::square(kernel).stride(stride).padding(kernel / 2) };
     y = conv_norm(net, &part(), y, wide, depthwise, norm, SILU)?;
     y = squeeze_excite(net, &part(), y, narrow / 4, [Activation::Silu, Activation::Sigmoid])?;
-    y = conv_norm(net, &part(), y, channels, Conv2d::square(1), norm, None)?;
+    y = conv_norm(net, &part(), y, channels, Conv::square(1), norm, None)?;
     if net.shape(x) != net.shape(y) {
         return Ok(y);
     }

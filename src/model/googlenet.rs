@@ -4,7 +4,7 @@
 use super::inception::conv;
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, InitScheme, Pool2d, TensorId};
+use crate::graph::{Builder, Conv, InitScheme, Pool, TensorId};
 
 pub const GOOGLENET: Model = Model {
     name: "googlenet",
@@ -18,11 +18,11 @@ fn googlenet(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tens
     // torchvision cuts these off at ±2, which is 200 deviations: a normal distribution.
     net.init_convolutions(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
     net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Uniform);
-    let halving = Pool2d::square(3).stride(2).ceil();
-    let mut x = conv(net, "conv1", images, 64, Conv2d::square(7).stride(2).padding(3))?;
+    let halving = Pool::square(3).stride(2).ceil();
+    let mut x = conv(net, "conv1", images, 64, Conv::square(7).stride(2).padding(3))?;
     x = net.max_pool("maxpool1", x, halving)?;
-    x = conv(net, "conv2", x, 64, Conv2d::square(1))?;
-    x = conv(net, "conv3", x, 192, Conv2d::square(3).padding(1))?;
+    x = conv(net, "conv2", x, 64, Conv::square(1))?;
+    x = conv(net, "conv3", x, 192, Conv::square(3).padding(1))?;
     x = net.max_pool("maxpool2", x, halving)?;
     x = block(net, "inception3a", x, [64, 96, 128, 16, 32, 32])?;
     x = block(net, "inception3b", x, [128, 128, 192, 32, 96, 64])?;
@@ -34,7 +34,7 @@ fn googlenet(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tens
     x = block(net, "inception4d", x, [112, 144, 288, 32, 64, 64])?;
     auxiliary_head(net, "aux2", x, classes)?;
     x = block(net, "inception4e", x, [256, 160, 320, 32, 128, 128])?;
-    x = net.max_pool("maxpool4", x, Pool2d::square(2).ceil())?;
+    x = net.max_pool("maxpool4", x, Pool::square(2).ceil())?;
     x = block(net, "inception5a", x, [256, 160, 320, 32, 128, 128])?;
     x = block(net, "inception5b", x, [384, 192, 384, 48, 128, 128])?;
     x = net.global_avg_pool("avgpool", x)?;
@@ -48,21 +48,21 @@ fn googlenet(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tens
 fn block(net: &mut Builder, name: &str, x: TensorId, channels: [usize; 6]) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let [first, before_second, second, before_third, third, last] = channels;
-    let wide = Conv2d::square(3).padding(1);
-    let mut parts = vec![conv(net, &part("branch1"), x, first, Conv2d::square(1))?];
+    let wide = Conv::square(3).padding(1);
+    let mut parts = vec![conv(net, &part("branch1"), x, first, Conv::square(1))?];
     for (branch, before, channels) in [("branch2", before_second, second), ("branch3", before_third, third)] {
-        let y = conv(net, &part(&format!("{branch}.0")), x, before, Conv2d::square(1))?;
+        let y = conv(net, &part(&format!("{branch}.0")), x, before, Conv::square(1))?;
         parts.push(conv(net, &part(&format!("{branch}.1")), y, channels, wide)?);
     }
-    let y = net.max_pool(&part("branch4.0"), x, Pool2d::square(3).stride(1).padding(1))?;
-    parts.push(conv(net, &part("branch4.1"), y, last, Conv2d::square(1))?);
+    let y = net.max_pool(&part("branch4.0"), x, Pool::square(3).stride(1).padding(1))?;
+    parts.push(conv(net, &part("branch4.1"), y, last, Conv::square(1))?);
     net.concat(&part("concat"), &parts)
 }
 
 fn auxiliary_head(net: &mut Builder, name: &str, x: TensorId, classes: usize) -> Result<()> {
     let part = |part: &str| format!("{name}.{part}");
     let x = net.adaptive_avg_pool(&part("avgpool"), x, [4, 4])?;
-    let x = conv(net, &part("conv"), x, 128, Conv2d::square(1))?;
+    let x = conv(net, &part("conv"), x, 128, Conv::square(1))?;
     let x = net.flatten(&part("flatten"), x);
     let x = net.linear(&part("fc1"), x, 1024);
     let x = net.relu(&part("relu"), x);

@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
 
 pub const INCEPTION_V3: Model = Model {
     name: "inception_v3",
@@ -17,13 +17,13 @@ fn inception_v3(net: &mut Builder, images: TensorId, classes: usize) -> Result<T
     // torchvision cuts these off at ±2, which is 20 deviations: a normal distribution.
     net.init_convolutions(InitScheme::Normal { std: 0.1 }, InitScheme::Zero);
     net.init_linears(InitScheme::Normal { std: 0.1 }, InitScheme::Uniform);
-    let mut x = conv(net, "Conv2d_1a_3x3", images, 32, Conv2d::square(3).stride(2))?;
-    x = conv(net, "Conv2d_2a_3x3", x, 32, Conv2d::square(3))?;
-    x = conv(net, "Conv2d_2b_3x3", x, 64, Conv2d::square(3).padding(1))?;
-    x = net.max_pool("maxpool1", x, Pool2d::square(3).stride(2))?;
-    x = conv(net, "Conv2d_3b_1x1", x, 80, Conv2d::square(1))?;
-    x = conv(net, "Conv2d_4a_3x3", x, 192, Conv2d::square(3))?;
-    x = net.max_pool("maxpool2", x, Pool2d::square(3).stride(2))?;
+    let mut x = conv(net, "Conv_1a_3x3", images, 32, Conv::square(3).stride(2))?;
+    x = conv(net, "Conv_2a_3x3", x, 32, Conv::square(3))?;
+    x = conv(net, "Conv_2b_3x3", x, 64, Conv::square(3).padding(1))?;
+    x = net.max_pool("maxpool1", x, Pool::square(3).stride(2))?;
+    x = conv(net, "Conv_3b_1x1", x, 80, Conv::square(1))?;
+    x = conv(net, "Conv_4a_3x3", x, 192, Conv::square(3))?;
+    x = net.max_pool("maxpool2", x, Pool::square(3).stride(2))?;
     for (name, pooled) in [("Mixed_5b", 32), ("Mixed_5c", 64), ("Mixed_5d", 64)] {
         x = block_a(net, name, x, pooled)?;
     }
@@ -43,8 +43,8 @@ fn inception_v3(net: &mut Builder, images: TensorId, classes: usize) -> Result<T
 }
 
 /// A convolution without bias, normalisation, ReLU.
-pub fn conv(net: &mut Builder, name: &str, x: TensorId, channels: usize, conv: Conv2d) -> Result<TensorId> {
-    let x = net.conv2d(&format!("{name}.conv"), x, channels, Conv2d { bias: false, ..conv })?;
+pub fn conv(net: &mut Builder, name: &str, x: TensorId, channels: usize, conv: Conv) -> Result<TensorId> {
+    let x = net.conv(&format!("{name}.conv"), x, channels, Conv { bias: false, ..conv })?;
     let x = net.batch_norm(&format!("{name}.bn"), x, BatchNorm { epsilon: 1e-3, ..BatchNorm::default() })?;
     Ok(net.relu(&format!("{name}.relu"), x))
 }
@@ -54,7 +54,7 @@ fn branch(
     net: &mut Builder,
     block: &str,
     mut x: TensorId,
-    layers: &[(&str, usize, Conv2d)],
+    layers: &[(&str, usize, Conv)],
 ) -> Result<TensorId> {
     for (name, channels, geometry) in layers {
         x = conv(net, &format!("{block}.{name}"), x, *channels, *geometry)?;
@@ -63,17 +63,17 @@ fn branch(
 }
 
 /// A kernel of height × width with the padding that keeps the size.
-fn same(height: usize, width: usize) -> Conv2d {
-    Conv2d { kernel: [height, width], padding: [height / 2, width / 2], ..Conv2d::square(1) }
+fn same(height: usize, width: usize) -> Conv {
+    Conv { kernel: [height, width], padding: [height / 2, width / 2], ..Conv::square(1) }
 }
 
-fn halving() -> Conv2d {
-    Conv2d::square(3).stride(2)
+fn halving() -> Conv {
+    Conv::square(3).stride(2)
 }
 
 /// An average pooling that keeps the size, then 1×1.
 fn pooled(net: &mut Builder, block: &str, x: TensorId, channels: usize) -> Result<TensorId> {
-    let x = net.avg_pool(&format!("{block}.avgpool"), x, Pool2d::square(3).stride(1).padding(1))?;
+    let x = net.avg_pool(&format!("{block}.avgpool"), x, Pool::square(3).stride(1).padding(1))?;
     conv(net, &format!("{block}.branch_pool"), x, channels, same(1, 1))
 }
 
@@ -111,7 +111,7 @@ fn block_b(net: &mut Builder, block: &str, x: TensorId) -> Result<TensorId> {
                 ("branch3x3dbl_3", 96, halving()),
             ],
         )?,
-        net.max_pool(&format!("{block}.maxpool"), x, Pool2d::square(3).stride(2))?,
+        net.max_pool(&format!("{block}.maxpool"), x, Pool::square(3).stride(2))?,
     ];
     net.concat(&format!("{block}.concat"), &parts)
 }
@@ -162,7 +162,7 @@ fn block_d(net: &mut Builder, block: &str, x: TensorId) -> Result<TensorId> {
                 ("branch7x7x3_4", 192, halving()),
             ],
         )?,
-        net.max_pool(&format!("{block}.maxpool"), x, Pool2d::square(3).stride(2))?,
+        net.max_pool(&format!("{block}.maxpool"), x, Pool::square(3).stride(2))?,
     ];
     net.concat(&format!("{block}.concat"), &parts)
 }
@@ -186,9 +186,9 @@ fn block_e(net: &mut Builder, block: &str, x: TensorId) -> Result<TensorId> {
 
 /// Its 5×5 wants an image of 5×5 behind a pooling of 5 in steps of 3: 299 for the whole network.
 fn auxiliary_head(net: &mut Builder, name: &str, x: TensorId, classes: usize) -> Result<()> {
-    let x = net.avg_pool(&format!("{name}.avgpool"), x, Pool2d::square(5).stride(3))?;
+    let x = net.avg_pool(&format!("{name}.avgpool"), x, Pool::square(5).stride(3))?;
     let x = conv(net, &format!("{name}.conv0"), x, 128, same(1, 1))?;
-    let x = conv(net, &format!("{name}.conv1"), x, 768, Conv2d::square(5))?;
+    let x = conv(net, &format!("{name}.conv1"), x, 768, Conv::square(5))?;
     let x = net.global_avg_pool(&format!("{name}.pool"), x)?;
     let x = net.flatten(&format!("{name}.flatten"), x);
     net.init_linears(InitScheme::Normal { std: 0.001 }, InitScheme::Uniform);

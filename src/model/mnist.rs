@@ -2,7 +2,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, Pool2d, TensorId};
+use crate::graph::{Builder, Conv, Pool, TensorId};
 
 /// One convolution, two linear layers: 402,442 parameters, nearly all in fc1.
 pub const MNIST_SMALL: Model = Model {
@@ -14,9 +14,9 @@ pub const MNIST_SMALL: Model = Model {
 };
 
 fn mnist_small(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorId> {
-    let x = net.conv2d("conv1", x, 32, Conv2d::square(3).padding(1))?;
+    let x = net.conv("conv1", x, 32, Conv::square(3).padding(1))?;
     let x = net.relu("relu1", x);
-    let x = net.max_pool("pool1", x, Pool2d::square(2))?;
+    let x = net.max_pool("pool1", x, Pool::square(2))?;
     let x = net.flatten("flatten", x);
     let x = net.linear("fc1", x, 64);
     let x = net.relu("relu2", x);
@@ -33,11 +33,11 @@ pub const MNIST_NET: Model = Model {
 };
 
 fn mnist_net(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorId> {
-    let x = net.conv2d("conv1", x, 10, Conv2d::square(5))?;
-    let x = net.max_pool("pool1", x, Pool2d::square(2))?;
+    let x = net.conv("conv1", x, 10, Conv::square(5))?;
+    let x = net.max_pool("pool1", x, Pool::square(2))?;
     let x = net.relu("relu1", x);
-    let x = net.conv2d("conv2", x, 20, Conv2d::square(5))?;
-    let x = net.max_pool("pool2", x, Pool2d::square(2))?;
+    let x = net.conv("conv2", x, 20, Conv::square(5))?;
+    let x = net.max_pool("pool2", x, Pool::square(2))?;
     let x = net.relu("relu2", x);
     let x = net.dropout("dropout", x, 0.5);
     let x = net.flatten("flatten", x);
@@ -59,9 +59,9 @@ pub const MNIST_LARGE: Model = Model {
 fn mnist_large(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<TensorId> {
     for (index, channels) in [128, 256, 512].into_iter().enumerate() {
         let layer = index + 1;
-        x = net.conv2d(&format!("conv{layer}"), x, channels, Conv2d::square(3).padding(1))?;
+        x = net.conv(&format!("conv{layer}"), x, channels, Conv::square(3).padding(1))?;
         x = net.relu(&format!("relu{layer}"), x);
-        x = net.max_pool(&format!("pool{layer}"), x, Pool2d::square(2))?;
+        x = net.max_pool(&format!("pool{layer}"), x, Pool::square(2))?;
     }
     x = net.flatten("flatten", x);
     for layer in 1..=2 {
@@ -81,12 +81,12 @@ pub const LENET5: Model = Model {
 };
 
 fn lenet5(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorId> {
-    let x = net.conv2d("conv1", x, 6, Conv2d::square(5).padding(2))?;
+    let x = net.conv("conv1", x, 6, Conv::square(5).padding(2))?;
     let x = net.relu("relu1", x);
-    let x = net.avg_pool("pool1", x, Pool2d::square(2))?;
-    let x = net.conv2d("conv2", x, 16, Conv2d::square(5))?;
+    let x = net.avg_pool("pool1", x, Pool::square(2))?;
+    let x = net.conv("conv2", x, 16, Conv::square(5))?;
     let x = net.relu("relu2", x);
-    let x = net.avg_pool("pool2", x, Pool2d::square(2))?;
+    let x = net.avg_pool("pool2", x, Pool::square(2))?;
     let x = net.flatten("flatten", x);
     let x = net.linear("fc1", x, 120);
     let x = net.relu("relu3", x);

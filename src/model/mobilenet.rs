@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, TensorId};
 
 pub const MOBILENET_V2: Model = Model {
     name: "mobilenet_v2",
@@ -27,7 +27,7 @@ const BLOCKS: [[usize; 4]; 7] = [
 fn mobilenet_v2(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
     net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
-    let mut x = conv_norm_relu(net, "features.0", images, 32, Conv2d::square(3).stride(2).padding(1))?;
+    let mut x = conv_norm_relu(net, "features.0", images, 32, Conv::square(3).stride(2).padding(1))?;
     // Place in torchvision's `features`.
     let mut place = 1;
     for [expansion, channels, repetitions, first_stride] in BLOCKS {
@@ -37,7 +37,7 @@ fn mobilenet_v2(net: &mut Builder, images: TensorId, classes: usize) -> Result<T
             place += 1;
         }
     }
-    x = conv_norm_relu(net, &format!("features.{place}"), x, 1280, Conv2d::square(1))?;
+    x = conv_norm_relu(net, &format!("features.{place}"), x, 1280, Conv::square(1))?;
     x = net.global_avg_pool("avgpool", x)?;
     x = net.flatten("flatten", x);
     x = net.dropout("classifier.0", x, 0.2);
@@ -56,23 +56,23 @@ fn inverted_residual(
     let wide = expansion * net.shape(x).0[1];
     let (mut y, mut place) = (x, 0);
     if expansion > 1 {
-        y = conv_norm_relu(net, &format!("{name}.conv.0"), y, wide, Conv2d::square(1))?;
+        y = conv_norm_relu(net, &format!("{name}.conv.0"), y, wide, Conv::square(1))?;
         place = 1;
     }
-    let depthwise = Conv2d { groups: wide, ..Conv2d::square(3).stride(stride).padding(1) };
+    let depthwise = Conv { groups: wide, ..Conv::square(3).stride(stride).padding(1) };
     y = conv_norm_relu(net, &format!("{name}.conv.{place}"), y, wide, depthwise)?;
     let [conv, norm] = [place + 1, place + 2].map(|place| format!("{name}.conv.{place}"));
-    y = conv_norm(net, [&conv, &norm], y, channels, Conv2d::square(1))?;
+    y = conv_norm(net, [&conv, &norm], y, channels, Conv::square(1))?;
     if net.shape(x) == net.shape(y) { net.add(&format!("{name}.add"), x, y) } else { Ok(y) }
 }
 
-/// torchvision's `Conv2dNormActivation`: a sequence of three.
+/// torchvision's `ConvNormActivation`: a sequence of three.
 fn conv_norm_relu(
     net: &mut Builder,
     name: &str,
     x: TensorId,
     channels: usize,
-    conv: Conv2d,
+    conv: Conv,
 ) -> Result<TensorId> {
     let x = conv_norm(net, [&format!("{name}.0"), &format!("{name}.1")], x, channels, conv)?;
     Ok(net.relu6(&format!("{name}.2"), x))
@@ -83,8 +83,8 @@ fn conv_norm(
     [conv_name, norm_name]: [&str; 2],
     x: TensorId,
     channels: usize,
-    conv: Conv2d,
+    conv: Conv,
 ) -> Result<TensorId> {
-    let y = net.conv2d(conv_name, x, channels, Conv2d { bias: false, ..conv })?;
+    let y = net.conv(conv_name, x, channels, Conv { bias: false, ..conv })?;
     net.batch_norm(norm_name, y, BatchNorm::default())
 }

@@ -3,7 +3,7 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv2d, InitScheme, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, TensorId};
 
 pub const MOBILENET_V3_LARGE: Model = Model {
     name: "mobilenet_v3_large",
@@ -42,12 +42,12 @@ fn norm() -> BatchNorm {
 fn mobilenet_v3_large(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
     net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
-    let stem = Conv2d::square(3).stride(2).padding(1);
+    let stem = Conv::square(3).stride(2).padding(1);
     let mut x = conv_norm(net, "features.0", images, 16, stem, norm(), HARD_SWISH)?;
     for (block, place) in BLOCKS.into_iter().zip(1..) {
         x = inverted_residual(net, &format!("features.{place}"), x, block)?;
     }
-    x = conv_norm(net, "features.16", x, 960, Conv2d::square(1), norm(), HARD_SWISH)?;
+    x = conv_norm(net, "features.16", x, 960, Conv::square(1), norm(), HARD_SWISH)?;
     x = net.global_avg_pool("avgpool", x)?;
     x = net.flatten("flatten", x);
     x = net.linear("classifier.0", x, 1280);
@@ -68,15 +68,15 @@ fn inverted_residual(
     let (mut y, mut places) = (x, 0..);
     let mut part = || format!("{name}.block.{}", places.next().unwrap_or(0));
     if wide != net.shape(x).0[1] {
-        y = conv_norm(net, &part(), y, wide, Conv2d::square(1), norm(), activation)?;
+        y = conv_norm(net, &part(), y, wide, Conv::square(1), norm(), activation)?;
     }
-    let depthwise = Conv2d { groups: wide, ..Conv2d::square(kernel).stride(stride).padding(kernel / 2) };
+    let depthwise = Conv { groups: wide, ..Conv::square(kernel).stride(stride).padding(kernel / 2) };
     y = conv_norm(net, &part(), y, wide, depthwise, norm(), activation)?;
     if squeezes {
         let squeezed = multiple_of_eight(wide / 4);
         y = squeeze_excite(net, &part(), y, squeezed, [Activation::RELU, Activation::HardSigmoid])?;
     }
-    y = conv_norm(net, &part(), y, channels, Conv2d::square(1), norm(), None)?;
+    y = conv_norm(net, &part(), y, channels, Conv::square(1), norm(), None)?;
     if net.shape(x) == net.shape(y) { net.add(&format!("{name}.add"), y, x) } else { Ok(y) }
 }
 

@@ -4,7 +4,7 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv2d, InitScheme, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, TensorId};
 
 pub const REGNET_Y_400MF: Model = Model {
     name: "regnet_y_400mf",
@@ -25,7 +25,7 @@ const RELU: Option<Activation> = Some(Activation::RELU);
 fn regnet_y_400mf(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Uniform);
     net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
-    let stem = Conv2d::square(3).stride(2).padding(1);
+    let stem = Conv::square(3).stride(2).padding(1);
     let mut x = conv_norm(net, "stem", images, 32, stem, BatchNorm::default(), RELU)?;
     for ([blocks, channels], stage) in STAGES.into_iter().zip(1..) {
         for block in 0..blocks {
@@ -51,16 +51,16 @@ fn bottleneck(
     let part = |part: &str| format!("{name}.{part}");
     let mut shortcut = x;
     if stride > 1 || channels != before {
-        let conv = Conv2d::square(1).stride(stride);
+        let conv = Conv::square(1).stride(stride);
         shortcut = conv_norm(net, &part("proj"), x, channels, conv, norm, None)?;
     }
-    let mut y = conv_norm(net, &part("f.a"), x, channels, Conv2d::square(1), norm, RELU)?;
-    let grouped = Conv2d { groups: channels / GROUP, ..Conv2d::square(3).stride(stride).padding(1) };
+    let mut y = conv_norm(net, &part("f.a"), x, channels, Conv::square(1), norm, RELU)?;
+    let grouped = Conv { groups: channels / GROUP, ..Conv::square(3).stride(stride).padding(1) };
     y = conv_norm(net, &part("f.b"), y, channels, grouped, norm, RELU)?;
     // A quarter of the channels before the block, rounded to the nearest, of two to the even one.
     let squeezed = (before as f64 / 4.0).round_ties_even() as usize;
     y = squeeze_excite(net, &part("f.se"), y, squeezed, [Activation::RELU, Activation::Sigmoid])?;
-    y = conv_norm(net, &part("f.c"), y, channels, Conv2d::square(1), norm, None)?;
+    y = conv_norm(net, &part("f.c"), y, channels, Conv::square(1), norm, None)?;
     let y = net.add(&part("add"), shortcut, y)?;
     Ok(net.relu(&part("activation"), y))
 }

@@ -3,7 +3,7 @@
 
 use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
 
 pub const RESNET18: Model =
     model("resnet18", "2, 2, 2, 2 residual blocks of two 3×3: 11,689,512 parameters", |net, x, classes| {
@@ -71,9 +71,9 @@ fn resnet(
     blocks: [usize; 4],
 ) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
-    let mut x = conv_norm(net, ["conv1", "bn1"], images, 64, Conv2d::square(7).stride(2).padding(3))?;
+    let mut x = conv_norm(net, ["conv1", "bn1"], images, 64, Conv::square(7).stride(2).padding(3))?;
     x = net.relu("relu", x);
-    x = net.max_pool("maxpool", x, Pool2d::square(3).stride(2).padding(1))?;
+    x = net.max_pool("maxpool", x, Pool::square(3).stride(2).padding(1))?;
     for (stage, count) in blocks.into_iter().enumerate() {
         for index in 0..count {
             let stride = if stage > 0 && index == 0 { 2 } else { 1 };
@@ -96,13 +96,13 @@ fn residual(
     stride: usize,
 ) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
-    let wide = Conv2d::square(3).padding(1);
+    let wide = Conv::square(3).padding(1);
     let convolutions = match block {
         ResidualBlock::Basic => vec![(channels, wide.stride(stride)), (channels, wide)],
         ResidualBlock::Bottleneck { groups, width } => {
             let inner = channels * width / 64 * groups;
-            let wide = Conv2d { groups, ..wide.stride(stride) };
-            vec![(inner, Conv2d::square(1)), (inner, wide), (4 * channels, Conv2d::square(1))]
+            let wide = Conv { groups, ..wide.stride(stride) };
+            vec![(inner, Conv::square(1)), (inner, wide), (4 * channels, Conv::square(1))]
         }
     };
     let (mut y, count) = (x, convolutions.len());
@@ -123,7 +123,7 @@ fn residual(
     if net.shape(x) != net.shape(y) {
         let channels = net.shape(y).0[1];
         let names = [&*part("downsample.0"), &*part("downsample.1")];
-        shortcut = conv_norm(net, names, x, channels, Conv2d::square(1).stride(stride))?;
+        shortcut = conv_norm(net, names, x, channels, Conv::square(1).stride(stride))?;
     }
     let sum = net.add(&part("add"), y, shortcut)?;
     Ok(net.relu(&part("relu"), sum))
@@ -135,8 +135,8 @@ fn conv_norm(
     [conv_name, norm_name]: [&str; 2],
     x: TensorId,
     channels: usize,
-    conv: Conv2d,
+    conv: Conv,
 ) -> Result<TensorId> {
-    let y = net.conv2d(conv_name, x, channels, Conv2d { bias: false, ..conv })?;
+    let y = net.conv(conv_name, x, channels, Conv { bias: false, ..conv })?;
     net.batch_norm(norm_name, y, BatchNorm::default())
 }

@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, Pool, TensorId};
 
 pub const SHUFFLENET_V2_X1_0: Model = Model {
     name: "shufflenet_v2_x1_0",
@@ -17,14 +17,14 @@ pub const SHUFFLENET_V2_X1_0: Model = Model {
 const STAGES: [[usize; 2]; 3] = [[4, 116], [8, 232], [4, 464]];
 
 fn shufflenet_v2_x1_0(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
-    let mut x = layer(net, "conv1", 0, images, 24, Conv2d::square(3).stride(2).padding(1), true)?;
-    x = net.max_pool("maxpool", x, Pool2d::square(3).stride(2).padding(1))?;
+    let mut x = layer(net, "conv1", 0, images, 24, Conv::square(3).stride(2).padding(1), true)?;
+    x = net.max_pool("maxpool", x, Pool::square(3).stride(2).padding(1))?;
     for ([blocks, channels], stage) in STAGES.into_iter().zip(2..) {
         for block in 0..blocks {
             x = unit(net, &format!("stage{stage}.{block}"), x, channels, block == 0)?;
         }
     }
-    x = layer(net, "conv5", 0, x, 1024, Conv2d::square(1), true)?;
+    x = layer(net, "conv5", 0, x, 1024, Conv::square(1), true)?;
     x = net.global_avg_pool("mean", x)?;
     x = net.flatten("flatten", x);
     Ok(net.linear("fc", x, classes))
@@ -43,18 +43,18 @@ fn unit(net: &mut Builder, name: &str, x: TensorId, channels: usize, halves: boo
             ([part(net, 1)?, part(net, 2)?], 1)
         }
     };
-    let depthwise = |of: usize| Conv2d { groups: of, ..Conv2d::square(3).stride(stride).padding(1) };
+    let depthwise = |of: usize| Conv { groups: of, ..Conv::square(3).stride(stride).padding(1) };
     let (mut a, mut b) = (first, second);
     if halves {
         let name = format!("{name}.branch1");
         let before = net.shape(x).0[1];
         a = layer(net, &name, 0, a, before, depthwise(before), false)?;
-        a = layer(net, &name, 2, a, half, Conv2d::square(1), true)?;
+        a = layer(net, &name, 2, a, half, Conv::square(1), true)?;
     }
     let branch = format!("{name}.branch2");
-    b = layer(net, &branch, 0, b, half, Conv2d::square(1), true)?;
+    b = layer(net, &branch, 0, b, half, Conv::square(1), true)?;
     b = layer(net, &branch, 3, b, half, depthwise(half), false)?;
-    b = layer(net, &branch, 5, b, half, Conv2d::square(1), true)?;
+    b = layer(net, &branch, 5, b, half, Conv::square(1), true)?;
     let y = net.concat(&format!("{name}.concat"), &[a, b])?;
     net.channel_shuffle(&format!("{name}.shuffle"), y, 2)
 }
@@ -66,11 +66,11 @@ fn layer(
     place: usize,
     x: TensorId,
     channels: usize,
-    conv: Conv2d,
+    conv: Conv,
     relu: bool,
 ) -> Result<TensorId> {
     let part = |offset: usize| format!("{name}.{}", place + offset);
-    let y = net.conv2d(&part(0), x, channels, Conv2d { bias: false, ..conv })?;
+    let y = net.conv(&part(0), x, channels, Conv { bias: false, ..conv })?;
     let y = net.batch_norm(&part(1), y, BatchNorm::default())?;
     Ok(if relu { net.relu(&part(2), y) } else { y })
 }

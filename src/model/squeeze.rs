@@ -1,8 +1,8 @@
 //! What several families have: a convolution with its normalisation and activation (torchvision's
-//! `Conv2dNormActivation`), and squeeze-and-excitation.
+//! `ConvNormActivation`), and squeeze-and-excitation.
 
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Binary, Builder, Conv2d, TensorId};
+use crate::graph::{Activation, BatchNorm, Binary, Builder, Conv, TensorId};
 
 /// A convolution without bias, its normalisation, and an activation if there is one: `name.0`, `name.1`, `name.2`.
 pub fn conv_norm(
@@ -10,11 +10,11 @@ pub fn conv_norm(
     name: &str,
     x: TensorId,
     channels: usize,
-    conv: Conv2d,
+    conv: Conv,
     norm: BatchNorm,
     activation: Option<Activation>,
 ) -> Result<TensorId> {
-    let y = net.conv2d(&format!("{name}.0"), x, channels, Conv2d { bias: false, ..conv })?;
+    let y = net.conv(&format!("{name}.0"), x, channels, Conv { bias: false, ..conv })?;
     let y = net.batch_norm(&format!("{name}.1"), y, norm)?;
     Ok(match activation {
         Some(of) => net.activation(&format!("{name}.2"), y, of),
@@ -34,9 +34,9 @@ pub fn squeeze_excite(
     let part = |part: &str| format!("{name}.{part}");
     let channels = net.shape(x).0[1];
     let mut scale = net.global_avg_pool(&part("avgpool"), x)?;
-    scale = net.conv2d(&part("fc1"), scale, squeezed, Conv2d::square(1))?;
+    scale = net.conv(&part("fc1"), scale, squeezed, Conv::square(1))?;
     scale = net.activation(&part("activation"), scale, activations[0]);
-    scale = net.conv2d(&part("fc2"), scale, channels, Conv2d::square(1))?;
+    scale = net.conv(&part("fc2"), scale, channels, Conv::square(1))?;
     scale = net.activation(&part("scale_activation"), scale, activations[1]);
     net.binary(&part("multiply"), Binary::Multiply, scale, x)
 }

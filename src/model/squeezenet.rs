@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv2d, InitScheme, Pool2d, TensorId};
+use crate::graph::{Builder, Conv, InitScheme, Pool, TensorId};
 
 pub const SQUEEZENET1_1: Model = Model {
     name: "squeezenet1_1",
@@ -30,18 +30,18 @@ const LAYERS: [Option<[usize; 2]>; 11] = [
 
 fn squeezenet1_1(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     net.init_convolutions(InitScheme::UniformFanIn, InitScheme::Zero);
-    let mut x = net.conv2d("features.0", images, 64, Conv2d::square(3).stride(2))?;
+    let mut x = net.conv("features.0", images, 64, Conv::square(3).stride(2))?;
     x = net.relu("features.1", x);
     for (layer, place) in LAYERS.into_iter().zip(2..) {
         let name = format!("features.{place}");
         x = match layer {
             Some(channels) => fire(net, &name, x, channels)?,
-            None => net.max_pool(&name, x, Pool2d::square(3).stride(2).ceil())?,
+            None => net.max_pool(&name, x, Pool::square(3).stride(2).ceil())?,
         };
     }
     x = net.dropout("classifier.0", x, 0.5);
     net.init_convolutions(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
-    x = net.conv2d("classifier.1", x, classes, Conv2d::square(1))?;
+    x = net.conv("classifier.1", x, classes, Conv::square(1))?;
     x = net.relu("classifier.2", x);
     x = net.global_avg_pool("classifier.3", x)?;
     Ok(net.flatten("flatten", x))
@@ -51,13 +51,13 @@ fn squeezenet1_1(net: &mut Builder, images: TensorId, classes: usize) -> Result<
 fn fire(net: &mut Builder, name: &str, x: TensorId, [squeezed, expanded]: [usize; 2]) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
     let mut layer = |name: &str, x, channels, conv| -> Result<TensorId> {
-        let y = net.conv2d(&part(name), x, channels, conv)?;
+        let y = net.conv(&part(name), x, channels, conv)?;
         Ok(net.relu(&part(&format!("{name}_activation")), y))
     };
-    let x = layer("squeeze", x, squeezed, Conv2d::square(1))?;
+    let x = layer("squeeze", x, squeezed, Conv::square(1))?;
     let parts = [
-        layer("expand1x1", x, expanded, Conv2d::square(1))?,
-        layer("expand3x3", x, expanded, Conv2d::square(3).padding(1))?,
+        layer("expand1x1", x, expanded, Conv::square(1))?,
+        layer("expand3x3", x, expanded, Conv::square(3).padding(1))?,
     ];
     net.concat(&part("concat"), &parts)
 }

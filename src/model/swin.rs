@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::{Error, Result};
-use crate::graph::{Activation, Binary, Builder, Conv2d, Init, InitScheme, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
 
 pub const SWIN_T: Model = Model {
     name: "swin_t",
@@ -26,7 +26,7 @@ const APART: f32 = -100.0;
 fn swin_t(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     // torchvision cuts these off at ±2, which is 100 deviations: a normal distribution.
     net.init_linears(InitScheme::Normal { std: 0.02 }, InitScheme::Zero);
-    let x = net.conv2d("features.0.0", images, WIDTH, Conv2d::square(PATCH).stride(PATCH))?;
+    let x = net.conv("features.0.0", images, WIDTH, Conv::square(PATCH).stride(PATCH))?;
     let x = net.permute("features.0.1", x, &[0, 2, 3, 1])?;
     let mut x = net.layer_norm("features.0.2", x, 1, EPSILON)?;
     let mut done = 0;

@@ -5,7 +5,7 @@
 
 use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, Pool, TensorId};
 
 pub const UNET: Model = model(
     "unet",
@@ -32,31 +32,26 @@ fn unet(net: &mut Builder, images: TensorId, classes: usize, [depth, width]: [us
     let mut before = Vec::with_capacity(depth);
     for level in 1..=depth {
         before.push(x);
-        let pooled = net.max_pool(&format!("down{level}.maxpool_conv.0"), x, Pool2d::square(2))?;
+        let pooled = net.max_pool(&format!("down{level}.maxpool_conv.0"), x, Pool::square(2))?;
         x = twice(net, &format!("down{level}.maxpool_conv.1"), pooled, width << level)?;
     }
     for (level, skipped) in before.into_iter().enumerate().rev() {
         let name = format!("up{}", depth - level);
-        let doubled = net.conv_transpose2d(
-            &format!("{name}.up"),
-            x,
-            width << level,
-            Conv2d::square(2).stride(2),
-            [0, 0],
-        )?;
+        let doubled =
+            net.conv_transpose(&format!("{name}.up"), x, width << level, Conv::square(2).stride(2), [0, 0])?;
         let doubled = filled_up(net, &name, doubled, skipped)?;
         let both = net.concat(&format!("{name}.concat"), &[skipped, doubled])?;
         x = twice(net, &format!("{name}.conv"), both, width << level)?;
     }
-    net.conv2d("outc.conv", x, classes, Conv2d::square(1))
+    net.conv("outc.conv", x, classes, Conv::square(1))
 }
 
 /// Convolution, normalisation and ReLU, twice.
 fn twice(net: &mut Builder, name: &str, mut x: TensorId, channels: usize) -> Result<TensorId> {
     for layer in [0, 3] {
         let part = |more: usize| format!("{name}.double_conv.{}", layer + more);
-        let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
-        x = net.conv2d(&part(0), x, channels, conv)?;
+        let conv = Conv { bias: false, ..Conv::square(3).padding(1) };
+        x = net.conv(&part(0), x, channels, conv)?;
         x = net.batch_norm(&part(1), x, BatchNorm::default())?;
         x = net.relu(&part(2), x);
     }

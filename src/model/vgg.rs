@@ -3,7 +3,7 @@
 
 use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv2d, InitScheme, Pool2d, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
 
 pub const VGG11: Model = model(
     "vgg11",
@@ -68,13 +68,13 @@ fn vgg(
     let mut next = move || places.next().unwrap_or_default();
     for (depth, channels) in depths.into_iter().zip([64, 128, 256, 512, 512]) {
         for _ in 0..depth {
-            x = net.conv2d(&next(), x, channels, Conv2d::square(3).padding(1))?;
+            x = net.conv(&next(), x, channels, Conv::square(3).padding(1))?;
             if normalised {
                 x = net.batch_norm(&next(), x, BatchNorm::default())?;
             }
             x = net.relu(&next(), x);
         }
-        x = net.max_pool(&next(), x, Pool2d::square(2))?;
+        x = net.max_pool(&next(), x, Pool::square(2))?;
     }
     x = net.adaptive_avg_pool("avgpool", x, [7, 7])?;
     x = net.flatten("flatten", x);

@@ -3,7 +3,7 @@
 
 use super::{Layers, Model};
 use crate::error::{Error, Result};
-use crate::graph::{Activation, Binary, Builder, Conv2d, Init, InitScheme, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
 
 pub const VIT_B_16: Model = Model {
     name: "vit_b_16",
@@ -26,7 +26,7 @@ fn vit_b_16(net: &mut Builder, images: TensorId, classes: usize) -> Result<Tenso
         InitScheme::Normal { std: 1.0 / ((channels * PATCH * PATCH) as f32).sqrt() },
         InitScheme::Zero,
     );
-    let x = net.conv2d("conv_proj", images, WIDTH, Conv2d::square(PATCH).stride(PATCH))?;
+    let x = net.conv("conv_proj", images, WIDTH, Conv::square(PATCH).stride(PATCH))?;
     let Some([n, _, h, w]) = net.shape(x).nchw() else {
         return Err(Error::internal("patches are no image"));
     };

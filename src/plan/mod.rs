@@ -9,11 +9,11 @@
 //! ```
 //! use dltrain::device::reference::Reference;
 //! use dltrain::device::{Device, Memory, Scalars};
-//! use dltrain::graph::{Builder, Conv2d};
+//! use dltrain::graph::{Builder, Conv};
 //! use dltrain::plan::{Options, Regions, plan};
 //!
 //! let (mut net, x) = Builder::new("tiny", 2, [1, 8, 8]);
-//! let x = net.conv2d("conv", x, 4, Conv2d::square(3))?;
+//! let x = net.conv("conv", x, 4, Conv::square(3))?;
 //! let logits = net.linear("fc", x, 10);
 //! let graph = net.finish(logits).simplify().differentiate();
 //!

@@ -379,19 +379,19 @@ pub mod tests {
     use crate::device::onednn::Cpu;
     use crate::device::reference::Reference;
     use crate::device::{Device, Memory, Scalars};
-    use crate::graph::{BatchNorm, Builder, Conv2d};
+    use crate::graph::{BatchNorm, Builder, Conv};
 
     /// Two blocks with a way around each, of which one has another layout behind it.
     pub fn network() -> Graph {
         let (mut net, x) = Builder::new("blocks", 4, [3, 8, 8]);
-        let x = net.conv2d("stem", x, 16, Conv2d::square(3).padding(1)).unwrap();
+        let x = net.conv("stem", x, 16, Conv::square(3).padding(1)).unwrap();
         let x = net.batch_norm("norm0", x, BatchNorm::default()).unwrap();
         let mut x = net.relu("relu0", x);
         for block in ["a", "b"] {
-            let y = net.conv2d(&format!("{block}.conv1"), x, 16, Conv2d::square(3).padding(1)).unwrap();
+            let y = net.conv(&format!("{block}.conv1"), x, 16, Conv::square(3).padding(1)).unwrap();
             let y = net.batch_norm(&format!("{block}.norm1"), y, BatchNorm::default()).unwrap();
             let y = net.relu(&format!("{block}.relu1"), y);
-            let y = net.conv2d(&format!("{block}.conv2"), y, 16, Conv2d::square(3).padding(1)).unwrap();
+            let y = net.conv(&format!("{block}.conv2"), y, 16, Conv::square(3).padding(1)).unwrap();
             let y = net.batch_norm(&format!("{block}.norm2"), y, BatchNorm::default()).unwrap();
             let sum = net.add(&format!("{block}.add"), y, x).unwrap();
             x = net.relu(&format!("{block}.relu2"), sum);

@@ -231,7 +231,7 @@ pub mod tests {
     use crate::device::onednn::Cpu;
     use crate::device::reference::Reference;
     use crate::device::{Device, Memory, Scalars};
-    use crate::graph::{BatchNorm, Builder, Conv2d, Graph};
+    use crate::graph::{BatchNorm, Builder, Conv, Graph};
 
     pub const ALL: [Turns; 6] = [
         turns(false, true, false),
@@ -249,12 +249,12 @@ pub mod tests {
     /// Convolutions with a way around, and a linear layer that is larger than all of them.
     pub fn network() -> Graph {
         let (mut net, x) = Builder::new("windows", 4, [3, 8, 8]);
-        let mut x = net.conv2d("stem", x, 16, Conv2d::square(3).padding(1)).unwrap();
+        let mut x = net.conv("stem", x, 16, Conv::square(3).padding(1)).unwrap();
         for block in ["a", "b"] {
-            let y = net.conv2d(&format!("{block}.conv1"), x, 16, Conv2d::square(3).padding(1)).unwrap();
+            let y = net.conv(&format!("{block}.conv1"), x, 16, Conv::square(3).padding(1)).unwrap();
             let y = net.batch_norm(&format!("{block}.norm"), y, BatchNorm::default()).unwrap();
             let y = net.relu(&format!("{block}.relu"), y);
-            let y = net.conv2d(&format!("{block}.conv2"), y, 16, Conv2d::square(3).padding(1)).unwrap();
+            let y = net.conv(&format!("{block}.conv2"), y, 16, Conv::square(3).padding(1)).unwrap();
             x = net.add(&format!("{block}.add"), y, x).unwrap();
         }
         let x = net.linear("fc1", x, 64);

@@ -65,7 +65,7 @@ mod tests {
     use super::super::checkpoint::{self, Array, Contents};
     use super::super::weights::{ModelMetadata, WeightsFile, write_weights};
     use super::*;
-    use crate::graph::{Builder, Conv2d, Graph, Role, Tensor};
+    use crate::graph::{Builder, Conv, Graph, Role, Tensor};
     use crate::model::onnx::export::TensorValues;
     use crate::model::{self, Model, onnx};
     use onnx::schema::ModelProto;
@@ -119,7 +119,7 @@ mod tests {
     fn network(layers: &[String], batch: usize) -> Result<Graph> {
         let (mut net, images) = Builder::new("names", batch, [1, 4, 4]);
         net.only_to_test();
-        let x = net.conv2d(&layers[0], images, 2, Conv2d::square(3))?;
+        let x = net.conv(&layers[0], images, 2, Conv::square(3))?;
         let x = net.relu6(&layers[2], x);
         let x = net.adaptive_avg_pool(&layers[3], x, [1, 1])?;
         let x = net.linear(&layers[1], x, 3);

@@ -657,7 +657,7 @@ impl Averaging {
 mod tests {
     use super::*;
     use crate::device::reference::Reference;
-    use crate::graph::{Builder, Conv2d};
+    use crate::graph::{Builder, Conv};
     use crate::plan::{Options, plan};
 
     /// As these figures say, on one thread a rank.
@@ -716,7 +716,7 @@ mod tests {
     fn measured_steps_grow_with_their_work() {
         let planned = |batch: usize, parts: usize| {
             let (mut net, x) = Builder::new("one", batch, [1, 8, 8]);
-            let x = net.conv2d("conv", x, 3, Conv2d::square(1)).unwrap();
+            let x = net.conv("conv", x, 3, Conv::square(1)).unwrap();
             let x = net.linear("fc", x, 5);
             let graph = net.finish(x).simplify().split_rows(parts, 0).differentiate().trade_rows();
             let options = Options::whole(0);

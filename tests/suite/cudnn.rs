@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use dltrain::device::cuda::described::{ConvQuery, CudnnSetting};
-use dltrain::graph::{Conv2d, DType, Joint, JointPart, Op, OpFusions, Spec};
+use dltrain::graph::{Conv, DType, Joint, JointPart, Op, OpFusions, Spec};
 use dltrain::model::MODELS;
 use serde_json::{Value, json};
 
@@ -107,16 +107,16 @@ fn gpu(name: &str, capability: u32, multiprocessors: u32, shared_bytes: u32, l2:
 }
 
 /// The distinct convolutions of all models at the sizes they were made for: geometry, x, w, y.
-fn convolutions(batch: usize) -> HashSet<(Conv2d, [Spec; 3])> {
+fn convolutions(batch: usize) -> HashSet<(Conv, [Spec; 3])> {
     let mut all = HashSet::new();
     for model in MODELS {
         let graph = model.build(batch, model.image, model.classes).unwrap();
         for node in &graph.nodes {
-            if let Op::Conv2d(conv) = node.op {
+            if let Op::Conv(conv) = node.op {
                 let spec = |id| graph.tensor(id).spec.clone();
                 let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]].map(spec);
                 // Bias and ReLU are not cuDNN's.
-                all.insert((Conv2d { bias: false, relu: false, ..conv }, tensors));
+                all.insert((Conv { bias: false, relu: false, ..conv }, tensors));
             }
         }
     }
@@ -173,7 +173,7 @@ fn along_with_a_convolution() {
         let described = described(&gpu, true);
         for (dtype, tf32) in PRECISIONS {
             // mobilenet_v2's.
-            let depthwise = Conv2d { bias: false, groups: 96, ..Conv2d::square(3).padding(1) };
+            let depthwise = Conv { bias: false, groups: 96, ..Conv::square(3).padding(1) };
             let [x, w] = [[32, 96, 56, 56], [96, 1, 3, 3]].map(spec);
             let question = ConvQuery { conv: &depthwise, tensors: [&x, &w, &x], dtype, tf32 };
             let engines = described.engines(&question).unwrap();
@@ -181,7 +181,7 @@ fn along_with_a_convolution() {
             assert!(engines.iter().all(Option::is_some), "{dtype:?}: {engines:?}");
             // vgg16's, resnet50's.
             for (kernel, channels, filters, size) in [(3, 64, 128, 56), (3, 512, 512, 14), (1, 256, 64, 56)] {
-                let conv = Conv2d { bias: false, ..Conv2d::square(kernel).padding(kernel / 2) };
+                let conv = Conv { bias: false, ..Conv::square(kernel).padding(kernel / 2) };
                 let [x, w, y] = [
                     [32, channels, size, size],
                     [filters, channels, kernel, kernel],
@@ -231,7 +231,7 @@ fn normalised() {
     for gpu in cards().into_iter().chain([h200()]) {
         let described = described(&gpu, false);
         for [kernel, stride, channels, filters, size] in NORMALISED {
-            let conv = Conv2d { bias: false, ..Conv2d::square(kernel).stride(stride).padding(kernel / 2) };
+            let conv = Conv { bias: false, ..Conv::square(kernel).stride(stride).padding(kernel / 2) };
             let [x, w, y] = [
                 [256, channels, size, size],
                 [filters, channels, kernel, kernel],

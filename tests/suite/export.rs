@@ -18,7 +18,7 @@ use digits::few_tests;
 use dltrain::device::onednn::isa;
 use dltrain::error::Result;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv2d, Graph, Init, LocalResponseNorm, Pool2d, Resize, TensorId,
+    Activation, BatchNorm, Binary, Builder, Conv, Graph, Init, LocalResponseNorm, Pool, Resize, TensorId,
     dims,
 };
 use dltrain::model;
@@ -40,19 +40,19 @@ fn of(
 
 /// Windows, normalisations and activations.
 fn of_images(net: &mut Builder, x: TensorId) -> Result<TensorId> {
-    let dilated = Conv2d { stride: [2, 1], ..Conv2d::square(3).padding(2).dilation(2) };
-    let mut x = net.conv2d("dilated", x, 12, dilated)?;
+    let dilated = Conv { stride: [2, 1], ..Conv::square(3).padding(2).dilation(2) };
+    let mut x = net.conv("dilated", x, 12, dilated)?;
     x = net.batch_norm("norm1", x, BatchNorm { epsilon: 1e-3, momentum: 0.2, ..BatchNorm::default() })?;
     x = net.relu("relu1", x);
-    let grouped = Conv2d { groups: 3, bias: false, ..Conv2d::square(1) };
-    let y = net.conv2d("grouped", x, 12, grouped)?;
+    let grouped = Conv { groups: 3, bias: false, ..Conv::square(1) };
+    let y = net.conv("grouped", x, 12, grouped)?;
     let y = net.batch_norm("norm2", y, BatchNorm::default())?;
     x = net.add("added", x, y)?;
     x = net.batch_norm("norm3", x, BatchNorm::default())?;
     x = net.local_response_norm("lrn", x, LocalResponseNorm::default())?;
-    let most = net.max_pool("most", x, Pool2d::square(3).stride(2).ceil())?;
-    let mean = net.avg_pool("mean", x, Pool2d::square(3).stride(2).padding(1))?;
-    let counted = Pool2d { count_include_pad: false, ..Pool2d::square(3).stride(2).padding(1) };
+    let most = net.max_pool("most", x, Pool::square(3).stride(2).ceil())?;
+    let mean = net.avg_pool("mean", x, Pool::square(3).stride(2).padding(1))?;
+    let counted = Pool { count_include_pad: false, ..Pool::square(3).stride(2).padding(1) };
     let other = net.avg_pool("counted", x, counted)?;
     let size = |net: &Builder, id| [net.shape(id).0[2], net.shape(id).0[3]];
     let smaller = size(net, most);
@@ -65,8 +65,8 @@ fn of_images(net: &mut Builder, x: TensorId) -> Result<TensorId> {
         }
         x = net.activation(&format!("f{number}"), x, of);
     }
-    let apart = Conv2d { stride: [2, 1], groups: 3, ..Conv2d::square(3).padding(1) };
-    let y = net.conv_transpose2d("transposed", x, 9, apart, [1, 0])?;
+    let apart = Conv { stride: [2, 1], groups: 3, ..Conv::square(3).padding(1) };
+    let y = net.conv_transpose("transposed", x, 9, apart, [1, 0])?;
     let y = net.resize("smaller", y, smaller, Resize::BILINEAR)?;
     x = net.concat("wider", &[x, y])?;
     x = net.pad("padded", x, 2, [1, 2])?;

@@ -11,8 +11,8 @@ use std::slice::from_ref;
 use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{
-    Activation, BackwardOp, BatchNorm, Binary, Builder, Conv2d, DType, FieldLoss, Init, LocalResponseNorm,
-    MatMul, Op, Permutation, Pool2d, Shape, Spec, TensorId, dims, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Builder, Conv, DType, FieldLoss, Init, LocalResponseNorm,
+    MatMul, Op, Permutation, Pool, Shape, Spec, TensorId, dims, windows,
 };
 use dltrain::plan::{Options, Parameter, Plan, plan};
 use dltrain::random::{Purpose, Stream, key};
@@ -91,7 +91,7 @@ proptest! {
         // Three weights far apart would reach beyond the narrowest image.
         let dilation = [1, if kw < 3 { dilation } else { 1 }];
         let (kernel, stride, padding) = ([kh, kw], [stride, 1], [ph, pw]);
-        let conv = Conv2d { kernel, stride, padding, dilation, groups, bias, relu: false };
+        let conv = Conv { kernel, stride, padding, dilation, groups, bias, relu: false };
         let [oh, ow] = conv.windows([h, w]).unwrap();
         let x = random(dims([n, c * groups, h, w]), 1);
         let weight = random(dims([o * groups, c, kh, kw]), 2);
@@ -101,10 +101,10 @@ proptest! {
         }
         let y = [f32s(dims([n, o * groups, oh, ow]))];
         let r = random(y[0].shape.clone(), 4);
-        let dx = &run(Op::Conv2dBackwardData(conv), &[r.clone(), weight], from_ref(&x.0))[0];
+        let dx = &run(Op::ConvBackwardData(conv), &[r.clone(), weight], from_ref(&x.0))[0];
         let specs: Vec<Spec> = inputs[1..].iter().map(|(spec, _)| spec.clone()).collect();
-        let dw = run(Op::Backward(BackwardOp::Conv2dWeights(conv)), &[x, r.clone()], &specs);
-        let case = Case { op: Op::Conv2d(conv), inputs: &inputs, outputs: &y, r: &r.1 };
+        let dw = run(Op::Backward(BackwardOp::ConvWeights(conv)), &[x, r.clone()], &specs);
+        let case = Case { op: Op::Conv(conv), inputs: &inputs, outputs: &y, r: &r.1 };
         case.check(0, dx, 1.0, 0.0);
         for (operand, gradient) in dw.iter().enumerate() {
             case.check(operand + 1, gradient, 1.0, 0.0);
@@ -117,16 +117,16 @@ proptest! {
         n in 1usize..3, groups in 1usize..3, c in 1usize..3, o in 1usize..3, h in 1usize..4, w in 1usize..4,
         kh in 1usize..4, stride in 1usize..3, more in 0usize..2,
     ) {
-        let conv = Conv2d { kernel: [kh, 2], stride: [stride, 1], groups, bias: false, ..Conv2d::square(1) };
+        let conv = Conv { kernel: [kh, 2], stride: [stride, 1], groups, bias: false, ..Conv::square(1) };
         let size = conv.transposed([h, w], [more.min(stride - 1), 0]).unwrap();
         let x = random(dims([n, o * groups, h, w]), 1);
         let weight = random(dims([o * groups, c, kh, 2]), 2);
         let inputs = [x.clone(), weight.clone()];
         let y = [f32s(dims([n, c * groups, size[0], size[1]]))];
         let r = random(y[0].shape.clone(), 4);
-        let case = Case { op: Op::Conv2dBackwardData(conv), inputs: &inputs, outputs: &y, r: &r.1 };
-        case.check(0, &run(Op::Conv2d(conv), &[r.clone(), weight.clone()], from_ref(&x.0))[0], 1.0, 0.0);
-        let dw = &run(Op::Backward(BackwardOp::Conv2dWeights(conv)), &[r.clone(), x], from_ref(&weight.0))[0];
+        let case = Case { op: Op::ConvBackwardData(conv), inputs: &inputs, outputs: &y, r: &r.1 };
+        case.check(0, &run(Op::Conv(conv), &[r.clone(), weight.clone()], from_ref(&x.0))[0], 1.0, 0.0);
+        let dw = &run(Op::Backward(BackwardOp::ConvWeights(conv)), &[r.clone(), x], from_ref(&weight.0))[0];
         case.check(1, dw, 1.0, 0.0);
     }
 
@@ -153,7 +153,7 @@ proptest! {
         h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, count: bool,
     ) {
         let padding = [usize::from(pad && k > 1), 0];
-        let pool = Pool2d { kernel: [k, 2], stride: [stride, 1], padding, count_include_pad: count, ceil: false };
+        let pool = Pool { kernel: [k, 2], stride: [stride, 1], padding, count_include_pad: count, ceil: false };
         let [oh, ow] = windows([h, w], pool.kernel, pool.stride, pool.padding).unwrap();
         let x = random(dims([2, 2, h, w]), 1);
         let y = [f32s(dims([2, 2, oh, ow]))];
@@ -175,7 +175,7 @@ proptest! {
     /// Inputs are distinct multiples of 1/64, so that a step of 1/256 changes no winner and loses no bit.
     #[test]
     fn max_pooling(h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, ceil: bool) {
-        let pool = Pool2d { ceil, ..Pool2d::square(k).stride(stride).padding(usize::from(pad && k > 1)) };
+        let pool = Pool { ceil, ..Pool::square(k).stride(stride).padding(usize::from(pad && k > 1)) };
         let [oh, ow] = pool.windows([h, w]).unwrap();
         let shape = dims([1, 2, h, w]);
         let order = Stream::new(key(3, Purpose::Shuffle, 1)).permutation(shape.elements());
@@ -455,7 +455,7 @@ fn arithmetic_of_stretched_tensors() {
     for of in Binary::ALL {
         for swapped in [false, true] {
             let (mut net, x) = Builder::new("stretched", 2, [3, 4, 4]);
-            let x = net.conv2d("a", x, 5, Conv2d::square(1)).unwrap();
+            let x = net.conv("a", x, 5, Conv::square(1)).unwrap();
             let small = net.global_avg_pool("pool", x).unwrap();
             let small = net.activation("b", small, Activation::Sigmoid);
             let x = net.activation("c", x, Activation::Exp);

@@ -315,7 +315,7 @@ fn check(name: &str, suffix: &str, precision: Precision) {
 }
 
 fn is_product(op: &Op) -> bool {
-    matches!(op, Op::Conv2d(_) | Op::Linear { .. } | Op::MatMul(_))
+    matches!(op, Op::Conv(_) | Op::Linear { .. } | Op::MatMul(_))
 }
 
 /// The masks of two frameworks cannot be the same.

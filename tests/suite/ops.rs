@@ -21,8 +21,8 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
-    Activation, BackwardOp, BatchNorm, Binary, Conv2d, DType, FieldLoss, FusedOp, LocalResponseNorm, MatMul,
-    Op, Permutation, Pool2d, Rows, Shape, Spec, windows,
+    Activation, BackwardOp, BatchNorm, Binary, Conv, DType, FieldLoss, FusedOp, LocalResponseNorm, MatMul,
+    Op, Permutation, Pool, Rows, Shape, Spec, windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -178,19 +178,19 @@ fn apply(
         index > 0
             && matches!(
                 op,
-                Op::Conv2d(_)
-                    | Op::Fused(FusedOp::Conv2dMoments(_))
+                Op::Conv(_)
+                    | Op::Fused(FusedOp::ConvMoments(_))
                     | Op::Linear { .. }
-                    | Op::Conv2dBackwardData(_)
+                    | Op::ConvBackwardData(_)
                     | Op::Backward(BackwardOp::LinearData { .. })
             )
             || index == 1
                 && matches!(
                     op,
-                    Op::Fused(FusedOp::Conv2dBackwardDataRelu(_))
-                        | Op::Fused(FusedOp::Conv2dBackwardDataAdd(_))
-                        | Op::Fused(FusedOp::Conv2dBackwardDataNorm(..))
-                        | Op::Fused(FusedOp::Conv2dNormalised(_))
+                    Op::Fused(FusedOp::ConvBackwardDataRelu(_))
+                        | Op::Fused(FusedOp::ConvBackwardDataAdd(_))
+                        | Op::Fused(FusedOp::ConvBackwardDataNorm(..))
+                        | Op::Fused(FusedOp::ConvNormalised(_))
                 )
     };
     let described: Vec<_> = inputs
@@ -257,11 +257,11 @@ fn agrees(
         // cuDNN gives its products in the type of their factors, and a bias comes behind that.
         let multiplies = matches!(
             op,
-            Op::Conv2d(_)
-                | Op::Conv2dBackwardData(_)
-                | Op::Fused(FusedOp::Conv2dBackwardDataRelu(_))
-                | Op::Fused(FusedOp::Conv2dBackwardDataAdd(_))
-                | Op::Backward(BackwardOp::Conv2dWeights(_))
+            Op::Conv(_)
+                | Op::ConvBackwardData(_)
+                | Op::Fused(FusedOp::ConvBackwardDataRelu(_))
+                | Op::Fused(FusedOp::ConvBackwardDataAdd(_))
+                | Op::Backward(BackwardOp::ConvWeights(_))
                 | Op::Linear { .. }
                 | Op::MatMul(_)
         );
@@ -360,7 +360,7 @@ fn numbers() -> impl Strategy<Value = Numbers> {
 
 #[derive(Debug, Clone)]
 struct ConvCase {
-    conv: Conv2d,
+    conv: Conv,
     x: [usize; 4],
     filters: usize,
     output: [usize; 2],
@@ -392,7 +392,7 @@ fn convs() -> impl Strategy<Value = ConvCase> {
                     (groups, false) => (groups * channels.min(17), groups * filters.min(10)),
                 };
                 let [bias, relu] = flags;
-                let conv = Conv2d { kernel, stride, padding, dilation, groups, bias, relu };
+                let conv = Conv { kernel, stride, padding, dilation, groups, bias, relu };
                 let output = conv.windows(image)?;
                 Some(ConvCase { conv, x: [batch, channels, image[0], image[1]], filters, output })
             },
@@ -418,14 +418,14 @@ fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result
     let inputs = [&hx, &hw, &hb];
     let inputs = &inputs[..2 + usize::from(conv.bias)];
     let forward =
-        agrees(device, &Op::Conv2d(conv), inputs, &[spec(&y)], None, numbers, &[per_group * kh * kw + 1])?;
+        agrees(device, &Op::Conv(conv), inputs, &[spec(&y)], None, numbers, &[per_group * kh * kw + 1])?;
 
-    let op = Op::Conv2dBackwardData(conv);
+    let op = Op::ConvBackwardData(conv);
     let sum = case.filters / conv.groups * kh * kw;
     agrees(device, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[sum])?;
     joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
 
-    let op = Op::Backward(BackwardOp::Conv2dWeights(conv));
+    let op = Op::Backward(BackwardOp::ConvWeights(conv));
     let outputs = [spec(&w), spec(&[case.filters])];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let rows = y[0] * y[2] * y[3];
@@ -436,17 +436,17 @@ fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result
 /// The same as a transposed convolution has it: the way back comes first, and no convolution before it.
 fn transposed_agrees(
     device: &dyn Device,
-    conv: Conv2d,
+    conv: Conv,
     [x, w, dy]: [&Host; 3],
     numbers: Numbers,
     sums: [usize; 3],
 ) -> Result<(), TestCaseError> {
-    let conv = Conv2d { bias: false, relu: false, ..conv };
-    let op = Op::Conv2dBackwardData(conv);
+    let conv = Conv { bias: false, relu: false, ..conv };
+    let op = Op::ConvBackwardData(conv);
     let forward = agrees(device, &op, &[dy, w], from_ref(&x.spec), None, numbers, &sums[..1])?;
-    let op = Op::Conv2d(conv);
+    let op = Op::Conv(conv);
     agrees(device, &op, &[x, w], from_ref(&dy.spec), Some(&*forward), numbers, &sums[1..2])?;
-    let (op, dw) = (Op::Backward(BackwardOp::Conv2dWeights(conv)), spec(&w.spec.shape.0));
+    let (op, dw) = (Op::Backward(BackwardOp::ConvWeights(conv)), spec(&w.spec.shape.0));
     agrees(device, &op, &[x, dy], from_ref(&dw), Some(&*forward), numbers, &sums[2..])?;
     Ok(())
 }
@@ -454,7 +454,7 @@ fn transposed_agrees(
 /// What the plan joins for a GPU. `sum` is how many products each element of dx adds.
 fn joined_agrees(
     device: &dyn Device,
-    conv: Conv2d,
+    conv: Conv,
     [x, w, dy]: [&Host; 3],
     numbers: Numbers,
     sum: usize,
@@ -464,24 +464,24 @@ fn joined_agrees(
     }
     let relu = through(&Reference, &Op::Activation(Activation::RELU), &[x], from_ref(&x.spec), None);
     let given = Host { values: relu.1[0].clone(), spec: x.spec.clone() };
-    let op = Op::Fused(FusedOp::Conv2dBackwardDataRelu(conv));
+    let op = Op::Fused(FusedOp::ConvBackwardDataRelu(conv));
     // The sizes of the numbers come from absolute operands, in which no ReLU cuts.
     agrees(device, &op, &[dy, w, &given], from_ref(&x.spec), None, numbers, &[sum])?;
     // One more is added up, x in its place.
     agrees(
         device,
-        &Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv)),
+        &Op::Fused(FusedOp::ConvBackwardDataAdd(conv)),
         &[dy, w, x],
         from_ref(&x.spec),
         None,
         numbers,
         &[sum + 1],
     )?;
-    let conv = Conv2d { bias: false, relu: false, ..conv };
+    let conv = Conv { bias: false, relu: false, ..conv };
     let (c, rows) = (dy.spec.shape.0[1], (dy.values.len() / dy.spec.shape.0[1]) as f64);
-    let op = Op::Fused(FusedOp::Conv2dMoments(conv));
+    let op = Op::Fused(FusedOp::ConvMoments(conv));
     let (kernel, found) = through(device, &op, &[x, w], &[dy.spec.clone(), spec(&[2, c])], None);
-    let (_, alone) = through(device, &Op::Conv2d(conv), &[x, w], from_ref(&dy.spec), None);
+    let (_, alone) = through(device, &Op::Conv(conv), &[x, w], from_ref(&dy.spec), None);
     let name = kernel.implementation();
     // A card's engines are not for every shape.
     let joins = std::env::var("DLTRAIN_CUDNN_FUSION").is_ok_and(|fusion| fusion == "1");
@@ -515,22 +515,22 @@ fn joined_agrees(
 fn joined_ops_are_these_in_a_row_by_definition() {
     proptest!(config(32), |(case in convs())| {
         let (x, w, y) = (case.x, case.w(), case.y());
-        let conv = Conv2d { bias: false, relu: false, ..case.conv };
+        let conv = Conv { bias: false, relu: false, ..case.conv };
         let [hx, hw, hdy] = [&x[..], &w[..], &y[..]].map(|extents| random(extents, Numbers::Reals, extents.len() as u32));
         let of = |op: Op, inputs: &[&Host], outputs: &[Spec]| through(&Reference, &op, inputs, outputs, None).1;
         let kept = |extents: &[usize], values: &Vec<f32>| Host { spec: spec(extents), values: values.clone() };
         let r = kept(&x, &of(Op::Activation(Activation::RELU), &[&hx], &[spec(&x)])[0]);
-        let dx = kept(&x, &of(Op::Conv2dBackwardData(conv), &[&hdy, &hw], &[spec(&x)])[0]);
+        let dx = kept(&x, &of(Op::ConvBackwardData(conv), &[&hdy, &hw], &[spec(&x)])[0]);
         let masked = of(Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dx, &r], &[spec(&x)]);
-        prop_assert_eq!(&of(Op::Fused(FusedOp::Conv2dBackwardDataRelu(conv)), &[&hdy, &hw, &r], &[spec(&x)])[0], &masked[0]);
+        prop_assert_eq!(&of(Op::Fused(FusedOp::ConvBackwardDataRelu(conv)), &[&hdy, &hw, &r], &[spec(&x)])[0], &masked[0]);
 
         let added = of(Op::Add { relu: false }, &[&dx, &hx], &[spec(&x)]);
-        prop_assert_eq!(&of(Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv)), &[&hdy, &hw, &hx], &[spec(&x)])[0], &added[0]);
+        prop_assert_eq!(&of(Op::Fused(FusedOp::ConvBackwardDataAdd(conv)), &[&hdy, &hw, &hx], &[spec(&x)])[0], &added[0]);
 
         let (c, pair) = (y[1], spec(&[2, y[1]]));
-        let made = kept(&y, &of(Op::Conv2d(conv), &[&hx, &hw], &[spec(&y)])[0]);
+        let made = kept(&y, &of(Op::Conv(conv), &[&hx, &hw], &[spec(&y)])[0]);
         let moments = kept(&[2, c], &of(Op::BatchNormMoments, &[&made], from_ref(&pair))[0]);
-        let found = of(Op::Fused(FusedOp::Conv2dMoments(conv)), &[&hx, &hw], &[spec(&y), pair]);
+        let found = of(Op::Fused(FusedOp::ConvMoments(conv)), &[&hx, &hw], &[spec(&y), pair]);
         prop_assert_eq!(&found, &vec![made.values.clone(), moments.values.clone()]);
 
         let norm = BatchNorm { relu: true, ..BatchNorm::default() };
@@ -568,7 +568,7 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
     }
     let device = devices()[0];
     for (kernel, stride, [c, o], size) in [(3, 1, [16, 24], 6), (1, 1, [24, 8], 5), (3, 2, [8, 16], 7)] {
-        let conv = Conv2d { bias: false, ..Conv2d::square(kernel).stride(stride).padding(kernel / 2) };
+        let conv = Conv { bias: false, ..Conv::square(kernel).stride(stride).padding(kernel / 2) };
         let [oh, ow] = conv.windows([size; 2]).unwrap();
         let [x, w, dy] = [&[3, c, size, size][..], &[o, c, kernel, kernel], &[3, o, oh, ow]];
         let [x, w, dy] =
@@ -607,7 +607,7 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
             found
         };
         let made = agree(
-            Op::Fused(FusedOp::Conv2dNormalised(conv)),
+            Op::Fused(FusedOp::ConvNormalised(conv)),
             &[&x, &w, &scale],
             &[dy.spec.clone(), spec(&[2, o])],
         );
@@ -615,19 +615,15 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
         let (_, moments) = through(&Reference, &Op::BatchNormMoments, &[&y], &[spec(&[2, o])], None);
         close(&made[1], &moments[0], moments[0].iter().map(|v| 1e-5 + 1e-4 * f64::from(v.abs())), "moments")
             .unwrap();
-        let alone = agree(Op::Fused(FusedOp::Conv2dNormalised(conv)), &[&x, &w, &scale], from_ref(&dy.spec));
+        let alone = agree(Op::Fused(FusedOp::ConvNormalised(conv)), &[&x, &w, &scale], from_ref(&dy.spec));
         assert_eq!(alone[0], made[0]);
-        agree(
-            Op::Fused(FusedOp::Conv2dNormalisedBackwardWeights(conv)),
-            &[&x, &dy, &scale],
-            from_ref(&w.spec),
-        );
+        agree(Op::Fused(FusedOp::ConvNormalisedBackwardWeights(conv)), &[&x, &dy, &scale], from_ref(&w.spec));
 
         // The doubles round what goes through the ReLU once, to what dx is by itself.
         let (mean, variance) = (&found[1], &found[2]);
         let [mean, variance] =
             [mean, variance].map(|values| Host { spec: spec(&[c]), values: values.clone() });
-        let (_, dx) = through(device, &Op::Conv2dBackwardData(conv), &[&dy, &w], from_ref(&x.spec), None);
+        let (_, dx) = through(device, &Op::ConvBackwardData(conv), &[&dy, &w], from_ref(&x.spec), None);
         let dx = Host { spec: x.spec.clone(), values: dx[0].clone() };
         let again = [&x, &weight, &bias, &mean, &variance];
         let (_, normal) = through(
@@ -645,7 +641,7 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
         let op = Op::Backward(BackwardOp::BatchNorm(norm));
         let (_, expected) =
             through(&Reference, &op, &[&dx, &x, &weight, &mean, &variance, &mask], &outputs, None);
-        let op = Op::Fused(FusedOp::Conv2dBackwardDataNorm(conv, norm));
+        let op = Op::Fused(FusedOp::ConvBackwardDataNorm(conv, norm));
         let (_, found) =
             through(device, &op, &[&dy, &w, &x, &weight, &bias, &mean, &variance], &outputs, None);
         for (index, step) in [F16_STEP, 0.0, 0.0].into_iter().enumerate() {
@@ -718,7 +714,7 @@ fn at(bound: &Bound, place: &Location) -> Memory {
 /// A step that adds a convolution's dx to what is there of the gradient, before it runs.
 struct Addition {
     label: String,
-    conv: Conv2d,
+    conv: Conv,
     operands: [Host; 3],
     made: (Spec, Layout, Location),
 }
@@ -727,7 +723,7 @@ impl Addition {
     fn of(bound: &Bound, index: usize) -> Option<Addition> {
         let step = &bound.plan.steps[index];
         let node = bound.plan.graph.node(step.node?);
-        let Op::Fused(FusedOp::Conv2dBackwardDataAdd(conv)) = node.op else { return None };
+        let Op::Fused(FusedOp::ConvBackwardDataAdd(conv)) = node.op else { return None };
         let spec = |id| spec(&bound.plan.graph.tensor(id).spec.shape.0);
         let operands = std::array::from_fn(|i| {
             let (spec, layout) = (spec(node.inputs[i]), &step.kernel.inputs()[i]);
@@ -742,7 +738,7 @@ impl Addition {
     fn apart(&self, device: &dyn Device) -> [Vec<f32>; 2] {
         let [dy, w, z] = &self.operands;
         let w = Host { spec: spec(&w.spec.shape.0), values: w.values.clone() };
-        let op = Op::Conv2dBackwardData(self.conv);
+        let op = Op::ConvBackwardData(self.conv);
         let (_, mut dx) = through(device, &op, &[dy, &w], from_ref(&z.spec), None);
         [dx.remove(0), z.values.clone()]
     }
@@ -824,7 +820,7 @@ fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
         (20, 70, [1, 7], [0, 3]),
         (16, 65, [3, 2], [2, 0]),
     ] {
-        let conv = Conv2d { kernel, padding, ..Conv2d::square(1) };
+        let conv = Conv { kernel, padding, ..Conv::square(1) };
         let output = windows([5, 20], kernel, [1, 1], padding).unwrap();
         let case = ConvCase { conv, x: [2, channels, 5, 20], filters, output };
         for &device in &devices {
@@ -844,7 +840,7 @@ fn depthwise_convolutions_are_what_they_are_defined_to_be() {
     let windows = (kernels, [1usize..=2, 1usize..=2], prop_oneof![3 => Just(1usize), 1 => Just(2)]);
     let cases = (sizes, windows, [3usize..=15, 3usize..=15], any::<bool>(), numbers());
     proptest!(config(32), |(((n, c), ((kw, kh, padding), stride, dilation), image, bias, numbers) in cases)| {
-        let conv = Conv2d {
+        let conv = Conv {
             kernel: [kh, kw], stride, padding: [padding.min(kh / 2), padding], dilation: [1, dilation], groups: c,
             bias, relu: false,
         };
@@ -919,7 +915,7 @@ fn linear_agrees(
 
 #[derive(Debug, Clone)]
 struct PoolCase {
-    pool: Pool2d,
+    pool: Pool,
     x: [usize; 4],
     output: [usize; 2],
 }
@@ -938,7 +934,7 @@ fn pools() -> impl Strategy<Value = PoolCase> {
             "a window larger than its input",
             |(sizes, kernel, stride, padding, image, [count, ceil])| {
                 let padding = [padding[0].min(kernel[0] - 1), padding[1].min(kernel[1] - 1)];
-                let pool = Pool2d { kernel, stride, padding, count_include_pad: count, ceil };
+                let pool = Pool { kernel, stride, padding, count_include_pad: count, ceil };
                 let output = pool.windows(image)?;
                 Some(PoolCase { pool, x: [sizes.0, sizes.1, image[0], image[1]], output })
             },
@@ -950,7 +946,7 @@ fn in_chosen_layout(device: &dyn Device, host: &Host) -> There {
     let [_, c, _, _] = host.spec.shape.nchw().unwrap();
     let mut identity = Host { spec: spec(&[c, c, 1, 1]), values: vec![0.0; c * c] };
     (0..c).for_each(|i| identity.values[i * c + i] = 1.0);
-    let conv = Op::Conv2d(Conv2d { bias: false, ..Conv2d::square(1) });
+    let conv = Op::Conv(Conv { bias: false, ..Conv::square(1) });
     let inputs = [upload(device, host), upload(device, &identity)];
     apply(device, &conv, &[&inputs[0], &inputs[1]], from_ref(&host.spec), None).1.remove(0)
 }
@@ -1873,7 +1869,7 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
     for (kernel, image, output) in
         [([3, 2], [9, 7], [7, 6]), ([1, 1], [4, 5], [4, 5]), ([1, 1], [1, 1], [1, 1])]
     {
-        let conv = Conv2d { kernel, ..Conv2d::square(1) };
+        let conv = Conv { kernel, ..Conv::square(1) };
         let case = ConvCase { conv, x: [2, 3, image[0], image[1]], filters: 5, output };
         for (&device, f32_ends) in devices.iter().zip([[true, false], [false, true]].iter().cycle()) {
             conv_agrees_in_bf16(device, &case, Numbers::Integers, *f32_ends).unwrap();
@@ -1929,9 +1925,9 @@ fn conv_agrees_in_bf16(
     let inputs = [&hx, &hw, &hb];
     let inputs = &inputs[..2 + usize::from(conv.bias)];
     let sum = per_group * kh * kw + 1;
-    let forward = agrees(device, &Op::Conv2d(conv), inputs, from_ref(&hdy.spec), None, numbers, &[sum])?;
+    let forward = agrees(device, &Op::Conv(conv), inputs, from_ref(&hdy.spec), None, numbers, &[sum])?;
     if !images {
-        let op = Op::Conv2dBackwardData(conv);
+        let op = Op::ConvBackwardData(conv);
         let sum = case.filters / conv.groups * kh * kw;
         agrees(device, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
         if !scores {
@@ -1940,7 +1936,7 @@ fn conv_agrees_in_bf16(
             transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, sums)?;
         }
     }
-    let op = Op::Backward(BackwardOp::Conv2dWeights(conv));
+    let op = Op::Backward(BackwardOp::ConvWeights(conv));
     let outputs = [hw.spec.clone(), hb.spec.clone()];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let sum = y[0] * y[2] * y[3];
@@ -1956,7 +1952,7 @@ fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
     proptest!(config(48), |((n, c, h, w) in shape, numbers in numbers())| {
         let extents = [n, c, h, w];
         let [a, b] = [1, 2].map(|which| in_bf16(&random(&extents, numbers, which)));
-        let pool = Pool2d { stride: [1, 2], ..Pool2d::square(2) };
+        let pool = Pool { stride: [1, 2], ..Pool::square(2) };
         let windows = pool.windows([h, w]).unwrap();
         for &device in &devices {
             for (op, count, y) in [
@@ -2186,8 +2182,8 @@ fn a_network_in_chosen_layouts_is_exact() {
         1usize..=12,
     );
     proptest!(config(32), |((n, c, filters, side, features) in sizes)| {
-        let conv = Conv2d::square(3).padding(1);
-        let pool = Pool2d::square(2);
+        let conv = Conv::square(3).padding(1);
+        let pool = Pool::square(2);
         let half = side / 2;
         let (x, w1, b1) = ([n, c, side, side], [filters, c, 3, 3], [filters]);
         let (w2, b2, y) = ([features, filters * half * half], [features], [n, features]);
@@ -2198,7 +2194,7 @@ fn a_network_in_chosen_layouts_is_exact() {
             let [x, w1, b1, w2, b2, dy] = hosts.each_ref().map(|host| upload(device, host));
             let full = spec(&[n, filters, side, side]);
             let pooled = [n, filters, half, half];
-            let (conv_kernel, a) = apply(device, &Op::Conv2d(conv), &[&x, &w1, &b1], from_ref(&full), None);
+            let (conv_kernel, a) = apply(device, &Op::Conv(conv), &[&x, &w1, &b1], from_ref(&full), None);
             let (pool_kernel, p) =
                 apply(device, &Op::MaxPool(pool), &[&a[0]], &[spec(&pooled), saved(&pooled)], None);
             let (relu_kernel, r) = apply(device, &Op::Activation(Activation::RELU), &[&p[0]], &[spec(&pooled)], None);
@@ -2214,10 +2210,10 @@ fn a_network_in_chosen_layouts_is_exact() {
                 apply(device, &Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dr[0], &r[0]], &[spec(&pooled)], Some(&*relu_kernel));
             let op = Op::Backward(BackwardOp::MaxPool(pool));
             let (_, da) = apply(device, &op, &[&dp[0], &p[1]], &[full], Some(&*pool_kernel));
-            let op = Op::Backward(BackwardOp::Conv2dWeights(conv));
+            let op = Op::Backward(BackwardOp::ConvWeights(conv));
             let outputs = [w1.spec.clone(), b1.spec.clone()];
             let (_, dw1) = apply(device, &op, &[&x, &da[0]], &outputs, Some(&*conv_kernel));
-            let op = Op::Conv2dBackwardData(conv);
+            let op = Op::ConvBackwardData(conv);
             let (_, dx) = apply(device, &op, &[&da[0], &w1], from_ref(&x.spec), Some(&*conv_kernel));
             let all = [&a[0], &p[0], &r[0], &l[0], &dw2[0], &dw2[1], &dr[0], &dp[0], &da[0], &dw1[0], &dw1[1], &dx[0]];
             all.into_iter().map(|t| download(device, t)).collect()
@@ -2405,18 +2401,18 @@ mod on_the_cpu_alone {
             let error = cpu.compile(&request).err().unwrap_or_else(|| panic!("{} was accepted", op.name()));
             assert!(error.message.contains(words), "{error}");
         };
-        let conv = Conv2d { bias: false, ..Conv2d::square(5) };
+        let conv = Conv { bias: false, ..Conv::square(5) };
         let weights = &[8, 3, 5, 5][..];
-        fails(Op::Conv2d(conv), &[&[1, 3, 4, 4], weights], &[1, 8, 1, 1], "does not fit its input of 4×4");
-        fails(Op::Conv2d(conv), &[&[1, 3, 9, 9], weights], &[1, 8, 9, 9], "should be 5×5");
-        fails(Op::Conv2d(conv), &[&[1, 4, 9, 9], weights], &[1, 8, 5, 5], "cannot take");
-        fails(Op::Conv2d(conv), &[&[1, 3, 9], weights], &[1, 8, 5, 5], "an image is needed");
-        fails(Op::Conv2d(conv), &[&[1, 3, 9, 9]], &[1, 8, 5, 5], "1 inputs where there should be 2");
-        let split = Conv2d { groups: 2, ..conv };
-        fails(Op::Conv2d(split), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "2 groups");
-        let still = Conv2d { stride: [0, 1], ..conv };
-        fails(Op::Conv2d(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
-        let pool = Pool2d::square(3);
+        fails(Op::Conv(conv), &[&[1, 3, 4, 4], weights], &[1, 8, 1, 1], "does not fit its input of 4×4");
+        fails(Op::Conv(conv), &[&[1, 3, 9, 9], weights], &[1, 8, 9, 9], "should be 5×5");
+        fails(Op::Conv(conv), &[&[1, 4, 9, 9], weights], &[1, 8, 5, 5], "cannot take");
+        fails(Op::Conv(conv), &[&[1, 3, 9], weights], &[1, 8, 5, 5], "an image is needed");
+        fails(Op::Conv(conv), &[&[1, 3, 9, 9]], &[1, 8, 5, 5], "1 inputs where there should be 2");
+        let split = Conv { groups: 2, ..conv };
+        fails(Op::Conv(split), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "2 groups");
+        let still = Conv { stride: [0, 1], ..conv };
+        fails(Op::Conv(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
+        let pool = Pool::square(3);
         fails(Op::Backward(BackwardOp::AvgPool(pool)), &[&[1, 2, 3, 3]], &[1, 2, 9, 9], "forward op");
         fails(Op::AvgPool(pool), &[&[1, 2, 2, 8]], &[1, 2, 1, 2], "does not fit its input of 2×8");
         fails(Op::MaxPool(pool.padding(3)), &[&[1, 2, 9, 9]], &[1, 2, 5, 5], "smaller than its kernel");

@@ -15,7 +15,7 @@ use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Rule, Scalars, Span};
 use dltrain::error::Result;
-use dltrain::graph::{Activation, BatchNorm, Builder, Conv2d, Graph, LocalResponseNorm, Op, Pool2d, dims};
+use dltrain::graph::{Activation, BatchNorm, Builder, Conv, Graph, LocalResponseNorm, Op, Pool, dims};
 use dltrain::model;
 use dltrain::plan::{Options, Parameter, Plan, Regions, Statistic, plan};
 use dltrain::random::{Purpose, Stream, key};
@@ -37,19 +37,19 @@ fn residual_net() -> Result<Graph> {
 
 fn residual_net_for(batch: usize) -> Result<Graph> {
     let (mut net, x) = Builder::new("residual", batch, [3, 14, 14]);
-    let stem = net.conv2d("stem", x, 8, Conv2d::square(3).padding(1))?;
+    let stem = net.conv("stem", x, 8, Conv::square(3).padding(1))?;
     let x = net.relu("relu0", stem);
-    let x = net.conv2d("conv1", x, 8, Conv2d { groups: 2, bias: false, ..Conv2d::square(3).padding(1) })?;
+    let x = net.conv("conv1", x, 8, Conv { groups: 2, bias: false, ..Conv::square(3).padding(1) })?;
     let x = net.batch_norm("bn1", x, BatchNorm::default())?;
     let x = net.relu("relu1", x);
-    let x = net.conv2d("conv2", x, 8, Conv2d { bias: false, ..Conv2d::square(3).padding(1) })?;
+    let x = net.conv("conv2", x, 8, Conv { bias: false, ..Conv::square(3).padding(1) })?;
     let x = net.relu("relu1b", x);
     let x = net.add("add", x, stem)?;
     let x = net.relu("relu2", x);
-    let x = net.max_pool("pool1", x, Pool2d::square(3).stride(2).padding(1))?;
-    let x = net.conv2d("conv3", x, 20, Conv2d { bias: false, ..Conv2d::square(3).stride(2) })?;
+    let x = net.max_pool("pool1", x, Pool::square(3).stride(2).padding(1))?;
+    let x = net.conv("conv3", x, 20, Conv { bias: false, ..Conv::square(3).stride(2) })?;
     let x = net.batch_norm("bn3", x, BatchNorm { momentum: 0.25, ..BatchNorm::default() })?;
-    let x = net.avg_pool("pool2", x, Pool2d::square(2).stride(1))?;
+    let x = net.avg_pool("pool2", x, Pool::square(2).stride(1))?;
     let x = net.dropout("drop", x, 0.4);
     let x = net.flatten("flatten", x);
     let x = net.linear("fc1", x, 30);
@@ -65,25 +65,25 @@ const SMOOTH: [Activation; 3] = [Activation::Silu, Activation::Sigmoid, Activati
 /// image, and an auxiliary head (or none) with a normalisation of its own.
 fn branching_net(auxiliary: bool) -> Result<Graph> {
     let (mut net, x) = Builder::new("branching", BATCH, [3, 14, 14]);
-    let stem = net.conv2d("stem", x, 16, Conv2d::square(3).padding(1))?;
+    let stem = net.conv("stem", x, 16, Conv::square(3).padding(1))?;
     let stem = net.relu6("relu0", stem);
     let stem =
         net.local_response_norm("lrn", stem, LocalResponseNorm { alpha: 0.5, ..Default::default() })?;
-    let a = net.conv2d("a", stem, 32, Conv2d { kernel: [1, 7], padding: [0, 3], ..Conv2d::square(1) })?;
-    let b = net.conv2d("b", stem, 16, Conv2d { kernel: [7, 1], padding: [3, 0], ..Conv2d::square(1) })?;
+    let a = net.conv("a", stem, 32, Conv { kernel: [1, 7], padding: [0, 3], ..Conv::square(1) })?;
+    let b = net.conv("b", stem, 16, Conv { kernel: [7, 1], padding: [3, 0], ..Conv::square(1) })?;
     let b = net.relu("relu_b", b);
     let a = net.activation("gelu_a", a, Activation::Gelu);
     let blocked = net.concat("concat1", &[a, stem, b])?;
-    let c = net.conv2d("c", blocked, 6, Conv2d { bias: false, ..Conv2d::square(1) })?;
+    let c = net.conv("c", blocked, 6, Conv { bias: false, ..Conv::square(1) })?;
     let c = net.batch_norm("bn_c", c, BatchNorm::default())?;
     let c = net.relu6("relu_c", c);
-    let depthwise = Conv2d { groups: 64, bias: false, ..Conv2d::square(3).padding(1) };
-    let d = net.conv2d("d", blocked, 64, depthwise)?;
+    let depthwise = Conv { groups: 64, bias: false, ..Conv::square(3).padding(1) };
+    let d = net.conv("d", blocked, 64, depthwise)?;
     let d = net.activation("silu_d", d, Activation::Silu);
     let x = net.concat("concat2", &[c, d, c])?;
-    let x = net.max_pool("pool", x, Pool2d::square(3).stride(2).ceil())?;
+    let x = net.max_pool("pool", x, Pool::square(3).stride(2).ceil())?;
     if auxiliary {
-        let y = net.conv2d("aux.conv", x, 8, Conv2d { bias: false, ..Conv2d::square(1) })?;
+        let y = net.conv("aux.conv", x, 8, Conv { bias: false, ..Conv::square(1) })?;
         let y = net.batch_norm("aux.bn", y, BatchNorm::default())?;
         let y = net.activation("aux.sigmoid", y, Activation::Sigmoid);
         let y = net.linear("aux.fc", y, 7);
@@ -483,19 +483,19 @@ fn shares_of_an_update_cover_every_parameter_once() {
 /// may notice.
 fn deep_net() -> Result<Graph> {
     let (mut net, mut x) = Builder::new("deep", BATCH, [3, 6, 6]);
-    let conv = Conv2d { bias: false, ..Conv2d::square(3).padding(1) };
-    x = net.conv2d("stem", x, 8, conv)?;
+    let conv = Conv { bias: false, ..Conv::square(3).padding(1) };
+    x = net.conv("stem", x, 8, conv)?;
     for block in 0..6 {
         let named = |layer: &str| format!("block{block}.{layer}");
-        let y = net.conv2d(&named("conv1"), x, 8, Conv2d { bias: true, ..conv })?;
+        let y = net.conv(&named("conv1"), x, 8, Conv { bias: true, ..conv })?;
         let y = net.relu(&named("relu1"), y);
         let y = net.batch_norm(&named("bn1"), y, BatchNorm::default())?;
         let y = net.dropout(&named("drop"), y, 0.3);
-        let y = net.max_pool(&named("pool"), y, Pool2d::square(3).stride(1).padding(1))?;
-        let y = net.conv2d(&named("conv2"), y, 8, conv)?;
+        let y = net.max_pool(&named("pool"), y, Pool::square(3).stride(1).padding(1))?;
+        let y = net.conv(&named("conv2"), y, 8, conv)?;
         let y = net.batch_norm(&named("bn2"), y, BatchNorm::default())?;
         let y = net.relu(&named("relu2"), y);
-        let y = net.conv2d(&named("conv3"), y, 8, conv)?;
+        let y = net.conv(&named("conv3"), y, 8, conv)?;
         let y = net.activation(&named("activation"), y, SMOOTH[block % SMOOTH.len()]);
         let y = net.add(&named("add"), y, x)?;
         x = net.relu(&named("relu3"), y);

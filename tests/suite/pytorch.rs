@@ -11,7 +11,7 @@ use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
 use dltrain::graph::{
-    Activation, BackwardOp, BatchNorm, Conv2d, DType, FieldLoss, LocalResponseNorm, Op, Pool2d, Shape, Spec,
+    Activation, BackwardOp, BatchNorm, Conv, DType, FieldLoss, LocalResponseNorm, Op, Pool, Shape, Spec,
 };
 use serde_json::Value;
 use support::{Operand, f32s, in_domain, run_with};
@@ -64,7 +64,7 @@ fn forward_and_backward(
 ) -> (Vec<f32>, Vec<Vec<f32>>) {
     let r = operand(&y.shape.0, 99);
     let specs: Vec<Spec> = inputs.iter().map(|(spec, _)| spec.clone()).collect();
-    let pool = || Pool2d {
+    let pool = || Pool {
         kernel: pair(&settings["kernel"]),
         stride: pair(&settings["stride"]),
         padding: pair(&settings["padding"]),
@@ -74,7 +74,7 @@ fn forward_and_backward(
     let weights = |op| run(op, &[inputs[0].clone(), r.clone()], &specs[1..]);
     match name {
         "conv2d" => {
-            let conv = Conv2d {
+            let conv = Conv {
                 kernel: pair(&settings["kernel"]),
                 stride: pair(&settings["stride"]),
                 padding: pair(&settings["padding"]),
@@ -83,9 +83,9 @@ fn forward_and_backward(
                 bias: settings["bias"].as_bool().unwrap(),
                 relu: false,
             };
-            let data = run(Op::Conv2dBackwardData(conv), &[r.clone(), inputs[1].clone()], &specs[..1]);
-            let gradients = [data, weights(Op::Backward(BackwardOp::Conv2dWeights(conv)))].concat();
-            (run(Op::Conv2d(conv), inputs, &[y])[0].clone(), gradients)
+            let data = run(Op::ConvBackwardData(conv), &[r.clone(), inputs[1].clone()], &specs[..1]);
+            let gradients = [data, weights(Op::Backward(BackwardOp::ConvWeights(conv)))].concat();
+            (run(Op::Conv(conv), inputs, &[y])[0].clone(), gradients)
         }
         "linear" => {
             let op = Op::Backward(BackwardOp::LinearData { bias: true });

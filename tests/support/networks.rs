@@ -4,7 +4,7 @@
 
 use dltrain::error::Result;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv2d, Graph, Init, LocalResponseNorm, MatMul, Pool2d, Shape,
+    Activation, BatchNorm, Binary, Builder, Conv, Graph, Init, LocalResponseNorm, MatMul, Pool, Shape,
     TensorId, dims,
 };
 use proptest::prelude::*;
@@ -50,9 +50,9 @@ pub fn once(image: [usize; 3], scores: Scores, batch: usize, trains: bool) -> Re
 
 /// An addition that a normalisation does, whose gradient somebody reads before.
 fn block_beside_its_input(net: &mut Builder, x: TensorId) -> Result<TensorId> {
-    let conv = Conv2d::square(3).padding(1);
-    let x = net.conv2d("stem", x, 4, conv)?;
-    let y = net.conv2d("conv", x, 4, conv)?;
+    let conv = Conv::square(3).padding(1);
+    let x = net.conv("stem", x, 4, conv)?;
+    let y = net.conv("conv", x, 4, conv)?;
     let y = net.batch_norm("norm", y, BatchNorm { epsilon: 1e-2, ..BatchNorm::default() })?;
     let y = net.add("add", y, x)?;
     let y = net.relu("relu", y);
@@ -68,7 +68,7 @@ fn sums_of_one_element(net: &mut Builder, x: TensorId) -> Result<TensorId> {
     let row = net.sum("row", x, &[2], 0.25)?;
     let again = net.sum("again", row, &[2], 0.5)?;
     let x = net.binary("less", Binary::Subtract, x, again)?;
-    let x = net.conv2d("conv", x, 3, Conv2d::square(3))?;
+    let x = net.conv("conv", x, 3, Conv::square(3))?;
     let x = net.flatten("flat", x);
     Ok(net.linear("head", x, CLASSES))
 }
@@ -227,19 +227,19 @@ impl Drawing<'_> {
         match kind {
             0 | 1 => {
                 let side = from.one_of(&[1, 3]);
-                let conv = Conv2d {
+                let conv = Conv {
                     bias: from.below(2) == 0,
                     groups: if from.below(3) == 0 { c } else { 1 },
-                    ..Conv2d::square(side).padding(side / 2).stride(1 + from.below(2))
+                    ..Conv::square(side).padding(side / 2).stride(1 + from.below(2))
                 };
-                net.conv2d(&part("conv"), x, if c < MOST { c * (1 + from.below(2)) } else { c }, conv)
+                net.conv(&part("conv"), x, if c < MOST { c * (1 + from.below(2)) } else { c }, conv)
             }
             2 => self.normalised(&part("norm"), x),
             3 => Ok(self.activation(&part("activation"), x, &mut from)),
             // What blocks of residual networks do, with what is added read by others or not.
             4 | 5 => {
                 let other = self.like(x, &mut from);
-                let y = self.net.conv2d(&part("conv"), x, c, Conv2d::square(3).padding(1))?;
+                let y = self.net.conv(&part("conv"), x, c, Conv::square(3).padding(1))?;
                 let y = self.normalised(&part("norm"), y)?;
                 let y = self.net.add(&part("add"), y, other)?;
                 let y = if self.is_smooth { y } else { self.net.relu(&part("relu"), y) };
@@ -256,9 +256,9 @@ impl Drawing<'_> {
                 }
             }
             7 if !self.is_smooth => net
-                .max_pool(&part("pool"), x, Pool2d::square(from.one_of(&[1, 2, 3])).padding(0).ceil())
+                .max_pool(&part("pool"), x, Pool::square(from.one_of(&[1, 2, 3])).padding(0).ceil())
                 .or(Ok(x)),
-            7 | 8 => net.avg_pool(&part("pool"), x, Pool2d::square(from.one_of(&[1, 2]))).or(Ok(x)),
+            7 | 8 => net.avg_pool(&part("pool"), x, Pool::square(from.one_of(&[1, 2]))).or(Ok(x)),
             // Sums over any of the axes, which may have one element.
             9 | 10 => {
                 let axes = from.one_of(&[&[1][..], &[2], &[2, 3], &[1, 2, 3], &[3]]);
@@ -334,9 +334,7 @@ impl Drawing<'_> {
                 let size = [1 + from.below(4), 1 + from.below(4)];
                 net.adaptive_avg_pool(&part("pool"), x, size)
             }
-            18 => {
-                net.conv_transpose2d(&part("conv"), x, c, Conv2d { bias: false, ..Conv2d::square(2) }, [0, 0])
-            }
+            18 => net.conv_transpose(&part("conv"), x, c, Conv { bias: false, ..Conv::square(2) }, [0, 0]),
             // A number a sample, on the way of one axis.
             _ => {
                 let y = net.sum(&part("sum"), x, &[1, 2, 3], 1.0 / (c * h * w) as f32)?;
@@ -467,7 +465,7 @@ impl Drawing<'_> {
             }
             // No linear layer gives them.
             _ if is_image => {
-                let x = net.conv2d("head", x, CLASSES, Conv2d::square(1))?;
+                let x = net.conv("head", x, CLASSES, Conv::square(1))?;
                 let x = if kind == 4 { self.normalised("head.norm", x)? } else { x };
                 let x = self.net.global_avg_pool("head.pool", x)?;
                 Ok(self.net.flatten("head.flat", x))

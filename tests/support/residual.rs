@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use dltrain::error::Result;
-use dltrain::graph::{BatchNorm, Builder, Conv2d, Graph, TensorId};
+use dltrain::graph::{BatchNorm, Builder, Conv, Graph, TensorId};
 use dltrain::model::onnx;
 
 /// Flags that name a network like resnet18, of six blocks in three stages, with few channels and so in a fraction of
@@ -58,7 +58,7 @@ fn normalised(
     channels: usize,
     stride: usize,
 ) -> Result<TensorId> {
-    let conv = Conv2d { bias: false, ..Conv2d::square(3).stride(stride).padding(1) };
-    let y = net.conv2d(name, x, channels, conv)?;
+    let conv = Conv { bias: false, ..Conv::square(3).stride(stride).padding(1) };
+    let y = net.conv(name, x, channels, conv)?;
     net.batch_norm(&format!("{name}.bn"), y, BatchNorm::default())
 }

@@ -15,13 +15,13 @@ use super::product::{Direction, Extents, Product, Then};
 use super::simple::repad;
 use crate::device::{KernelRequest, Layout, Memory as Bytes};
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, DType, Spec};
+use crate::graph::{Conv, DType, Spec};
 
 /// What is to be multiplied, of the tensors x, w and y, and what is to be done along with it.
 pub fn product(
     direction: Direction,
     then: Then,
-    conv: &Conv2d,
+    conv: &Conv,
     real: Real,
     tf32: bool,
     [x, w, y]: [&Spec; 3],
@@ -37,7 +37,7 @@ pub fn compiled(
     gpu: &Rc<Gpu>,
     direction: Direction,
     then: Then,
-    conv: &Conv2d,
+    conv: &Conv,
     real: Real,
     tensors: [&Spec; 3],
 ) -> Result<Rc<Convolution>> {
@@ -46,13 +46,13 @@ pub fn compiled(
 }
 
 /// The layout of x or w: with the padding that their product has.
-fn operand(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
+fn operand(conv: &Conv, spec: &Spec, real: Real) -> Layout {
     if conv.groups == 1 { padded_in(spec, real) } else { channels_last_in(spec, real.dtype()) }
 }
 
 /// The layout of w where it is read: parameters lie in f32, and their halves beside them, but where a product wants
 /// padding.
-pub fn weights(conv: &Conv2d, spec: &Spec, real: Real) -> Layout {
+pub fn weights(conv: &Conv, spec: &Spec, real: Real) -> Layout {
     match operand(conv, spec, real) {
         padded if padded.handle::<usize>().is_some() => padded,
         _ => channels_last_in(spec, spec.dtype),
@@ -65,7 +65,7 @@ pub fn named(convolution: &Convolution, real: Real) -> String {
 }
 
 /// What a convolution does to y.
-fn activation(conv: &Conv2d) -> Then {
+fn activation(conv: &Conv) -> Then {
     match (conv.bias, conv.relu) {
         (false, false) => Then::Nothing,
         (bias, relu) => Then::Activate { bias, relu },
@@ -73,7 +73,7 @@ fn activation(conv: &Conv2d) -> Then {
 }
 
 /// x, w, b? → y
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, activation(conv), conv, real, [x, w, y])?;
@@ -101,7 +101,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
 }
 
 /// x, w → y, moments
-pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, Then::Sums, conv, real, [x, w, y])?;
@@ -148,7 +148,7 @@ pub fn after(operands: &mut Operands, real: Real, rows: usize, channels: usize, 
 }
 
 /// dy, w → dx, or with what a ReLU gave as a third input dx where that is above 0
-pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[dx, dy])?;
     let then = if request.inputs.len() == 3 { Then::Mask } else { Then::Nothing };
@@ -177,7 +177,7 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> R
 }
 
 /// dy, w, z → dx + z, written over z: cuDNN adds to what lies there already (beta = 1), or an addition follows.
-pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[dx, dy])?;
     let product = compiled(gpu, Direction::BackwardData, Then::Accumulate, conv, real, [dx, w, dy])?;
@@ -210,7 +210,7 @@ pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied; or x, dy, scale → dw, of what x is normalised to.
-pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, dy])?;
     let tensors = [x, dw, dy];

@@ -10,7 +10,7 @@ use super::library;
 use super::product::{Direction, Product, Then};
 use super::sys::Dnn;
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, DType, Spec};
+use crate::graph::{Conv, DType, Spec};
 
 /// A cuDNN, and a GPU.
 pub struct CudnnSetting {
@@ -34,7 +34,7 @@ pub struct CudnnEngine {
 #[derive(Debug, Clone, Copy)]
 pub struct ConvQuery<'a> {
     /// The geometry.
-    pub conv: &'a Conv2d,
+    pub conv: &'a Conv,
     /// x, w and y.
     pub tensors: [&'a Spec; 3],
     /// What is multiplied.

@@ -99,8 +99,8 @@ impl Cuda {
         let gpu = &self.gpu;
         match *request.op {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
-            Op::Conv2d(conv) => conv::forward_pass(gpu, request, &conv),
-            Op::Conv2dBackwardData(conv) => conv::backward_data(gpu, request, &conv),
+            Op::Conv(conv) => conv::forward_pass(gpu, request, &conv),
+            Op::ConvBackwardData(conv) => conv::backward_data(gpu, request, &conv),
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),
             Op::BatchNormMoments => norm::moments(gpu, request),
             Op::AllToAll { .. } => simple::exchange(gpu, request, 1),
@@ -138,7 +138,7 @@ impl Cuda {
     fn backward(&self, request: &KernelRequest, op: BackwardOp) -> Result<CudaKernel> {
         let gpu = &self.gpu;
         match op {
-            BackwardOp::Conv2dWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            BackwardOp::ConvWeights(conv) => conv::backward_weights(gpu, request, &conv),
             BackwardOp::LinearData { .. } => linear::backward_data(gpu, request),
             BackwardOp::LinearWeights { .. } => linear::backward_weights(gpu, request),
             BackwardOp::BatchNormSums(norm) => norm::sums(gpu, request, norm),
@@ -164,14 +164,12 @@ impl Cuda {
     fn fused(&self, request: &KernelRequest, op: FusedOp) -> Result<CudaKernel> {
         let gpu = &self.gpu;
         match op {
-            FusedOp::Conv2dMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
-            FusedOp::Conv2dNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
-            FusedOp::Conv2dBackwardDataNorm(conv, norm) => {
-                normalised::backward_data(gpu, request, &conv, norm)
-            }
-            FusedOp::Conv2dBackwardDataRelu(conv) => conv::backward_data(gpu, request, &conv),
-            FusedOp::Conv2dBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
-            FusedOp::Conv2dNormalisedBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
+            FusedOp::ConvMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
+            FusedOp::ConvNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
+            FusedOp::ConvBackwardDataNorm(conv, norm) => normalised::backward_data(gpu, request, &conv, norm),
+            FusedOp::ConvBackwardDataRelu(conv) => conv::backward_data(gpu, request, &conv),
+            FusedOp::ConvBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
+            FusedOp::ConvNormalisedBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),
             FusedOp::BatchNormScale(norm) => norm::scale(gpu, request, norm),
         }
     }

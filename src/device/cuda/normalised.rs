@@ -19,7 +19,7 @@ use super::sys::{self, Dnn};
 use super::tune::TunedChoice;
 use crate::device::{KernelRequest, Memory as Bytes};
 use crate::error::{Error, Result};
-use crate::graph::{BatchNorm, Conv2d, DType, Joint, JointPart, Spec};
+use crate::graph::{BatchNorm, Conv, DType, Joint, JointPart, Spec};
 
 /// Numbers of channels lie without gaps, each kind behind the other, so that none may be wanted at a wider address.
 pub const ALIGNMENT: usize = 16;
@@ -186,7 +186,7 @@ fn is_faster(gpu: &Rc<Gpu>, products: &[[Product; 2]]) -> Result<bool> {
 pub fn product(
     gpu: &Rc<Gpu>,
     direction: Direction,
-    conv: &Conv2d,
+    conv: &Conv,
     real: Real,
     tensors: [&Spec; 3],
 ) -> Result<Rc<Convolution>> {
@@ -204,7 +204,7 @@ pub fn rows_of(pair: &Bytes) -> [Bytes; 2] {
 }
 
 /// x, w, scale → y, moments?
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = product(gpu, Direction::Forward, conv, real, [x, w, y])?;
@@ -238,7 +238,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv2d) -> Re
 pub fn backward_data(
     gpu: &Rc<Gpu>,
     request: &KernelRequest,
-    conv: &Conv2d,
+    conv: &Conv,
     norm: BatchNorm,
 ) -> Result<CudaKernel> {
     let (dy, w, x) = (&input(request, 0)?.0, &input(request, 1)?.0, &input(request, 2)?.0);

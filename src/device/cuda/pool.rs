@@ -7,12 +7,12 @@ use super::kernel::{CudaKernel, Operands, side_by_side};
 use super::layout::{Real, channels_last, image, input, output, saved};
 use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
-use crate::graph::{Pool2d, Spec};
+use crate::graph::{Pool, Spec};
 
 /// n, height, width, channels, out_height, out_width, then kernel, stride and padding, as kernels take them.
-fn geometry(x: &Spec, y: &Spec, pool: &Pool2d) -> Result<Vec<Argument<'static>>> {
+fn geometry(x: &Spec, y: &Spec, pool: &Pool) -> Result<Vec<Argument<'static>>> {
     let mut arguments = extents(x, y)?;
-    let Pool2d { kernel, stride, padding, .. } = pool;
+    let Pool { kernel, stride, padding, .. } = pool;
     arguments.extend([kernel, stride, padding].into_iter().flatten().map(|&extent| Int(extent)));
     Ok(arguments)
 }
@@ -47,7 +47,7 @@ fn with_memories<'a>(operands: &Operands<'a>, numbers: &[Argument<'a>]) -> Vec<A
 
 /// What the kernels of common networks' poolings have in their names: their geometry is known when they are compiled.
 /// Channels must divide into accesses of 16 bytes.
-fn common(pool: &Pool2d, spec: &Spec) -> Result<Option<&'static str>> {
+fn common(pool: &Pool, spec: &Spec) -> Result<Option<&'static str>> {
     let square = [pool.kernel, pool.stride, pool.padding].map(|[h, w]| (h == w).then_some(h));
     Ok(match square {
         _ if !is_wide(spec)? => None,
@@ -87,7 +87,7 @@ fn shared_out(
 }
 
 /// x → y, saved
-pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     if pool.kernel[0] * pool.kernel[1] > 256 {
         let [h, w] = pool.kernel;
@@ -107,7 +107,7 @@ pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<Cuda
 }
 
 /// dy, saved → dx
-pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(dy), winners(dy)], vec![channels_last(dx)]);
     match common(pool, dx)? {
@@ -122,7 +122,7 @@ pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Re
 }
 
 /// x → y
-pub fn average(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn average(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let mut numbers = geometry(x, y, pool)?;
     numbers.push(Bool(pool.count_include_pad));
@@ -130,7 +130,7 @@ pub fn average(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<
 }
 
 /// dy → dx
-pub fn average_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool2d) -> Result<CudaKernel> {
+pub fn average_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let mut numbers = geometry(dx, dy, pool)?;
     numbers.push(Bool(pool.count_include_pad));

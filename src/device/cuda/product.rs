@@ -13,7 +13,7 @@ use super::layout::Real;
 use super::normalised;
 use super::sys::{self, Dnn};
 use crate::device::memory::ALIGNMENT;
-use crate::graph::Conv2d;
+use crate::graph::Conv;
 use crate::random::{Purpose, Stream, key};
 
 /// Which of a convolution's three products.
@@ -59,7 +59,7 @@ pub struct Extents {
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     pub direction: Direction,
-    pub conv: Conv2d,
+    pub conv: Conv,
     pub real: Real,
     /// Whether f32 may be rounded to tf32's 10 bits.
     pub tf32: bool,

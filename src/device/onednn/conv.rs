@@ -13,7 +13,7 @@ use super::sys;
 use super::window::WindowGeometry;
 use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, Spec};
+use crate::graph::{Conv, Spec};
 
 const DIRECT: sys::AlgKind = sys::CONVOLUTION_DIRECT;
 
@@ -30,7 +30,7 @@ struct ConvTensors {
 type Types = [sys::DataType; 3];
 
 impl ConvTensors {
-    fn new(engine: &Engine, conv: &Conv2d, [x, w, y]: [&Spec; 3], types: Types) -> Result<ConvTensors> {
+    fn new(engine: &Engine, conv: &Conv, [x, w, y]: [&Spec; 3], types: Types) -> Result<ConvTensors> {
         let (x, w, y) = (nchw(x)?, nchw(w)?, nchw(y)?);
         let window = WindowGeometry::of_conv(conv, x, y)?;
         let (c, o, groups) = (x[1], y[1], conv.groups);
@@ -99,7 +99,7 @@ impl Hint<'_> {
     fn new<'a>(
         engine: &Rc<Engine>,
         request: &KernelRequest<'a>,
-        conv: &Conv2d,
+        conv: &Conv,
         tensors: [&Spec; 3],
     ) -> Result<Hint<'a>> {
         let kernel: Option<&PrimitiveKernel> =
@@ -120,7 +120,7 @@ impl Hint<'_> {
 }
 
 /// x, w, b? → y
-pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d) -> Result<PrimitiveKernel> {
+pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv) -> Result<PrimitiveKernel> {
     let [y] = outputs(request)?;
     let [x, w] = match conv.bias {
         true => inputs(request).map(|[x, w, _]| [x, w])?,
@@ -136,7 +136,7 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d)
 /// dy, w → dx. Gradients lie as the forward op's tensors did, which spares reorders, unless there is only a reference
 /// implementation for that: left to itself the library takes channels-last for some strided ones, which is slower even
 /// without the reorders.
-pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv2d) -> Result<PrimitiveKernel> {
+pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv) -> Result<PrimitiveKernel> {
     let ([dy, w], [dx]) = (inputs(request)?, outputs(request)?);
     let multiplied = multiplied([dx, dy]);
     let t = ConvTensors::new(engine, conv, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
@@ -175,7 +175,7 @@ pub fn backward_weights(
     engine: &Rc<Engine>,
     workers: &Rc<Workers>,
     request: &KernelRequest,
-    conv: &Conv2d,
+    conv: &Conv,
     subject: &str,
 ) -> Result<Box<dyn Kernel>> {
     let [x, dy] = inputs(request)?;

@@ -14,7 +14,7 @@ use super::primitive::nchw;
 use super::sys;
 use crate::device::{KernelRequest, Memory};
 use crate::error::Result;
-use crate::graph::{Conv2d, DType};
+use crate::graph::{Conv, DType};
 
 /// Channels of a block.
 const LANES: usize = 16;
@@ -25,7 +25,7 @@ const MOST_ROWS: usize = 7;
 /// What is read of the images, in numbers of pixels.
 #[derive(Clone, Copy)]
 struct Geometry {
-    conv: Conv2d,
+    conv: Conv,
     images: usize,
     channels: usize,
     /// Height, width of x and of dy.
@@ -39,7 +39,7 @@ pub fn backward_weights(
     engine: &Engine,
     workers: &Rc<Workers>,
     request: &KernelRequest,
-    conv: &Conv2d,
+    conv: &Conv,
     forward: &PrimitiveDesc,
 ) -> Result<Option<HostKernel>> {
     let ([x, y], w) = ([0, 1].map(|index| &request.inputs[index].0), &request.outputs[0]);
@@ -175,7 +175,7 @@ fn add_up_anywhere<T: Element, const KW: usize>(
     [x, dy]: [&Numbers<T>; 2],
     sums: &mut WeightSums<KW>,
 ) {
-    let Conv2d { stride, padding, dilation, kernel, .. } = at.conv;
+    let Conv { stride, padding, dilation, kernel, .. } = at.conv;
     let ([h, w], [oh, ow]) = (at.x, at.y);
     // Columns of dy of which every column of the kernel reads something that is there.
     let reach = (KW - 1) * dilation[1];

@@ -94,8 +94,8 @@ impl Cpu {
         let (engine, workers) = (&self.engine, &self.workers);
         let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
         match *request.op {
-            Op::Conv2d(conv) => primitive(conv::forward_pass(engine, request, &conv)),
-            Op::Conv2dBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
+            Op::Conv(conv) => primitive(conv::forward_pass(engine, request, &conv)),
+            Op::ConvBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
             Op::Linear { bias, relu } => primitive(linear::forward_pass(engine, request, bias, relu)),
             Op::BatchNormMoments => boxed(sync_norm::moments(engine, workers, request)),
             Op::AllToAll { .. } => boxed(sync_norm::all_to_all(engine, request)),
@@ -154,9 +154,7 @@ impl Cpu {
         let (engine, workers) = (&self.engine, &self.workers);
         let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
         match op {
-            BackwardOp::Conv2dWeights(conv) => {
-                conv::backward_weights(engine, workers, request, &conv, subject)
-            }
+            BackwardOp::ConvWeights(conv) => conv::backward_weights(engine, workers, request, &conv, subject),
             BackwardOp::LinearData { .. } => primitive(linear::backward_data(engine, request)),
             BackwardOp::LinearWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
             BackwardOp::BatchNormSums(norm) => boxed(sync_norm::sums(engine, workers, request, &norm)),

@@ -9,7 +9,7 @@ use super::sys;
 use super::window::WindowGeometry;
 use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
-use crate::graph::{Pool2d, Spec};
+use crate::graph::{Pool, Spec};
 
 /// A request's first input and first output; a pooling has at least these.
 fn ends<'a>(request: &KernelRequest<'a>) -> Result<(&'a (Spec, Option<Layout>), &'a Spec)> {
@@ -19,7 +19,7 @@ fn ends<'a>(request: &KernelRequest<'a>) -> Result<(&'a (Spec, Option<Layout>), 
     }
 }
 
-fn algorithm(pool: &Pool2d) -> sys::AlgKind {
+fn algorithm(pool: &Pool) -> sys::AlgKind {
     match pool.count_include_pad {
         true => sys::POOLING_AVG_INCLUDE_PADDING,
         false => sys::POOLING_AVG_EXCLUDE_PADDING,
@@ -27,14 +27,14 @@ fn algorithm(pool: &Pool2d) -> sys::AlgKind {
 }
 
 /// x → y, saved: which element won each window, in oneDNN's own form.
-pub fn max(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d) -> Result<PrimitiveKernel> {
+pub fn max(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool) -> Result<PrimitiveKernel> {
     let desc = forward_desc(engine, request, pool, sys::POOLING_MAX)?;
     let outputs = [sys::ARG_DST, sys::ARG_WORKSPACE];
     PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &outputs[..request.outputs.len()])
 }
 
 /// x → y
-pub fn average(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d) -> Result<PrimitiveKernel> {
+pub fn average(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool) -> Result<PrimitiveKernel> {
     let desc = forward_desc(engine, request, pool, algorithm(pool))?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST])
 }
@@ -42,7 +42,7 @@ pub fn average(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d) -> R
 fn forward_desc(
     engine: &Rc<Engine>,
     request: &KernelRequest,
-    pool: &Pool2d,
+    pool: &Pool,
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {
     let ((x, given), y) = ends(request)?;
@@ -72,7 +72,7 @@ fn forward_desc(
 }
 
 /// dy, saved → dx
-pub fn max_backward(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d) -> Result<PrimitiveKernel> {
+pub fn max_backward(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool) -> Result<PrimitiveKernel> {
     let desc = backward_desc(engine, request, pool, sys::POOLING_MAX)?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WORKSPACE], &[sys::ARG_DIFF_SRC])
 }
@@ -81,7 +81,7 @@ pub fn max_backward(engine: &Rc<Engine>, request: &KernelRequest, pool: &Pool2d)
 pub fn average_backward(
     engine: &Rc<Engine>,
     request: &KernelRequest,
-    pool: &Pool2d,
+    pool: &Pool,
 ) -> Result<PrimitiveKernel> {
     let desc = backward_desc(engine, request, pool, algorithm(pool))?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST], &[sys::ARG_DIFF_SRC])
@@ -91,7 +91,7 @@ pub fn average_backward(
 fn backward_desc(
     engine: &Rc<Engine>,
     request: &KernelRequest,
-    pool: &Pool2d,
+    pool: &Pool,
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {
     let ((dy, _), dx) = ends(request)?;

@@ -2,7 +2,7 @@
 
 use super::sys;
 use crate::error::{Error, Result};
-use crate::graph::{Conv2d, Pool2d};
+use crate::graph::{Conv, Pool};
 
 /// Kernel, stride and padding as the C API takes them.
 pub struct WindowGeometry {
@@ -17,19 +17,19 @@ pub struct WindowGeometry {
 }
 
 impl WindowGeometry {
-    pub fn of_conv(conv: &Conv2d, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
-        let Conv2d { stride, padding, dilation, .. } = *conv;
+    pub fn of_conv(conv: &Conv, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
+        let Conv { stride, padding, dilation, .. } = *conv;
         if dilation.contains(&0) {
             return Err(Error::usage(format!("dilation {dilation:?} must be at least 1")));
         }
         // Of a convolution the weights say what its kernel is; here it is as long as it reaches.
         let kernel = if conv.kernel.contains(&0) { conv.kernel } else { conv.reach() };
         let window =
-            WindowGeometry::new(&Pool2d { kernel, stride, padding, ..Pool2d::square(1) }, input, output)?;
+            WindowGeometry::new(&Pool { kernel, stride, padding, ..Pool::square(1) }, input, output)?;
         Ok(WindowGeometry { dilation: pair(dilation.map(|apart| apart - 1)), ..window })
     }
 
-    pub fn of_pool(pool: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
+    pub fn of_pool(pool: &Pool, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
         let [n, c, ..] = input;
         if [n, c] != output[..2] {
             return Err(Error::internal(format!("a pooling of {input:?} cannot give {output:?}")));
@@ -45,8 +45,8 @@ impl WindowGeometry {
     }
 
     /// Checks the geometry against the images of shape (N, C, H, W) that it is applied to.
-    fn new(window: &Pool2d, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
-        let ([_, _, h, w], Pool2d { kernel, stride, padding, .. }) = (input, *window);
+    fn new(window: &Pool, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
+        let ([_, _, h, w], Pool { kernel, stride, padding, .. }) = (input, *window);
         if stride.contains(&0) || kernel.contains(&0) {
             return Err(Error::usage(format!("kernel {kernel:?} and stride {stride:?} must be at least 1")));
         }

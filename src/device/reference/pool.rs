@@ -6,10 +6,10 @@ use ndarray::{Array4, ArrayD, s};
 
 use super::{extents, image};
 use crate::error::Result;
-use crate::graph::{Pool2d, adaptive_window};
+use crate::graph::{Pool, adaptive_window};
 
 /// The rows and columns of the input that window (i, j) covers.
-fn window(pool: &Pool2d, height: usize, width: usize, i: usize, j: usize) -> [Range<usize>; 2] {
+fn window(pool: &Pool, height: usize, width: usize, i: usize, j: usize) -> [Range<usize>; 2] {
     let along = |at: usize, axis: usize, extent: usize| {
         let start = at * pool.stride[axis];
         let end = (start + pool.kernel[axis]).saturating_sub(pool.padding[axis]).min(extent);
@@ -18,7 +18,7 @@ fn window(pool: &Pool2d, height: usize, width: usize, i: usize, j: usize) -> [Ra
     [along(i, 0, height), along(j, 1, width)]
 }
 
-pub fn max_pool(pool: &Pool2d, x: &ArrayD<f32>, shape: &[usize]) -> Result<Vec<ArrayD<f32>>> {
+pub fn max_pool(pool: &Pool, x: &ArrayD<f32>, shape: &[usize]) -> Result<Vec<ArrayD<f32>>> {
     let x = image(x)?;
     let (height, width) = (x.shape()[2], x.shape()[3]);
     let mut y = Array4::<f32>::zeros(extents(shape));
@@ -48,7 +48,7 @@ pub fn max_pool_backward(inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<Arra
 }
 
 /// What an average divides by: the window, padding included or not.
-fn divisor(pool: &Pool2d, covered: &[Range<usize>; 2]) -> f64 {
+fn divisor(pool: &Pool, covered: &[Range<usize>; 2]) -> f64 {
     if pool.count_include_pad {
         (pool.kernel[0] * pool.kernel[1]) as f64
     } else {
@@ -56,7 +56,7 @@ fn divisor(pool: &Pool2d, covered: &[Range<usize>; 2]) -> f64 {
     }
 }
 
-pub fn avg_pool(pool: &Pool2d, x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+pub fn avg_pool(pool: &Pool, x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
     let x = image(x)?;
     let (height, width) = (x.shape()[2], x.shape()[3]);
     let y = Array4::from_shape_fn(extents(shape), |(n, c, i, j)| {
@@ -67,7 +67,7 @@ pub fn avg_pool(pool: &Pool2d, x: &ArrayD<f32>, shape: &[usize]) -> Result<Array
     Ok(y.into_dyn())
 }
 
-pub fn avg_pool_backward(pool: &Pool2d, dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
+pub fn avg_pool_backward(pool: &Pool, dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
     let dy = image(dy)?;
     let mut dx = Array4::<f64>::zeros(extents(shape));
     for ((n, c, i, j), &gradient) in dy.indexed_iter() {

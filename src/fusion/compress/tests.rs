@@ -6,7 +6,7 @@ use super::*;
 use crate::collective::segment;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::onednn::Cpu;
-use crate::graph::{Builder, Conv2d, Graph};
+use crate::graph::{Builder, Conv, Graph};
 use crate::plan::{Options, TAIL};
 
 const SCHEMES: [&str; 5] = ["topk:0.05", "1bit", "2bit:0.02", "powersgd:1", "powersgd:4"];
@@ -83,9 +83,9 @@ struct Rank {
 /// A network with padded filters (7 channels in blocks of 8 or 16), a matrix of several pieces, and biases.
 fn net() -> Result<Graph> {
     let (mut net, x) = Builder::new("net", 2, [3, 12, 12]);
-    let x = net.conv2d("conv1", x, 7, Conv2d::square(3).padding(1))?;
+    let x = net.conv("conv1", x, 7, Conv::square(3).padding(1))?;
     let x = net.relu("relu1", x);
-    let x = net.conv2d("conv2", x, 21, Conv2d::square(3).padding(1))?;
+    let x = net.conv("conv2", x, 21, Conv::square(3).padding(1))?;
     let x = net.flatten("flatten", x);
     let x = net.linear("fc1", x, 40);
     let x = net.linear("fc2", x, 5);

@@ -1,18 +1,18 @@
 //! The ops that differentiation adds (`Op::backward`), each named by the op whose gradients it gives.
 
 use super::{
-    Activation, Arithmetic, BACKWARD_DATA, BACKWARD_WEIGHTS, BatchNorm, Conv2d, FieldLoss, LocalResponseNorm,
-    Op, Pool2d,
+    Activation, Arithmetic, BACKWARD_DATA, BACKWARD_WEIGHTS, BatchNorm, Conv, FieldLoss, LocalResponseNorm,
+    Op, Pool,
 };
 use crate::graph::Halo;
 
-/// An op of the backward pass. The gradient of a convolution's input is `Op::Conv2dBackwardData`, which forward passes
+/// An op of the backward pass. The gradient of a convolution's input is `Op::ConvBackwardData`, which forward passes
 /// have too.
 #[allow(missing_docs, reason = "the comment of an op explains its fields")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum BackwardOp {
     /// x, dy → dw, db?
-    Conv2dWeights(Conv2d),
+    ConvWeights(Conv),
     /// dy (N,O), w (O,I) → dx (N,…)
     LinearData { bias: bool },
     /// x (N,…), dy (N,O) → dw (O,I), db (O)?
@@ -33,9 +33,9 @@ pub enum BackwardOp {
     /// dy, y or x (`Activation::from_output`) → dx = dy·f′(x)
     Activation(Activation),
     /// dy, saved → dx
-    MaxPool(Pool2d),
+    MaxPool(Pool),
     /// dy → dx
-    AvgPool(Pool2d),
+    AvgPool(Pool),
     /// dy → dx
     AdaptiveAvgPool,
     /// dy → dx = dy·m/(1−p)
@@ -64,7 +64,7 @@ impl BackwardOp {
     pub(super) fn row(&self) -> (&'static str, Arithmetic) {
         use Arithmetic::{Elements, Nothing};
         match self {
-            BackwardOp::Conv2dWeights(_) => ("conv2d backward weights", BACKWARD_WEIGHTS),
+            BackwardOp::ConvWeights(_) => ("conv2d backward weights", BACKWARD_WEIGHTS),
             BackwardOp::LinearData { .. } => ("linear backward data", BACKWARD_DATA),
             BackwardOp::LinearWeights { .. } => ("linear backward weights", BACKWARD_WEIGHTS),
             BackwardOp::BatchNormSums(_) => ("batch norm sums", Elements),

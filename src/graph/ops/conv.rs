@@ -8,7 +8,7 @@ use crate::graph::{BackwardOp, Binary, Builder, Node, NodeId, Op, TensorId, dims
 /// Output height = `(H + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
 /// `dilation[0]·(kernel[0] − 1) + 1` places; width likewise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Conv2d {
+pub struct Conv {
     /// Height, width.
     pub kernel: [usize; 2],
     /// Distance of two windows, for height and width.
@@ -25,10 +25,10 @@ pub struct Conv2d {
     pub relu: bool,
 }
 
-impl Conv2d {
+impl Conv {
     /// A square kernel with stride 1, no padding, one group, a bias.
-    pub fn square(kernel: usize) -> Conv2d {
-        Conv2d {
+    pub fn square(kernel: usize) -> Conv {
+        Conv {
             kernel: [kernel; 2],
             stride: [1; 2],
             padding: [0; 2],
@@ -40,18 +40,18 @@ impl Conv2d {
     }
 
     /// The convolution with this stride, for height and width.
-    pub fn stride(self, stride: usize) -> Conv2d {
-        Conv2d { stride: [stride; 2], ..self }
+    pub fn stride(self, stride: usize) -> Conv {
+        Conv { stride: [stride; 2], ..self }
     }
 
     /// The convolution with so many zeros on each side.
-    pub fn padding(self, padding: usize) -> Conv2d {
-        Conv2d { padding: [padding; 2], ..self }
+    pub fn padding(self, padding: usize) -> Conv {
+        Conv { padding: [padding; 2], ..self }
     }
 
     /// The convolution with so many places from one weight's element to the next one's.
-    pub fn dilation(self, dilation: usize) -> Conv2d {
-        Conv2d { dilation: [dilation; 2], ..self }
+    pub fn dilation(self, dilation: usize) -> Conv {
+        Conv { dilation: [dilation; 2], ..self }
     }
 
     /// How many places the kernel reaches over.
@@ -92,7 +92,7 @@ pub fn windows(
 
 impl Builder {
     /// A convolution to `channels` output channels. Parameters `name.weight`, `name.bias`.
-    pub fn conv2d(&mut self, name: &str, x: TensorId, channels: usize, conv: Conv2d) -> Result<TensorId> {
+    pub fn conv(&mut self, name: &str, x: TensorId, channels: usize, conv: Conv) -> Result<TensorId> {
         let [n, c, h, w] = self.image_shape(name, x)?;
         let divides = |channels: usize| conv.groups > 0 && channels.is_multiple_of(conv.groups);
         if !divides(c) || !divides(channels) {
@@ -111,14 +111,14 @@ impl Builder {
         if conv.bias {
             inputs.push(self.bias(name, channels, bias));
         }
-        Ok(self.node(name, Op::Conv2d(conv), inputs, dims([n, channels, oh, ow])))
+        Ok(self.node(name, Op::Conv(conv), inputs, dims([n, channels, oh, ow])))
     }
 
     /// A convolution with a weight that is computed, or that several layers have; without bias.
     ///
     /// # Errors
     /// `Usage` where the weight is for other channels, or the image is too small.
-    pub fn conv2d_of(&mut self, name: &str, x: TensorId, weight: TensorId, conv: Conv2d) -> Result<TensorId> {
+    pub fn conv_of(&mut self, name: &str, x: TensorId, weight: TensorId, conv: Conv) -> Result<TensorId> {
         let ([n, c, h, w], [o, i, ..]) = (self.image_shape(name, x)?, self.image_shape(name, weight)?);
         if conv.groups == 0 || i.checked_mul(conv.groups) != Some(c) || !o.is_multiple_of(conv.groups) {
             let of = self.shape(weight);
@@ -129,8 +129,8 @@ impl Builder {
         }
         let size = conv.windows([h, w]);
         let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.reach(), [h, w], conv.padding))?;
-        let conv = Conv2d { bias: false, ..conv };
-        Ok(self.node(name, Op::Conv2d(conv), vec![x, weight], dims([n, o, oh, ow])))
+        let conv = Conv { bias: false, ..conv };
+        Ok(self.node(name, Op::Conv(conv), vec![x, weight], dims([n, o, oh, ow])))
     }
 
     /// A transposed convolution to `channels` output channels: what takes gradients back through `conv`, as a layer
@@ -139,12 +139,12 @@ impl Builder {
     ///
     /// # Errors
     /// `Usage` where channels do not divide into groups, or no image has this size.
-    pub fn conv_transpose2d(
+    pub fn conv_transpose(
         &mut self,
         name: &str,
         x: TensorId,
         channels: usize,
-        conv: Conv2d,
+        conv: Conv,
         more: [usize; 2],
     ) -> Result<TensorId> {
         let [n, c, h, w] = self.image_shape(name, x)?;
@@ -159,7 +159,7 @@ impl Builder {
         let (fan_in, fan_out) = (channels / conv.groups * kh * kw, c * kh * kw);
         let [weight, bias] = self.convolutions.map(|start| start.of(fan_in, fan_out));
         let weight = self.weight(name, dims([c, channels / conv.groups, kh, kw]), weight);
-        let op = Op::Conv2dBackwardData(Conv2d { bias: false, relu: false, ..conv });
+        let op = Op::ConvBackwardData(Conv { bias: false, relu: false, ..conv });
         let y = self.node(name, op, vec![x, weight], dims([n, channels, oh, ow]));
         if !conv.bias {
             return Ok(y);
@@ -170,25 +170,25 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, mut dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv, mut dy: TensorId) {
     if conv.relu {
         dy = b.relu(id, node, dy);
     }
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, BackwardOp::Conv2dWeights(conv), x, dy, &node.inputs[1..]);
+    b.weights(id, BackwardOp::ConvWeights(conv), x, dy, &node.inputs[1..]);
     if b.needs(x) {
-        let dx = b.node(id, Op::Conv2dBackwardData(conv), vec![dy, w], x);
+        let dx = b.node(id, Op::ConvBackwardData(conv), vec![dy, w], x);
         b.contribute(x, dx);
     }
 }
 
 /// Differentiates a transposed convolution. Its gradients are the convolution itself, and that of the convolution's
 /// weights with x and dy in each other's place.
-pub fn transposed_backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv2d, dy: TensorId) {
+pub fn transposed_backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv, dy: TensorId) {
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, BackwardOp::Conv2dWeights(conv), dy, x, &node.inputs[1..]);
+    b.weights(id, BackwardOp::ConvWeights(conv), dy, x, &node.inputs[1..]);
     if b.needs(x) {
-        let dx = b.node(id, Op::Conv2d(conv), vec![dy, w], x);
+        let dx = b.node(id, Op::Conv(conv), vec![dy, w], x);
         b.contribute(x, dx);
     }
 }

@@ -1,25 +1,25 @@
 //! Several ops in one kernel, which GPUs have and CPUs do not: what `Graph::fuse` and `Graph::join_norms` make.
 
-use super::{Arithmetic, BACKWARD_DATA, BACKWARD_WEIGHTS, BatchNorm, Conv2d, FORWARD};
+use super::{Arithmetic, BACKWARD_DATA, BACKWARD_WEIGHTS, BatchNorm, Conv, FORWARD};
 
 /// Several ops in one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum FusedOp {
     /// dy, w, r (N,C,H,W) → dx, but 0 where r ≤ 0: the gradient of what went into the ReLU that gave r (`Graph::fuse`).
-    Conv2dBackwardDataRelu(Conv2d),
+    ConvBackwardDataRelu(Conv),
     /// dy, w, z (N,C,H,W) → dx + z: what is known of the input's gradient by then, with this part of it
     /// (`Graph::fuse`).
-    Conv2dBackwardDataAdd(Conv2d),
+    ConvBackwardDataAdd(Conv),
     /// x, w → y, moments (2,O): mean and variance of each channel of y, as `Op::BatchNormMoments` (`Graph::fuse`).
-    Conv2dMoments(Conv2d),
+    ConvMoments(Conv),
     /// x (N,C,H,W), w, scale (2,C) → y, moments? (as above): the convolution of ReLU(x·scale + shift), each operation
     /// rounded or not, with scale and shift the rows of the third input (`Graph::join_norms`).
-    Conv2dNormalised(Conv2d),
+    ConvNormalised(Conv),
     /// x, dy, scale → dw: likewise.
-    Conv2dNormalisedBackwardWeights(Conv2d),
+    ConvNormalisedBackwardWeights(Conv),
     /// dy (N,O,OH,OW), w, x (N,C,H,W), and of x's normalisation w, b, mean, variance → dx, dw, db of that: the gradient
     /// of the convolution's input, through ReLU and normalisation to x (`Graph::join_norms`).
-    Conv2dBackwardDataNorm(Conv2d, BatchNorm),
+    ConvBackwardDataNorm(Conv, BatchNorm),
     /// As `Op::BatchNorm`, but for y scale (2,C): what x is multiplied with, and what is then added, of each channel.
     /// They are rounded to the type of activations, the shift with the scale that is.
     BatchNormScale(BatchNorm),
@@ -29,14 +29,14 @@ impl FusedOp {
     /// The name shown to users, and the work.
     pub(super) fn row(&self) -> (&'static str, Arithmetic) {
         match self {
-            FusedOp::Conv2dBackwardDataRelu(_) => ("conv2d backward data+relu", BACKWARD_DATA),
-            FusedOp::Conv2dBackwardDataAdd(_) => ("conv2d backward data+add", BACKWARD_DATA),
-            FusedOp::Conv2dMoments(_) => ("conv2d+moments", FORWARD),
-            FusedOp::Conv2dNormalised(_) => ("conv2d normalised", FORWARD),
-            FusedOp::Conv2dNormalisedBackwardWeights(_) => {
+            FusedOp::ConvBackwardDataRelu(_) => ("conv2d backward data+relu", BACKWARD_DATA),
+            FusedOp::ConvBackwardDataAdd(_) => ("conv2d backward data+add", BACKWARD_DATA),
+            FusedOp::ConvMoments(_) => ("conv2d+moments", FORWARD),
+            FusedOp::ConvNormalised(_) => ("conv2d normalised", FORWARD),
+            FusedOp::ConvNormalisedBackwardWeights(_) => {
                 ("conv2d normalised backward weights", BACKWARD_WEIGHTS)
             }
-            FusedOp::Conv2dBackwardDataNorm(..) => ("conv2d backward data+norm", BACKWARD_DATA),
+            FusedOp::ConvBackwardDataNorm(..) => ("conv2d backward data+norm", BACKWARD_DATA),
             FusedOp::BatchNormScale(_) => ("batch norm scale", Arithmetic::Elements),
         }
     }

@@ -26,12 +26,12 @@ pub use activation::Activation;
 pub use arrange::Permutation;
 pub use backward::BackwardOp;
 pub use broadcast::Binary;
-pub use conv::{Conv2d, windows};
+pub use conv::{Conv, windows};
 pub use fused::FusedOp;
 pub use loss::FieldLoss;
 pub use matmul::MatMul;
 pub use norm::{BatchNorm, LocalResponseNorm, NormStatistics};
-pub use pool::{Pool2d, adaptive_window};
+pub use pool::{Pool, adaptive_window};
 pub use resize::{Interpolation, Resize, ResizeCoordinates};
 
 use super::differentiate::BackwardPass;
@@ -47,10 +47,10 @@ pub enum Op {
     Normalise { scale: [f32; 3], shift: [f32; 3] },
 
     /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
-    Conv2d(Conv2d),
+    Conv(Conv),
     /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution. In a forward pass it
-    /// is a transposed convolution, whose gradients are `Conv2d` and `BackwardOp::Conv2dWeights`.
-    Conv2dBackwardData(Conv2d),
+    /// is a transposed convolution, whose gradients are `Conv` and `BackwardOp::ConvWeights`.
+    ConvBackwardData(Conv),
 
     /// x (N,…) with I elements a sample, w (O,I), b (O)? → y (N,O) = x·wᵀ + b, then ReLU if `relu`.
     /// x may have four dimensions: it is read as if flattened.
@@ -96,9 +96,9 @@ pub enum Op {
     Activation(Activation),
 
     /// x (N,C,H,W) → y (N,C,OH,OW), saved (which element won each window; the first among equals)
-    MaxPool(Pool2d),
+    MaxPool(Pool),
     /// x → y
-    AvgPool(Pool2d),
+    AvgPool(Pool),
     /// x (N,C,H,W) → y (N,C,OH,OW), each element the mean of its `adaptive_window`s over height and width
     AdaptiveAvgPool,
 
@@ -193,8 +193,8 @@ impl Op {
         use Arithmetic::{Elements, Nothing};
         match self {
             Op::Normalise { .. } => ("normalise", Elements),
-            Op::Conv2d(conv) => (if conv.relu { "conv2d+relu" } else { "conv2d" }, FORWARD),
-            Op::Conv2dBackwardData(_) => ("conv2d backward data", BACKWARD_DATA),
+            Op::Conv(conv) => (if conv.relu { "conv2d+relu" } else { "conv2d" }, FORWARD),
+            Op::ConvBackwardData(_) => ("conv2d backward data", BACKWARD_DATA),
             Op::Linear { relu, .. } => (if *relu { "linear+relu" } else { "linear" }, FORWARD),
             Op::BatchNormMoments => ("batch norm moments", Elements),
             Op::Exchange { .. } => ("exchange", Elements),
@@ -246,8 +246,8 @@ impl Op {
     /// has none.)
     pub(super) fn backward(&self, b: &mut BackwardPass, id: NodeId, node: &Node, dy: TensorId) {
         match *self {
-            Op::Conv2d(conv) => conv::backward(b, id, node, conv, dy),
-            Op::Conv2dBackwardData(conv) => conv::transposed_backward(b, id, node, conv, dy),
+            Op::Conv(conv) => conv::backward(b, id, node, conv, dy),
+            Op::ConvBackwardData(conv) => conv::transposed_backward(b, id, node, conv, dy),
             Op::Linear { bias, relu } => linear::backward(b, id, node, [bias, relu], dy),
             Op::BatchNorm(norm) => norm::batch_norm_backward(b, id, node, norm, dy),
             Op::LocalResponseNorm(norm) => norm::local_response_backward(b, id, node, norm, dy),

@@ -6,7 +6,7 @@ use crate::graph::{Builder, Op, Shape, TensorId, dims};
 
 /// A pooling's geometry; output size as for a convolution, but see `ceil`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Pool2d {
+pub struct Pool {
     /// Height, width.
     pub kernel: [usize; 2],
     /// Distance of two windows, for height and width.
@@ -20,10 +20,10 @@ pub struct Pool2d {
     pub ceil: bool,
 }
 
-impl Pool2d {
+impl Pool {
     /// Square windows side by side, no padding.
-    pub fn square(kernel: usize) -> Pool2d {
-        Pool2d {
+    pub fn square(kernel: usize) -> Pool {
+        Pool {
             kernel: [kernel; 2],
             stride: [kernel; 2],
             padding: [0; 2],
@@ -33,18 +33,18 @@ impl Pool2d {
     }
 
     /// The pooling, keeping a last window that reaches beyond the padding.
-    pub fn ceil(self) -> Pool2d {
-        Pool2d { ceil: true, ..self }
+    pub fn ceil(self) -> Pool {
+        Pool { ceil: true, ..self }
     }
 
     /// The pooling with this stride, for height and width.
-    pub fn stride(self, stride: usize) -> Pool2d {
-        Pool2d { stride: [stride; 2], ..self }
+    pub fn stride(self, stride: usize) -> Pool {
+        Pool { stride: [stride; 2], ..self }
     }
 
     /// The pooling with this padding on each side.
-    pub fn padding(self, padding: usize) -> Pool2d {
-        Pool2d { padding: [padding; 2], ..self }
+    pub fn padding(self, padding: usize) -> Pool {
+        Pool { padding: [padding; 2], ..self }
     }
 
     /// The output size (height, width) for an input; `None` where not even one window fits.
@@ -64,10 +64,10 @@ impl Pool2d {
 
     /// The average pooling that an adaptive one from images of one size to those of another is, where its windows are
     /// alike and equally far from each other.
-    pub fn adaptive(input: [usize; 2], output: [usize; 2]) -> Option<Pool2d> {
+    pub fn adaptive(input: [usize; 2], output: [usize; 2]) -> Option<Pool> {
         let along = |axis: usize| uniform_windows(input[axis], output[axis]);
         let ([kh, sh], [kw, sw]) = (along(0)?, along(1)?);
-        Some(Pool2d { kernel: [kh, kw], stride: [sh, sw], ..Pool2d::square(1) })
+        Some(Pool { kernel: [kh, kw], stride: [sh, sw], ..Pool::square(1) })
     }
 }
 
@@ -92,7 +92,7 @@ impl Builder {
     ///
     /// # Errors
     /// `Usage` when the image is smaller than a window.
-    pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+    pub fn max_pool(&mut self, name: &str, x: TensorId, pool: Pool) -> Result<TensorId> {
         let shape = self.pooled(name, x, pool)?;
         Ok(self.saving_node(name, Op::MaxPool(pool), x, shape))
     }
@@ -101,7 +101,7 @@ impl Builder {
     ///
     /// # Errors
     /// `Usage` when the image is smaller than a window.
-    pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool2d) -> Result<TensorId> {
+    pub fn avg_pool(&mut self, name: &str, x: TensorId, pool: Pool) -> Result<TensorId> {
         if pool.ceil {
             return Err(Error::usage(format!("layer {name}: only max pooling may reach beyond the padding")));
         }
@@ -118,10 +118,10 @@ impl Builder {
     /// The mean of each channel: (N,C,H,W) → (N,C,1,1).
     pub fn global_avg_pool(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
         let [_, _, h, w] = self.image_shape(name, x)?;
-        self.avg_pool(name, x, Pool2d { kernel: [h, w], ..Pool2d::square(1) })
+        self.avg_pool(name, x, Pool { kernel: [h, w], ..Pool::square(1) })
     }
 
-    fn pooled(&self, name: &str, x: TensorId, pool: Pool2d) -> Result<Shape> {
+    fn pooled(&self, name: &str, x: TensorId, pool: Pool) -> Result<Shape> {
         let [n, c, h, w] = self.image_shape(name, x)?;
         let size = pool.windows([h, w]);
         let [oh, ow] = size.ok_or_else(|| self.too_small(name, pool.kernel, [h, w], pool.padding))?;

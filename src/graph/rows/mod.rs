@@ -18,8 +18,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{
-    BackwardOp, Binary, DType, FieldLoss, Graph, Node, NodeId, Op, Pool2d, Role, Shape, Spec, Tensor,
-    TensorId, dims,
+    BackwardOp, Binary, DType, FieldLoss, Graph, Node, NodeId, Op, Pool, Role, Shape, Spec, Tensor, TensorId,
+    dims,
 };
 use crate::config::Objective;
 pub use halo::{Halo, RowWindow, Rows, Strip, Trade};
@@ -300,7 +300,7 @@ impl RowSplit {
         }
         let mut window = RowWindow { outputs, reach: 0, stride: 0, padding: 0, fill: 0.0, transposed: false };
         match &mut node.op {
-            Op::Conv2d(conv) => {
+            Op::Conv(conv) => {
                 (window.reach, window.stride) = (conv.reach()[0], conv.stride[0]);
                 window.padding = std::mem::take(&mut conv.padding[0]);
             }
@@ -325,13 +325,13 @@ impl RowSplit {
     /// those of two rows.
     fn is_transposed(&self, node: &Node) -> bool {
         let outputs = self.shape(node.outputs[0]).nchw().map_or(0, |[_, _, height, _]| height);
-        let Op::Conv2dBackwardData(conv) = node.op else { return false };
+        let Op::ConvBackwardData(conv) = node.op else { return false };
         outputs >= self.rows.parts && conv.reach()[0] >= conv.stride[0]
     }
 
     /// A transposed convolution of the rows that add to those of this place gives these, and some beside them.
     fn transposed(&mut self, mut node: Node, height: usize) {
-        let Op::Conv2dBackwardData(conv) = &mut node.op else { return };
+        let Op::ConvBackwardData(conv) = &mut node.op else { return };
         let (reach, stride) = (conv.reach()[0], conv.stride[0]);
         let padding = std::mem::take(&mut conv.padding[0]);
         let (name, y) = (node.name.clone(), node.outputs[0]);
@@ -396,7 +396,7 @@ impl RowSplit {
     }
 
     fn is_mean_of_rows(&self, node: &Node, height: usize) -> bool {
-        let is_one = |pool: Pool2d| pool.kernel[0] == height && pool.padding[0] == 0;
+        let is_one = |pool: Pool| pool.kernel[0] == height && pool.padding[0] == 0;
         matches!(node.op, Op::AvgPool(pool) if is_one(pool))
             && self.shape(node.outputs[0]).0[2] == 1
             && self.graph.tensor(node.outputs[0]).spec.dtype == DType::F32
@@ -475,7 +475,7 @@ mod tests {
     use super::*;
     use crate::config::{Loss, Metric};
     use crate::cuts::even_split;
-    use crate::graph::{BatchNorm, Builder, Conv2d};
+    use crate::graph::{BatchNorm, Builder, Conv};
     use proptest::prelude::*;
 
     /// A halo of every place of an image of so many rows.
@@ -586,11 +586,11 @@ mod tests {
 
     fn net() -> Graph {
         let (mut net, x) = Builder::new("cut", 2, [1, 9, 9]);
-        let a = net.conv2d("conv1", x, 3, Conv2d::square(3).padding(1)).unwrap();
+        let a = net.conv("conv1", x, 3, Conv::square(3).padding(1)).unwrap();
         let a = net.batch_norm("bn", a, BatchNorm::default()).unwrap();
-        let b = net.conv2d("conv2", a, 3, Conv2d::square(1)).unwrap();
+        let b = net.conv("conv2", a, 3, Conv::square(1)).unwrap();
         let x = net.add("add", a, b).unwrap();
-        let x = net.conv2d("conv3", x, 3, Conv2d::square(9)).unwrap();
+        let x = net.conv("conv3", x, 3, Conv::square(9)).unwrap();
         let x = net.linear("fc", x, 4);
         net.finish(x).simplify()
     }
@@ -601,7 +601,7 @@ mod tests {
         let objective = Objective { loss: Loss::CrossEntropy, metric: Metric::Iou, smoothing: 0.0 };
         let net = |height| {
             let (mut net, x) = Builder::new("dense", 2, [1, height, 6]);
-            let x = net.conv2d("conv", x, 3, Conv2d::square(3).padding(1)).unwrap();
+            let x = net.conv("conv", x, 3, Conv::square(3).padding(1)).unwrap();
             net.finish(x).with_objective(objective, None).unwrap().simplify()
         };
         for (place, rows) in [(0, 3), (1, 2)] {

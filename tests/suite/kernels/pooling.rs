@@ -1,6 +1,6 @@
 //! Pooling, against the reference device.
 
-use dltrain::graph::{BackwardOp, Op, Pool2d};
+use dltrain::graph::{BackwardOp, Op, Pool};
 
 use super::{STARTS, channels_first, channels_last, close, random_in, reference, stream};
 use crate::launch;
@@ -8,7 +8,7 @@ use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, Start, all_round
 
 /// Batch, channels, height, width before and after.
 struct Case {
-    pool: Pool2d,
+    pool: Pool,
     x: [usize; 4],
     y: [usize; 4],
 }
@@ -21,7 +21,7 @@ impl Case {
         loop {
             let kernel = [1 + below(3), 1 + below(4)];
             let padding = [below(2).min(kernel[0] / 2), below(2).min(kernel[1] / 2)];
-            let pool = Pool2d {
+            let pool = Pool {
                 kernel,
                 stride: [1 + below(3), 1 + below(3)],
                 padding,
@@ -36,7 +36,7 @@ impl Case {
     }
 
     fn geometry(&self) -> [Argument<'static>; 12] {
-        let Pool2d { kernel, stride, padding, .. } = self.pool;
+        let Pool { kernel, stride, padding, .. } = self.pool;
         let [n, c, h, w] = self.x;
         let all = [
             n, h, w, c, self.y[2], self.y[3], kernel[0], kernel[1], stride[0], stride[1], padding[0],
@@ -105,7 +105,7 @@ fn the_largest_wins_and_its_gradient_goes_back_to_it() {
 
 #[test]
 fn a_broken_number_wins_its_windows() {
-    let pool = Pool2d::square(2);
+    let pool = Pool::square(2);
     let case = Case { pool, x: [1, 4, 2, 4], y: [1, 4, 1, 2] };
     let mut x = vec![1.0; 32];
     x[0] = f32::NAN;
@@ -127,7 +127,7 @@ fn common_poolings_are_those_of_the_definition_both_ways() {
             let t = NUMBERS[(which + at) % 3];
             let group = if t == "f32" { 4 } else { 8 };
             let square = |extent: usize| [extent; 2];
-            let pool = Pool2d {
+            let pool = Pool {
                 kernel: square(kernel),
                 stride: square(2),
                 padding: square(padding),
@@ -255,7 +255,7 @@ fn a_window_that_a_byte_cannot_number_is_refused() {
 #[test]
 #[ignore = "a child of another test"]
 fn child_with_a_window_too_large() {
-    let pool = Pool2d { kernel: [17, 17], ..Pool2d::square(17) };
+    let pool = Pool { kernel: [17, 17], ..Pool::square(17) };
     let case = Case { pool, x: [1, 1, 17, 17], y: [1, 1, 1, 1] };
     let (x, y) = (Buffer::f32s(&[0.0; 289]), Buffer::f32s(&[0.0]));
     launch!("fill_f32", Shape::any(), &x, 289i64, 1.0f32);

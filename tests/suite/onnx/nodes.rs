@@ -284,7 +284,7 @@ fn a_dilated_convolution_reaches_further() {
     std::fs::write(&path, file.encode_to_vec()).unwrap();
     let model = model::open(&path).unwrap();
     let graph = model.build(2, model.image, model.classes).unwrap();
-    let Op::Conv2d(conv) = graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
+    let Op::Conv(conv) = graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
     assert_eq!((conv.dilation, conv.padding, conv.reach()), ([2, 1], [2, 1], [5, 3]));
 }
 

@@ -135,9 +135,7 @@ fn mixes_images(graph: &Graph, node: &Node, y: BatchAxis, x: BatchAxis) -> bool 
             shape.0[..=y.axis].iter().product::<usize>() > rows
         }
         Op::MaxPool(_) | Op::AvgPool(_) | Op::AdaptiveAvgPool => x.axis > 1,
-        Op::Conv2d(_) | Op::Conv2dBackwardData(_) | Op::Linear { .. } | Op::LocalResponseNorm(_) => {
-            x.axis > 0
-        }
+        Op::Conv(_) | Op::ConvBackwardData(_) | Op::Linear { .. } | Op::LocalResponseNorm(_) => x.axis > 0,
         Op::BatchNorm(_) | Op::BatchNormInference(_) => x.axis > 0,
         _ => false,
     }

@@ -16,7 +16,7 @@ pub fn pairs(graph: &Graph) -> HashMap<usize, usize> {
     norms
         .filter_map(|(norm, x)| {
             let conv = graph.nodes.iter().position(|node| node.outputs[0] == x)?;
-            let is_plain = matches!(graph.nodes[conv].op, Op::Conv2d(conv) if !conv.relu);
+            let is_plain = matches!(graph.nodes[conv].op, Op::Conv(conv) if !conv.relu);
             (is_plain && x != graph.logits && graph.consumers(x).count() == 1).then_some((conv, norm))
         })
         .collect()
@@ -26,7 +26,7 @@ impl OnnxWriter<'_> {
     /// One convolution in place of it and of the normalisation behind it: with s = w/√(variance + epsilon) of each
     /// channel, weights times s and the bias (bias − mean)·s + b.
     pub(super) fn convolution_with_norm(&mut self, node: &Node, norm: &Node) -> Result<String> {
-        let (Op::Conv2d(conv), Op::BatchNormInference(settings)) = (node.op, norm.op) else {
+        let (Op::Conv(conv), Op::BatchNormInference(settings)) = (node.op, norm.op) else {
             return Err(Error::internal("a pair that is none"));
         };
         let (graph, of) = (self.graph, self.values);

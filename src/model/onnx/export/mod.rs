@@ -170,7 +170,7 @@ impl<'a> OnnxWriter<'a> {
         let rank = |id: TensorId| self.graph.tensor(id).spec.shape.rank();
         let of = |place: usize| self.batches[node.inputs[place].0].map(|batch| batch.axis);
         match node.op {
-            Op::Conv2d(_) | Op::Conv2dBackwardData(_) | Op::BatchNorm(_) | Op::BatchNormInference(_) => true,
+            Op::Conv(_) | Op::ConvBackwardData(_) | Op::BatchNorm(_) | Op::BatchNormInference(_) => true,
             Op::MaxPool(_) | Op::AvgPool(_) | Op::AdaptiveAvgPool | Op::LocalResponseNorm(_) => true,
             Op::Linear { .. } => rank(node.inputs[0]) != 2,
             Op::MatMul(product) => {

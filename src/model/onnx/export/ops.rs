@@ -4,17 +4,15 @@ use super::super::schema::AttributeProto;
 use super::OnnxWriter;
 use super::proto::{int, ints, real};
 use crate::error::{Error, Result};
-use crate::graph::{
-    Activation, BatchNorm, Binary, Conv2d, MatMul, Node, Op, Pool2d, TensorId, adaptive_window,
-};
+use crate::graph::{Activation, BatchNorm, Binary, Conv, MatMul, Node, Op, Pool, TensorId, adaptive_window};
 
 impl OnnxWriter<'_> {
     /// The table: writes a node, and gives the name of what it computes.
     pub(super) fn value(&mut self, node: &Node) -> Result<String> {
         let name = &node.name;
         match node.op {
-            Op::Conv2d(conv) => self.all(&node.inputs).map(|inputs| self.convolution(name, conv, inputs)),
-            Op::Conv2dBackwardData(conv) => self.transposed(node, conv),
+            Op::Conv(conv) => self.all(&node.inputs).map(|inputs| self.convolution(name, conv, inputs)),
+            Op::ConvBackwardData(conv) => self.transposed(node, conv),
             Op::Linear { relu, .. } => self.linear(node).map(|y| self.relu(relu, name, y)),
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) => self.batch_norm(node, norm),
             Op::LocalResponseNorm(norm) => {
@@ -92,13 +90,13 @@ impl OnnxWriter<'_> {
         self.node(&format!("{layer}.scaled"), "Mul", vec![y, by], Vec::new())
     }
 
-    pub(super) fn convolution(&mut self, layer: &str, conv: Conv2d, inputs: Vec<String>) -> String {
+    pub(super) fn convolution(&mut self, layer: &str, conv: Conv, inputs: Vec<String>) -> String {
         let y = self.node(layer, "Conv", inputs, window(&conv));
         self.relu(conv.relu, layer, y)
     }
 
     /// What the window's way back does not reach is said by itself.
-    fn transposed(&mut self, node: &Node, conv: Conv2d) -> Result<String> {
+    fn transposed(&mut self, node: &Node, conv: Conv) -> Result<String> {
         let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
         let more = [0, 1].map(|axis| {
             let least = (x[axis] - 1) * conv.stride[axis] + conv.reach()[axis];
@@ -225,7 +223,7 @@ impl OnnxWriter<'_> {
         [2, 3].map(|axis| dims.get(axis).copied().unwrap_or(1))
     }
 
-    fn pool(&mut self, node: &Node, op: &str, pool: Pool2d, rest: AttributeProto) -> Result<String> {
+    fn pool(&mut self, node: &Node, op: &str, pool: Pool, rest: AttributeProto) -> Result<String> {
         let x = self.read(node.inputs[0])?;
         let attributes = vec![
             ints("kernel_shape", &pool.kernel),
@@ -236,7 +234,7 @@ impl OnnxWriter<'_> {
         Ok(self.node(&node.name, op, vec![x], attributes))
     }
 
-    fn max_pool(&mut self, node: &Node, pool: Pool2d) -> Result<String> {
+    fn max_pool(&mut self, node: &Node, pool: Pool) -> Result<String> {
         let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
         // Readers differ in whether they count a last window that covers nothing; where there is one, what is left
         // without it is what is left of the rounding down.
@@ -248,7 +246,7 @@ impl OnnxWriter<'_> {
         self.pool(node, "MaxPool", pool, int("ceil_mode", i64::from(ceil)))
     }
 
-    fn average(&mut self, node: &Node, pool: Pool2d) -> Result<String> {
+    fn average(&mut self, node: &Node, pool: Pool) -> Result<String> {
         let counts = int("count_include_pad", i64::from(pool.count_include_pad));
         self.pool(node, "AveragePool", pool, counts)
     }
@@ -260,7 +258,7 @@ impl OnnxWriter<'_> {
         if [h, w] == [oh, ow] {
             return Ok(x);
         }
-        if let Some(pool) = Pool2d::adaptive([h, w], [oh, ow]) {
+        if let Some(pool) = Pool::adaptive([h, w], [oh, ow]) {
             return self.average(node, pool);
         }
         let share = |place: usize, input: usize, output: usize| {
@@ -375,7 +373,7 @@ impl OnnxWriter<'_> {
 }
 
 /// The geometry of a convolution.
-fn window(conv: &Conv2d) -> Vec<AttributeProto> {
+fn window(conv: &Conv) -> Vec<AttributeProto> {
     vec![
         int("group", conv.groups as i64),
         ints("kernel_shape", &conv.kernel),

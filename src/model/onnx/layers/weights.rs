@@ -2,7 +2,7 @@
 
 use super::windows::{as_images, pads, strides};
 use super::{Lowered, elements, image, products, shapes};
-use crate::graph::{Conv2d, TensorId, dims};
+use crate::graph::{Conv, TensorId, dims};
 use crate::model::onnx::import::{Import, Stop, StoredTensor, Value};
 use crate::model::onnx::node::{OnnxNode, lengths};
 use crate::model::onnx::tensor::Reason;
@@ -37,7 +37,7 @@ fn convolution<'a>(
         [top, left, bottom, right] if top == bottom && left == right => (x, [top, left]),
         _ => (shapes::padded(import, node, x, pads)?, [0, 0]),
     };
-    let conv = Conv2d { kernel, stride: strides(node)?, padding, dilation, groups, bias: false, relu: false };
+    let conv = Conv { kernel, stride: strides(node)?, padding, dilation, groups, bias: false, relu: false };
     let wanted = of_group.saturating_mul(groups);
     if channels != wanted {
         return Err(format!("its weight is for {wanted} channels, not for {channels}").into());
@@ -49,7 +49,7 @@ fn convolution<'a>(
         let bias = own.and_then(Result::ok).map(|(stored, _)| stored);
         let layer = import.layer_of(node, &weight);
         let channels = import.classes_of(node).unwrap_or(outputs);
-        let y = import.net.conv2d(&layer, x, channels, Conv2d { bias: bias.is_some(), ..conv })?;
+        let y = import.net.conv(&layer, x, channels, Conv { bias: bias.is_some(), ..conv })?;
         learned(import, &[Some(weight), bias])?;
         return Ok(Value::Tensor(y));
     }
@@ -65,7 +65,7 @@ fn with_shared_weight<'a>(
     x: TensorId,
     (w, of_image): (&Value, Option<[usize; 4]>),
     bias: Option<&Value>,
-    conv: Conv2d,
+    conv: Conv,
 ) -> Lowered {
     let mut w = import.tensor(node, w)?;
     let layer = import.layer(&node.layer());
@@ -73,7 +73,7 @@ fn with_shared_weight<'a>(
         w = import.net.reshape(&format!("{layer}.weight.image"), w, dims(shape))?;
     }
     let channels = import.net.shape(w).batch();
-    let y = Value::Tensor(import.net.conv2d_of(&layer, x, w, conv)?);
+    let y = Value::Tensor(import.net.conv_of(&layer, x, w, conv)?);
     match bias {
         None => Ok(y),
         Some(bias) => {
@@ -119,7 +119,7 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
     if shape.0[1] != extents[0] {
         return Err(format!("its weight is for {} channels, not for {}", extents[0], shape.0[1]).into());
     }
-    let mut conv = Conv2d { stride, dilation, groups, bias: false, ..Conv2d::square(1) };
+    let mut conv = Conv { stride, dilation, groups, bias: false, ..Conv::square(1) };
     conv.kernel = kernel;
     // Rows and columns that the layer would have without any padding.
     let whole = [0, 1].map(|axis| {
@@ -134,12 +134,12 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
     let y = match [usize::try_from(top), usize::try_from(left)] {
         [Ok(top), Ok(left)] if fits => {
             conv.padding = [top, left];
-            let y = import.net.conv_transpose2d(&layer, x, channels, conv, more)?;
+            let y = import.net.conv_transpose(&layer, x, channels, conv, more)?;
             learned(import, &[Some(weight)])?;
             y
         }
         _ => {
-            let y = import.net.conv_transpose2d(&layer, x, channels, conv, [0; 2])?;
+            let y = import.net.conv_transpose(&layer, x, channels, conv, [0; 2])?;
             learned(import, &[Some(weight)])?;
             let behind = [more[0] as i64 - bottom, more[1] as i64 - right];
             let y = shapes::padded_along(import, node, y, 2, [-top, behind[0]])?;

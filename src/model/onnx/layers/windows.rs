@@ -2,7 +2,7 @@
 
 use super::elements::{first, multiply};
 use super::{Lowered, image, shapes};
-use crate::graph::{Pool2d, TensorId, dims};
+use crate::graph::{Pool, TensorId, dims};
 use crate::model::onnx::constant::{ConstantTensor, ConstantValues};
 use crate::model::onnx::import::{Import, Value};
 use crate::model::onnx::node::{OnnxNode, lengths};
@@ -71,7 +71,7 @@ pub fn as_images<'a>(
 }
 
 /// A pooling, and all that lies around the images: where that is not the same on both sides the pooling pads nothing.
-fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Pool2d, [usize; 4]), Reason> {
+fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Pool, [usize; 4]), Reason> {
     let kernel = node.pair("kernel_shape", 1)?;
     if node.ints("kernel_shape").is_none() || kernel.contains(&0) {
         return Err("has no kernel_shape".into());
@@ -81,7 +81,7 @@ fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Po
     }
     let around = pads(import, node, x, kernel)?;
     let [top, left, bottom, right] = around;
-    let pool = Pool2d {
+    let pool = Pool {
         kernel,
         stride: strides(node)?,
         padding: if [top, left] == [bottom, right] { [top, left] } else { [0, 0] },
@@ -98,7 +98,7 @@ pub fn max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value
     as_images(import, node, first(inputs)?, |import, x| {
         let (pool, around) = pool(import, node, x)?;
         // The other word for average pooling means nothing here.
-        let pool = Pool2d { count_include_pad: true, ..pool };
+        let pool = Pool { count_include_pad: true, ..pool };
         let mut x = Value::Tensor(x);
         for axis in 0..2 {
             let by = [around[axis], around[axis + 2]].map(|by| (by - pool.padding[axis]) as i64);
@@ -117,7 +117,7 @@ pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[V
     as_images(import, node, first(inputs)?, |import, x| {
         let (mut pool, around) = pool(import, node, x)?;
         let size = [2, 3].map(|axis| import.net.shape(x).0[axis]);
-        let plain = Pool2d { ceil: false, ..pool };
+        let plain = Pool { ceil: false, ..pool };
         let is_plain = !pool.ceil || pool.windows(size) == plain.windows(size);
         if is_plain && around[..2] == around[2..] {
             pool.ceil = false;
@@ -150,7 +150,7 @@ pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[V
         let shares =
             ConstantTensor { dims: vec![rows.len(), columns.len()], numbers: ConstantValues::Reals(all) };
         let layer = import.layer(&node.layer());
-        let pool = Pool2d { padding: [0, 0], ceil: false, count_include_pad: true, ..pool };
+        let pool = Pool { padding: [0, 0], ceil: false, count_include_pad: true, ..pool };
         let y = import.net.avg_pool(&layer, x, pool)?;
         multiply(import, node, &[Value::Tensor(y), Value::Known(shares)])
     })
@@ -166,5 +166,5 @@ pub fn global_max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: 
     let x = image(import, node, first(inputs)?)?;
     let kernel = [import.net.shape(x).0[2], import.net.shape(x).0[3]];
     let layer = import.layer(&node.layer());
-    Ok(Value::Tensor(import.net.max_pool(&layer, x, Pool2d { kernel, ..Pool2d::square(1) })?))
+    Ok(Value::Tensor(import.net.max_pool(&layer, x, Pool { kernel, ..Pool::square(1) })?))
 }

@@ -5,6 +5,7 @@
 #   ARGS=…              flags added to `make run`
 #   TESTS=…             of the tests only these: TESTS="ops restart::with_"
 #   PROFILE=release     tests of the program as `make build` makes it
+#   PARTS=…             of `make test-site` only these
 #   PREFIX=…            where `make install` installs
 
 ifeq ($(origin MPI),undefined)
@@ -24,7 +25,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard test-fields lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-fields bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall dist test-dist test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard test-fields lint kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-fields bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall dist test-dist test-site test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -191,6 +192,10 @@ dist: ## dist/dltrain-VERSION.tar.gz: the last commit with all crates, to be bui
 test-dist: ## what make dist leaves builds in a network namespace that has none (minutes)
 	@.ci/deps $(MPI)
 	@tests/dist.sh $(MPI)
+
+test-site: ## dltrain as sites install it: EasyBuild, ReFrame, containers, Spack, Slurm (PARTS="easybuild"; root; an hour)
+	@.ci/deps $(MPIS) wheels slurm
+	@tests/site.sh $(PARTS)
 
 uninstall: ## remove it from PREFIX
 	@.ci/install --remove $(PREFIX)

@@ -25,6 +25,7 @@ use dltrain::elastic;
 use dltrain::export;
 use dltrain::inspect;
 use dltrain::pack;
+use dltrain::record;
 use dltrain::report;
 
 pub use manual::{Shell, completions, man};
@@ -37,7 +38,7 @@ pub use parsed::{Invocation, Parsed, command, complete, parse, refused};
 #[derive(Debug, Parser)]
 #[command(
     name = "dltrain",
-    version,
+    version = record::version(),
     max_term_width = 110,
     args_conflicts_with_subcommands = true,
     args_override_self = true

@@ -20,7 +20,7 @@ pub fn print(world: &World, verbose: bool) -> Result<()> {
     let isas = world.gather_text(&onednn::isa().map_or_else(|_| "unknown".into(), |isa| isa.to_string()))?;
     let mut text = String::new();
     for (name, value) in [
-        ("dltrain", format!("{} (revision {})", env!("CARGO_PKG_VERSION"), record::git_revision())),
+        ("dltrain", record::version().into()),
         ("MPI", mpi(world)),
         ("launcher", world.library().launcher.clone()),
         ("ranks", ranks(world)),

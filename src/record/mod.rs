@@ -400,6 +400,12 @@ pub fn git_revision() -> &'static str {
     REVISION.get().unwrap_or(&"unknown")
 }
 
+/// "0.2.0 (revision 0123456789ab)".
+pub fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| format!("{} (revision {})", env!("CARGO_PKG_VERSION"), git_revision()))
+}
+
 /// The MPI compiler wrapper this program was built with (MPICC).
 pub fn mpicc() -> &'static str {
     env!("DLTRAIN_MPICC")

@@ -13,11 +13,8 @@ use_modules
 export LMOD_CMD OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 PATH=$SITE/easybuild/bin:$PATH
-root=()
-[ "$(id -u)" != 0 ] || root=(--allow-use-as-root-and-accept-consequences)
-eb=(unshare --user --map-root-user --net "$SITE/easybuild/bin/eb" "${root[@]}" --modules-tool=Lmod --prefix="$SITE/software"
-    --sourcepath="$SITE" --parallel=2 --robot="$SITE/easyconfigs" --force)
-[ "$(id -u)" = 0 ] || eb=("${eb[@]}" --allow-use-as-root-and-accept-consequences)
+eb=(alone "$SITE/easybuild/bin/eb" --modules-tool=Lmod --prefix="$SITE/software" --sourcepath="$SITE" --parallel=2
+    --allow-use-as-root-and-accept-consequences)
 rm -rf "$SITE/easyconfigs"
 cp -r "$ROOT/jobs/site/easybuild" "$SITE/easyconfigs"
 for mpi in openmpi mpich; do

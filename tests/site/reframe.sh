@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The checks of jobs/site/reframe, by ReFrame, on a Slurm of four nodes of this machine (tests/support/slurm.sh), of the
+# dltrain that EasyBuild installed, or of DLTRAIN: all pass, they measure, and a reference that is too high fails.
+# shellcheck source=tests/site/common.sh
+source "$(dirname "$0")/common.sh"
+
+from_pypi reframe-hpc || skip "ReFrame: pip install reframe-hpc failed"
+command -v slurmctld munged >/dev/null || skip "Slurm: .ci/deps slurm installs it"
+[ "$(id -u)" = 0 ] || skip "the Slurm of this machine needs root"
+dltrain=${DLTRAIN:-$SITE/software/software/dltrain/$VERSION-openmpi/bin/dltrain}
+[ -x "$dltrain" ] || skip "no dltrain: run the part easybuild first, or set DLTRAIN"
+eval "$("$ROOT/.ci/env" openmpi)"
+work=$SITE/reframe
+rm -rf "$work" && mkdir -p "$work"
+# Four nodes are one machine: a small model, and a core for each.
+checks() {
+    (cd "$work" && OMP_NUM_THREADS=1 "$ROOT/tests/support/slurm.sh" 4 1 "$SITE/reframe-hpc/bin/reframe" \
+        -C "$ROOT/jobs/site/reframe/settings.py" -c "$ROOT/jobs/site/reframe/checks.py" \
+        --prefix="$work" --report-file="$work/report.json" -S dltrain="$dltrain" -S model=mnist_small -S batch=32 "$@")
+}
+checks -r --performance-report --exclude='%many=8'
+grep -q '"num_failures": 0' "$work/report.json" && ! grep -q '"num_cases": 0' "$work/report.json" || { say "a check failed"; exit 1; }
+count=$(grep -o '"num_cases": [0-9]*' "$work/report.json" | head -n 1)
+say "$("$SITE/reframe-hpc/bin/reframe" --version | sed 's/^/ReFrame /') under $(slurmctld -V): ${count//\"/} passed on 1, 2 and 4 nodes;" \
+    "$(python3 -c '
+import json, sys
+runs = json.load(open(sys.argv[1]))["runs"]
+for case in runs[-1]["testcases"]:
+    for name, value in (case.get("perfvalues") or {}).items():
+        print(case["name"], value[0], value[-1], end="; ")' "$work/report.json")"
+if checks -r -n OneNode -S reference_images=1e9; then say "a reference of 1e9 images/s passed"; exit 1; fi
+say "a reference that is too high fails"

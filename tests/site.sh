@@ -3,10 +3,10 @@
 # here is a double of a tool. Every part says what it ran, and one whose tool cannot be had is skipped by name.
 #
 # Usage: tests/site.sh [PART…]    (make test-site) the files of tests/site/ without .sh; without PART all of them
-#   SITE=DIR            where it works: the tarball, tools from PyPI, what was built (target/site; a second call goes on)
-#   SITE_OPT_LEVEL=N    how far builds are optimised; 0 where only the way matters, and a build takes 3 minutes of a core
+#   SITE=DIR            where it works: the tarball, tools from PyPI, what was built; a second call goes on (target/site)
+#   SITE_OPT_LEVEL=N    how far builds are optimised: 0 where only the way matters, in 3 minutes of a core for each
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 export SITE=${SITE:-$PWD/target/site} ROOT=$PWD
 mkdir -p "$SITE"
 [ -z "${SITE_OPT_LEVEL:-}" ] || export CARGO_PROFILE_RELEASE_OPT_LEVEL=$SITE_OPT_LEVEL

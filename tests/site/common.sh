@@ -16,8 +16,9 @@ skip() {
 
 # Packages of Debian or Ubuntu, as root.
 packages() {
-    dpkg --status "$@" >/dev/null 2>&1 || { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null &&
-        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "$@"; }; }
+    dpkg --status "$@" >/dev/null 2>&1 && return
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update &&
+        DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "$@"
 }
 
 # A tool of PyPI, in an environment of its own: its name there.
@@ -36,18 +37,22 @@ tarball() {
 
 # A site's modules, of what this machine has: Open MPI, MPICH, HDF5, LLVM and oneDNN, each as a module of its own.
 site_modules() {
-    local mpi mpicc
+    local mpi compiler launcher
     mkdir -p "$SITE"/modules/{openmpi,mpich,hdf5,onednn,rust}
     for mpi in openmpi mpich; do
-        mpicc=$(eval "$("$ROOT/.ci/env" $mpi)" && command -v "$MPICC")
-        # A directory in which it is called as in a site's tree.
+        # shellcheck disable=SC2153
+        compiler=$(eval "$("$ROOT/.ci/env" $mpi)" && command -v "$MPICC")
+        launcher=$(command -v mpirun.$mpi || command -v mpirun)
+        # A directory in which they are called as in a site's tree. MPICH's launcher finds its helpers beside itself.
         mkdir -p "$SITE/mpi/$mpi/bin"
-        ln -sf "$mpicc" "$SITE/mpi/$mpi/bin/mpicc"
-        ln -sf "$(command -v mpirun.$mpi || command -v mpirun)" "$SITE/mpi/$mpi/bin/mpirun"
+        ln -sf "$compiler" "$SITE/mpi/$mpi/bin/mpicc"
+        rm -f "$SITE/mpi/$mpi/bin/mpirun"
+        printf '#!/bin/sh\nexec %s "$@"\n' "$launcher" >"$SITE/mpi/$mpi/bin/mpirun"
+        chmod +x "$SITE/mpi/$mpi/bin/mpirun"
         cat >"$SITE/modules/$mpi/site.lua" <<END
 family("mpi")
 prepend_path("PATH", "$SITE/mpi/$mpi/bin")
-setenv("MPICC", "$mpicc")
+setenv("MPICC", "$compiler")
 END
     done
     eval "$("$ROOT/.ci/env" openmpi)"
@@ -59,6 +64,7 @@ END
 
 # A command where the network has no other end: an interface is there, since MPI's launchers want one.
 alone() {
+    # shellcheck disable=SC2016
     unshare --user --map-root-user --net sh -euc 'ip link add eth0 type veth peer name nowhere
         ip addr add 10.79.0.1/24 dev eth0
         for device in lo eth0 nowhere; do ip link set $device up; done

@@ -5,7 +5,8 @@
 # shellcheck source=tests/site/common.sh
 source "$(dirname "$0")/common.sh"
 
-packages buildah podman runc crun charliecloud debootstrap || skip "buildah, podman, charliecloud, debootstrap: no packages"
+packages buildah podman runc crun charliecloud debootstrap ||
+    skip "buildah, podman, charliecloud, debootstrap: no packages"
 [ "$(id -u)" = 0 ] || skip "debootstrap and the Slurm of this machine need root"
 tarball
 work=$SITE/container
@@ -33,15 +34,17 @@ buildah build --layers --isolation chroot --network host "${given[@]}" --build-a
     --build-arg OPT_LEVEL="${SITE_OPT_LEVEL:-3}" --tag dltrain -f "$ROOT/jobs/site/Containerfile" "$work/context"
 bytes=$(podman image inspect --format '{{.Size}}' localhost/dltrain)
 packed=$(podman save localhost/dltrain | gzip -1 | wc -c)
-say "$(buildah --version | cut -d' ' -f1-3): the image is built: $((bytes / 1000000)) MB, $((packed / 1000000)) MB as it travels"
+say "$(buildah --version | cut -d' ' -f1-3): the image: $((bytes / 1000000)) MB, $((packed / 1000000)) MB as it travels"
 [ $((bytes / 1000000)) -lt 150 ] || { say "it is to be under 150 MB"; exit 1; }
 
 # Limits that a machine sets on root, too. crun wants one version of control groups, runc takes both.
-limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit "nproc=$(ulimit -Hu | sed 's/unlimited/-1/'):$(ulimit -Hu | sed 's/unlimited/-1/')")
-podman=(podman --runtime "$(PATH=$PATH:/usr/sbin command -v runc)" --cgroup-manager cgroupfs run --rm "${limits[@]}" --network host --shm-size=1g)
+processes=$(ulimit -Hu | sed 's/unlimited/-1/')
+podman=(podman --runtime "$(PATH=$PATH:/usr/sbin command -v runc)" --cgroup-manager cgroupfs run --rm --network host
+    --shm-size=1g --ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit "nproc=$processes:$processes")
 said=$("${podman[@]}" localhost/dltrain mpirun -n 2 dltrain --model mnist_small --batch 32 --steps 20 --results /tmp)
 grep -q "^total images/sec" <<<"$said"
-say "$(podman --version): two ranks in one container: $(grep '^total' <<<"$said"), $(grep -o 'MPICH [0-9.]*' <<<"$said" | head -n 1)"
+say "$(podman --version): two ranks in one container: $(grep '^total' <<<"$said")," \
+    "$(grep -o 'MPICH [0-9.]*' <<<"$said" | head -n 1)"
 
 rm -rf "$work/tree"
 podman save --quiet localhost/dltrain -o "$work/dltrain.tar" 2>/dev/null || true
@@ -55,7 +58,8 @@ host=$ROOT/.deps/wheels/mpich
 # On two nodes; the host's MPI is of another version than the container's, so that it shows whose is used.
 under_slurm() { # flags of ch-run, then dltrain's
     "$ROOT/tests/support/slurm.sh" 2 "$(nproc)" srun --mpi=pmi2 -N 2 --exclusive timeout 120 \
-        ch-run --bind "$host/lib:/host-mpi" --bind "$work/results:/results" "${inside[@]}" "$work/tree" -- /opt/dltrain/bin/dltrain "$@"
+        ch-run --bind "$host/lib:/host-mpi" --bind "$work/results:/results" "${inside[@]}" "$work/tree" -- \
+        /opt/dltrain/bin/dltrain "$@"
 }
 inside=(--set-env=/dev/null)
 own=$(under_slurm info)
@@ -64,5 +68,6 @@ swapped=$(under_slurm info)
 trained=$(under_slurm --model mnist_small --batch 32 --steps 20 --threads 1 --results /results)
 for said in "$own" "$swapped"; do grep -q "^ranks  *2 on 2 nodes" <<<"$said"; done
 [ "$(grep ^MPI <<<"$own")" != "$(grep ^MPI <<<"$swapped")" ]
-say "Charliecloud $(ch-run --version) under $(slurmctld -V), 2 nodes: its own $(grep ^MPI <<<"$own" | grep -o 'MPICH [^,]*')," \
-    "by ABI the host's $(grep ^MPI <<<"$swapped" | grep -o 'MPICH [^,]*'), which trains: $(grep '^total' <<<"$trained")"
+say "Charliecloud $(ch-run --version) under $(slurmctld -V), 2 nodes: its own" \
+    "$(grep ^MPI <<<"$own" | grep -o 'MPICH [^,]*'), by ABI the host's" \
+    "$(grep ^MPI <<<"$swapped" | grep -o 'MPICH [^,]*'), which trains: $(grep '^total' <<<"$trained")"

@@ -22,10 +22,13 @@ for mpi in openmpi mpich; do
     "${eb[@]}" --inject-checksums=sha256 "$config"
     grep -q "$(cut -d' ' -f1 "$TARBALL.sha256")" "$config"
     "${eb[@]}" "$config"
-    said=$(module purge && module load "dltrain/$VERSION-$mpi" && mpirun -n 2 dltrain --model mnist_small --batch 32 --steps 20)
-    grep -q "^images/sec" <<<"$said"
-    say "$(eb --version | sed 's/ (.*//'), $(module --version 2>&1 | grep -o 'Version [0-9.]*' | sed 's/Version/Lmod/'):" \
-        "dltrain/$VERSION-$mpi built without a network, sanity checks passed; from its module: $(grep '^images/sec' <<<"$said" | tr -s ' ')"
+    "${eb[@]}" --sanity-check-only "$config"
+    said=$(module purge && module load "dltrain/$VERSION-$mpi" && cd "$SITE" &&
+        mpirun -n 2 dltrain --model mnist_small --batch 32 --steps 20)
+    grep -q "^total images/sec" <<<"$said"
+    lmod=$(module --version 2>&1 | sed -n 's/.*Version \([0-9.]*\).*/\1/p')
+    say "$(eb --version | sed 's/This is //; s/ (.*//'), Lmod $lmod:" \
+        "dltrain/$VERSION-$mpi built without a network, sanity checks passed; its module loaded, $(grep '^total' <<<"$said")"
 done
 # The same installation with a check that cannot hold.
 sed 's/2 on 1 node/3 on 1 node/' "$SITE/easyconfigs/dltrain-$VERSION-mpich.eb" >"$SITE/wrong.eb"

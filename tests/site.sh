@@ -3,7 +3,7 @@
 # here is a double of a tool. Every part says what it ran, and one whose tool cannot be had is skipped by name.
 #
 # Usage: tests/site.sh [PART…]    (make test-site) the files of tests/site/ without .sh; without PART all of them
-#   SITE=DIR            where it works: the tarball, tools from PyPI, what was built; a second call goes on (target/site)
+#   SITE=DIR            where it works: the tarball, tools from PyPI, what was built (target/site; it goes on there)
 #   SITE_OPT_LEVEL=N    how far builds are optimised: 0 where only the way matters, in 3 minutes of a core for each
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit

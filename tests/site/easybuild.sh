@@ -28,7 +28,7 @@ for mpi in openmpi mpich; do
     grep -q "^total images/sec" <<<"$said"
     lmod=$(module --version 2>&1 | sed -n 's/.*Version \([0-9.]*\).*/\1/p')
     say "$(eb --version | sed 's/This is //; s/ (.*//'), Lmod $lmod:" \
-        "dltrain/$VERSION-$mpi built without a network, sanity checks passed; from its module $(grep '^total' <<<"$said")"
+        "dltrain/$VERSION-$mpi built without a network, checks passed; from its module $(grep '^total' <<<"$said")"
 done
 # The same installation with a check that cannot hold.
 sed 's/2 on 1 node/3 on 1 node/' "$SITE/easyconfigs/dltrain-$VERSION-mpich.eb" >"$SITE/wrong.eb"

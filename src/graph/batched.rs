@@ -294,6 +294,13 @@ impl Batched<'_> {
                     }
                     self.net.node(&node.name, node.op, inputs, Shape(each))
                 }
+                // Of places, say: what takes images along the first axis gives the same of the same.
+                Op::Conv(_) if place.axis == 0 && place.inner == 1 => {
+                    let x = self.same_for_all(reader, node.inputs[0], place)?;
+                    let weights = node.inputs[1..].iter().map(|&weight| self.made_of(weight).0);
+                    let inputs = std::iter::once(x).chain(weights).collect();
+                    self.net.node(&node.name, node.op, inputs, Shape(each))
+                }
                 _ => return Err(self.mixed(reader)),
             },
             (None, None) => {

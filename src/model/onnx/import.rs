@@ -195,6 +195,9 @@ fn as_described(
     values.extend(file.tensor_of.iter().map(|(name, &index)| {
         (&**name, Value::Stored(StoredTensor { index, name: name.clone(), transposed: false }))
     }));
+    for (name, index) in tables(file, &needed) {
+        values.insert(name, Value::Known(ConstantTensor::of(&file.tensors[index]).map_err(wrong)?));
+    }
     let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
     for node in needed.iter().map(|&index| node(file, index)) {
         node.inputs().iter().for_each(|name| readers.entry(name).or_default().push(node.index));
@@ -322,6 +325,22 @@ fn reads(node: &NodeProto) -> impl Iterator<Item = &str> {
     });
     let inner: Box<dyn Iterator<Item = &str>> = Box::new(inner);
     node.input.iter().map(String::as_str).chain(inner)
+}
+
+/// Tensors of the file of which only numbers that are known in advance are computed, such as the frequencies of the sines
+/// of places: these are not learned.
+fn tables<'a>(file: &'a OnnxFile, needed: &[usize]) -> Vec<(&'a str, usize)> {
+    let mut all_readers: HashMap<&str, bool> = HashMap::new();
+    for node in needed.iter().rev().map(|&index| node(file, index)) {
+        let leads = || node.outputs().iter().all(|name| all_readers.get(&**name) == Some(&true));
+        let in_advance = fold::is_folded(node.op()) && (matches!(layers::handler(node), Ok(None)) || leads());
+        for name in reads(&file.graph.node[node.index]) {
+            *all_readers.entry(name).or_insert(true) &= in_advance;
+        }
+    }
+    let is_table =
+        |&(name, index): &(&str, usize)| all_readers.get(name) == Some(&true) && file.may_be_learned(index);
+    file.tensor_of.iter().map(|(name, &index)| (&**name, index)).filter(is_table).collect()
 }
 
 /// The layer whose outputs are the scores: the last with weights on the way to them.

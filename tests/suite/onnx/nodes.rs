@@ -234,6 +234,36 @@ fn a_token_of_each_image_that_two_layers_read_is_one_parameter() {
     assert_eq!(token.spec.shape.0, [1, 1, 4]);
 }
 
+/// Places as EdgeNeXt has them: sines of numbers that a file keeps like something learned are no parameters, and a
+/// convolution of what was written down for each of two images is one for any number of them.
+#[test]
+fn sines_of_places_are_computed_in_advance_and_projected_once() {
+    let (_place, model) = opened(|graph| {
+        let mut places = weight("places", &[1, 1, 2, 2]);
+        places.dims[0] = 2;
+        places.float_data.extend_from_within(..);
+        graph.initializer.extend([places, weight("rate", &[2]), weight("project", &[1, 1, 1, 1])]);
+        let before = [
+            node("scaled", "Div", &["places", "rate"], "p"),
+            node("sines", "Sin", &["p"], "q"),
+            node("conv", "Conv", &["q", "project"], "r"),
+            node("add", "Add", &["x", "r"], "s"),
+        ];
+        graph.node.splice(0..0, before);
+        graph.node[4].input = vec!["s".into()];
+        graph.input = vec![value("x", &[2, 1, 2, 2])];
+    });
+    let number = |place: usize| place as f32 * 0.125 - 1.0;
+    for (place, found) in scores_of(&model).iter().enumerate() {
+        let (image, class) = (place / 3, place % 3);
+        let of = |at: usize| (4 * image + at) as f32 + number(0) * (number(at) / number(at % 2)).sin();
+        let sum: f32 = (0..4).map(|at| of(at) * number(3 * at + class)).sum();
+        assert!((found - sum - number(class)).abs() <= 1e-5 * sum.abs().max(1.0), "{found} and {sum}");
+    }
+    let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
+    assert_eq!(names, ["project", "fc.weight", "fc.bias"]);
+}
+
 /// As PyTorch's default exporter looks up what lies between two places.
 #[test]
 fn blocks_of_what_is_learned_are_taken_from_known_places() {

@@ -87,8 +87,7 @@ impl Args {
         check_new(&self.to)?;
         let file = WeightsFile::open(&self.from)?;
         let model = self.model()?;
-        let [channels, height, width] = model.image;
-        let image = self.network.image_size.map_or([channels, height, width], |size| [channels, size, size]);
+        let image = self.network.image_size.map_or(model.image, |size| model.image.of_size(size));
         let classes = self.network.classes.unwrap_or(model.classes);
         if classes == 0 || image.contains(&0) {
             return Err(Error::usage("--classes and --image-size must be at least 1"));

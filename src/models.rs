@@ -58,7 +58,6 @@ fn row(model: &Model) -> Result<String> {
     let [two, three] = [plan(2)?, plan(3)?];
     let graph = &two.graph;
     let memory = three.sizes.activations.saturating_sub(two.sizes.activations);
-    let [channels, height, width] = model.image;
     Ok(format!(
         "{:<14} {:>11} {:>12} {:>14} {:>14} {:>14} {:>8}",
         model.name(),
@@ -66,7 +65,7 @@ fn row(model: &Model) -> Result<String> {
         flops(graph.total_cost(true).flops / 2),
         flops(graph.total_cost(false).flops / 2),
         bytes(memory),
-        format!("{channels}×{height}×{width}"),
+        model.image.to_string(),
         model.classes,
     ))
 }

@@ -138,8 +138,7 @@ fn graph(args: &Args) -> Result<Graph> {
         }
     }
     let model = model::find(&args.model)?;
-    let [channels, height, width] = model.image;
-    let image = args.image_size.map_or([channels, height, width], |size| [channels, size, size]);
+    let image = args.image_size.map_or(model.image, |size| model.image.of_size(size));
     model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify().within_limits()
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::SampleShape;
 use super::values::{negated, number};
 
 /// The network's shape, its loss and its first weights.
@@ -36,8 +37,8 @@ pub struct NetworkOptions {
     /// Do not learn these: backbone (all but the last layer), or names of layers as --dry-run has them.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub freeze: Vec<String>,
-    /// (C, H, W) of its samples, where these are arrays, which are not scaled to it.
+    /// The shape of its samples, where these are arrays, which are not scaled to it.
     #[arg(skip)]
     #[serde(skip)]
-    pub sample: Option<[usize; 3]>,
+    pub sample: Option<SampleShape>,
 }

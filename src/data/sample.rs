@@ -42,6 +42,7 @@ impl Normalisation {
 #[derive(Clone)]
 pub struct Samples {
     set: Arc<dyn Dataset>,
+    /// (C, H, W) of pictures; of arrays as `SampleShape::rows` has it.
     sample: [usize; 3],
     augment: Augment,
     seed: u64,
@@ -94,7 +95,7 @@ impl Samples {
     pub fn of_fields(set: FieldSet, repeat: usize) -> Samples {
         let image = set.image();
         let set: Arc<dyn Dataset> = Arc::new(set);
-        Samples { repeat: repeat.max(1), ..Samples::new(set.clone(), image, &*set) }
+        Samples { repeat: repeat.max(1), ..Samples::new(set.clone(), image.rows(), &*set) }
     }
 
     /// The arrays behind it, where it is no pictures.
@@ -105,8 +106,7 @@ impl Samples {
     /// How many numbers the target of a sample has, or its rows that are kept; none where it is the class of a picture.
     pub fn target_len(&self) -> usize {
         let Some(fields) = self.fields() else { return 0 };
-        let height = fields.target().and_then(|target| target.iter().rev().nth(1));
-        match (&self.target_rows, height) {
+        match (&self.target_rows, fields.target_rows()) {
             (Some(rows), Some(height)) => fields.target_len() / height * rows.len(),
             _ => fields.target_len(),
         }

@@ -12,7 +12,7 @@ use std::any::Any;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, Axis, IxDyn, concatenate};
+use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, ArrayView5, Axis, IxDyn, concatenate};
 
 use super::memory::{bytes_of, bytes_of_mut};
 use super::update::average;
@@ -39,7 +39,7 @@ impl Device for Reference {
     }
 
     fn plain(&self, spec: &Spec) -> Layout {
-        // A pooling's winners are stored as i32 indices into the (H, W) plane, a ReLU's as 1.
+        // A pooling's winners are stored as i32 indices into the (D, H, W) places, a ReLU's as 1.
         let bytes = spec.shape.elements() * if spec.dtype == DType::Saved { 4 } else { spec.dtype.bytes() };
         Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, spec.dtype, None)
     }
@@ -403,6 +403,19 @@ fn image(array: &ArrayD<f32>) -> Result<ArrayView4<'_, f32>> {
     array.view().into_dimensionality().map_err(|e| Error::internal(e.to_string()))
 }
 
+/// Images as cubes of one plane.
+fn cube(array: &ArrayD<f32>) -> Result<ArrayView5<'_, f32>> {
+    let view = array.view();
+    let view = if array.ndim() == 4 { view.insert_axis(Axis(2)) } else { view };
+    view.into_dimensionality().map_err(|e| Error::internal(e.to_string()))
+}
+
+/// (N,C,D,H,W), of images with a depth of 1.
+fn volumes(shape: &[usize]) -> [usize; 5] {
+    let ([n, c], [d, h, w]) = Shape(shape.to_vec()).spatial().unwrap_or_default();
+    [n, c, d, h, w]
+}
+
 /// In f32, as the host does where it reads images as numbers.
 fn normalise(inputs: &[ArrayD<f32>], scale: [f32; 3], shift: [f32; 3]) -> Result<ArrayD<f32>> {
     let channels_first = image(&inputs[0])?.permuted_axes([0, 3, 1, 2]);
@@ -435,25 +448,28 @@ fn sum_over_all_but_channels(dy: &ArrayD<f32>) -> ArrayD<f32> {
 }
 
 /// Calls `f(output element, input element, weight)` for every multiplication of a convolution, each as its place in
-/// plain memory: output element (n, o, i, j) takes input element (n, c, y, x) times weight (o, c within its group, ky,
-/// kx).
-fn each_product(conv: &Conv, input: [usize; 4], output: [usize; 4], mut f: impl FnMut(usize, usize, usize)) {
-    let [batch, channels, height, width] = input;
-    let [_, filters, oh, ow] = output;
-    let ([kh, kw], per_group) = (conv.kernel, channels / conv.groups);
+/// plain memory: output element (n, o, h, i, j) takes input element (n, c, z, y, x) times weight (o, c within its
+/// group, kz, ky, kx).
+fn each_product(conv: &Conv, input: &[usize], output: &[usize], mut f: impl FnMut(usize, usize, usize)) {
+    let [batch, channels, depth, height, width] = volumes(input);
+    let [_, filters, od, oh, ow] = volumes(output);
+    let ([kd, kh, kw], per_group) = (conv.kernel, channels / conv.groups);
+    let place = |output: usize, at: usize, axis: usize| {
+        (output * conv.stride[axis] + at * conv.dilation[axis]).wrapping_sub(conv.padding[axis])
+    };
     for (n, o) in ndarray::indices((batch, filters)) {
         let first = n * channels + o / (filters / conv.groups) * per_group;
-        for (i, c, ky) in ndarray::indices((oh, per_group, kh)) {
-            let y = (i * conv.stride[0] + ky * conv.dilation[0]).wrapping_sub(conv.padding[0]);
-            if y >= height {
+        for (h, i, c, kz, ky) in ndarray::indices((od, oh, per_group, kd, kh)) {
+            let (z, y) = (place(h, kz, 0), place(i, ky, 1));
+            if z >= depth || y >= height {
                 continue;
             }
-            let out = ((n * filters + o) * oh + i) * ow;
-            let row = ((first + c) * height + y) * width;
-            let weight = ((o * per_group + c) * kh + ky) * kw;
+            let out = (((n * filters + o) * od + h) * oh + i) * ow;
+            let row = (((first + c) * depth + z) * height + y) * width;
+            let weight = (((o * per_group + c) * kd + kz) * kh + ky) * kw;
             for j in 0..ow {
                 for kx in 0..kw {
-                    let x = (j * conv.stride[1] + kx * conv.dilation[1]).wrapping_sub(conv.padding[1]);
+                    let x = place(j, kx, 2);
                     if x < width {
                         f(out + j, row + x, weight + kx);
                     }
@@ -482,11 +498,11 @@ fn convolution(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<A
     let (x, w) = (plain(&inputs[0])?, plain(&inputs[1])?);
     let mut y = vec![0f64; shape.iter().product()];
     if conv.bias {
-        for (channel, plane) in y.chunks_mut(shape[2] * shape[3]).enumerate() {
+        for (channel, plane) in y.chunks_mut(shape[2..].iter().product()).enumerate() {
             plane.fill(f64::from(inputs[2][[channel % shape[1]]]));
         }
     }
-    each_product(conv, extents(inputs[0].shape()), extents(shape), |out, input, weight| {
+    each_product(conv, inputs[0].shape(), shape, |out, input, weight| {
         y[out] += f64::from(x[input]) * f64::from(w[weight]);
     });
     if conv.relu {
@@ -498,7 +514,7 @@ fn convolution(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<A
 fn conv_backward_data(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
     let (dy, w) = (plain(&inputs[0])?, plain(&inputs[1])?);
     let mut dx = vec![0f64; shape.iter().product()];
-    each_product(conv, extents(shape), extents(inputs[0].shape()), |out, input, weight| {
+    each_product(conv, shape, inputs[0].shape(), |out, input, weight| {
         dx[input] += f64::from(dy[out]) * f64::from(w[weight]);
     });
     rounded(dx, shape)
@@ -507,7 +523,7 @@ fn conv_backward_data(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> R
 fn conv_backward_weights(conv: &Conv, inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
     let (x, dy) = (plain(&inputs[0])?, plain(&inputs[1])?);
     let mut dw = vec![0f64; shape.iter().product()];
-    each_product(conv, extents(inputs[0].shape()), extents(inputs[1].shape()), |out, input, weight| {
+    each_product(conv, inputs[0].shape(), inputs[1].shape(), |out, input, weight| {
         dw[weight] += f64::from(dy[out]) * f64::from(x[input]);
     });
     rounded(dw, shape)

@@ -68,7 +68,7 @@ impl ArrayReader {
         self.read_rows(array, samples, index, None, to)
     }
 
-    /// Reads some rows of one sample: of its last axis but one, in a network's order.
+    /// Reads some rows of one sample: of the first of so many axes that are its last, in a network's order.
     ///
     /// # Errors
     /// As for `read`.
@@ -77,13 +77,15 @@ impl ArrayReader {
         array: &FileArray,
         samples: &ViewSamples,
         index: usize,
-        rows: Option<&Range<usize>>,
+        rows: Option<(usize, &Range<usize>)>,
         to: &mut [f32],
     ) -> Result<()> {
         let mut window = samples.window(index);
-        if let (Some(rows), [.., axis, _]) = (rows, samples.order()) {
-            window.first[*axis] += rows.start;
-            window.len[*axis] = rows.len();
+        if let Some((axes, rows)) = rows
+            && let Some(&axis) = samples.order().iter().rev().nth(axes - 1)
+        {
+            window.first[axis] += rows.start;
+            window.len[axis] = rows.len();
         }
         let mut strides = vec![0; window.len.len()];
         let mut stride = 1;

@@ -98,9 +98,8 @@ impl Batched<'_> {
             Op::MatMul(of) => self.product(node, of),
             Op::BatchNorm(_) => {
                 let place = self.first(node)?;
-                let x = self.whole(node.inputs[0], place);
-                let [n, _, h, w] = Shape(x).nchw().unwrap_or_default();
-                self.net.enough_values(&node.name, [n, h, w])?;
+                let x = Shape(self.whole(node.inputs[0], place));
+                self.net.enough_values(&node.name, &x)?;
                 self.copied(node, Some(place));
                 Ok(())
             }

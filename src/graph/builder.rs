@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{DType, Graph, Init, Node, Op, Role, Shape, Spec, Tensor, TensorId, dims};
+use super::{DType, Graph, Init, Node, Op, Role, SampleShape, Shape, Spec, Tensor, TensorId, Volume, dims};
 use crate::error::{Error, Result};
 
 /// How a weight or a bias starts, in terms of its layer (std: standard deviation).
@@ -86,8 +86,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Starts a network for `batch` images of shape (C, H, W). Returns the builder and the image tensor.
-    pub fn new(name: &str, batch: usize, image: [usize; 3]) -> (Builder, TensorId) {
+    /// Starts a network for `batch` images of shape (C, H, W), or cubes of shape (C, D, H, W). Returns the builder and
+    /// the tensor of these.
+    pub fn new(name: &str, batch: usize, image: impl Into<SampleShape>) -> (Builder, TensorId) {
         let mut builder = Builder {
             name: name.to_string(),
             tensors: Vec::new(),
@@ -99,8 +100,8 @@ impl Builder {
             convolutions: [InitScheme::Uniform; 2],
             linears: [InitScheme::Uniform; 2],
         };
-        let [c, h, w] = image;
-        let images = builder.tensor("images", dims([batch, c, h, w]), DType::F32, Role::Input);
+        let shape = Shape([&[batch], &image.into()[..]].concat());
+        let images = builder.tensor("images", shape, DType::F32, Role::Input);
         (builder, images)
     }
 
@@ -185,26 +186,31 @@ impl Builder {
         }
     }
 
-    pub(super) fn image_shape(&self, name: &str, x: TensorId) -> Result<[usize; 4]> {
+    /// (N, C) and (D, H, W) of images or cubes.
+    pub(super) fn image_shape(&self, name: &str, x: TensorId) -> Result<([usize; 2], Volume)> {
         self.shape(x)
-            .nchw()
+            .spatial()
             .ok_or_else(|| Error::usage(format!("layer {name}: needs an image, got {}", self.shape(x))))
     }
 
-    pub(super) fn too_small(
-        &self,
-        name: &str,
-        kernel: [usize; 2],
-        input: [usize; 2],
-        padding: [usize; 2],
-    ) -> Error {
+    /// Refuses a layer that does something along the depth of what has none.
+    pub(super) fn has_depth_of(&self, name: &str, x: TensorId, flat: bool) -> Result<()> {
+        match flat || self.shape(x).rank() == 5 {
+            true => Ok(()),
+            false => Err(Error::usage(format!("layer {name}: is for cubes, got {}", self.shape(x)))),
+        }
+    }
+
+    pub(super) fn too_small(&self, name: &str, x: TensorId, kernel: Volume, padding: Volume) -> Error {
+        let shape = self.shape(x);
+        let (_, size) = shape.spatial().unwrap_or_default();
+        let said = |size: Volume| Shape(shape.with_spatial([0; 2], size).0.split_off(2));
+        let room = [0, 1, 2].map(|axis| size[axis] + 2 * padding[axis]);
         Error::usage(format!(
-            "model {}: the images are too small: layer {name} has a {}×{} kernel, larger than its {}×{} input",
+            "model {}: the images are too small: layer {name} has a {} kernel, larger than its {} input",
             self.name,
-            kernel[0],
-            kernel[1],
-            input[0] + 2 * padding[0],
-            input[1] + 2 * padding[1],
+            said(kernel),
+            said(room),
         ))
     }
 

@@ -24,6 +24,7 @@ mod simplify;
 mod split;
 mod synchronise;
 
+pub use crate::config::SampleShape;
 pub use builder::{Builder, InitScheme};
 pub use cost::NodeCost;
 pub use freeze::Frozen;
@@ -35,7 +36,7 @@ pub use ops::{
     MatMul, NormStatistics, Op, Permutation, Pool, Resize, ResizeCoordinates, adaptive_window, windows,
 };
 pub use rows::{Halo, RowWindow, Rows, Strip, Trade};
-pub use shape::{Shape, dims};
+pub use shape::{Shape, Volume, dims};
 pub use split::{Shard, SplitLayers, TensorGroup};
 
 use std::sync::Arc;

@@ -1,10 +1,15 @@
-//! Shapes, outermost dimension first; images are (N, C, H, W).
+//! Shapes, outermost dimension first; images are (N, C, H, W), cubes (N, C, D, H, W).
 
 use std::fmt;
+
+use crate::config::SampleShape;
 
 /// The extents of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Shape(pub Vec<usize>);
+
+/// Depth, height, width of what windows slide over; the depth of images is 1.
+pub type Volume = [usize; 3];
 
 /// A shape from its extents.
 pub fn dims<const N: usize>(extents: [usize; N]) -> Shape {
@@ -32,6 +37,29 @@ impl Shape {
     /// (N, C, H, W) of a four-dimensional shape; `None` for any other.
     pub fn nchw(&self) -> Option<[usize; 4]> {
         self.0.as_slice().try_into().ok()
+    }
+
+    /// (N, C) and (D, H, W) of images or cubes; `None` for any other shape.
+    pub fn spatial(&self) -> Option<([usize; 2], Volume)> {
+        match self.0[..] {
+            [n, c, h, w] => Some(([n, c], [1, h, w])),
+            [n, c, d, h, w] => Some(([n, c], [d, h, w])),
+            _ => None,
+        }
+    }
+
+    /// What a network reads of each sample of a batch of images or cubes.
+    pub fn sample(&self) -> Option<SampleShape> {
+        match self.0[..] {
+            [_, c, h, w] => Some(SampleShape::image([c, h, w])),
+            [_, c, d, h, w] => Some(SampleShape::cube([c, d, h, w])),
+            _ => None,
+        }
+    }
+
+    /// As many axes with other extents: those of images have no depth.
+    pub fn with_spatial(&self, first: [usize; 2], size: Volume) -> Shape {
+        Shape([&first[..], &size[5usize.saturating_sub(self.rank()).min(3)..]].concat())
     }
 
     /// Elements of one sample: everything but the first dimension.

@@ -114,8 +114,10 @@ impl Graph {
             if node.op != Op::AdaptiveAvgPool {
                 continue;
             }
-            let [x, y] = [node.inputs[0], node.outputs[0]].map(|id| &self.shape_of(id).0);
-            if let Some(pool) = Pool::adaptive([x[2], x[3]], [y[2], y[3]]) {
+            let [x, y] = [node.inputs[0], node.outputs[0]].map(|id| self.shape_of(id).spatial());
+            if let (Some((_, x)), Some((_, y))) = (x, y)
+                && let Some(pool) = Pool::adaptive(x, y)
+            {
                 self.nodes[index].op = Op::AvgPool(pool);
             }
         }
@@ -274,7 +276,7 @@ mod tests {
     /// The op that is left of an adaptive pooling of one size to another.
     fn adaptive(from: usize, to: usize) -> Vec<Op> {
         let (mut net, x) = Builder::new("pool", 1, [1, from, from]);
-        let x = net.adaptive_avg_pool("pool", x, [to, to]).unwrap();
+        let x = net.adaptive_avg_pool("pool", x, [1, to, to]).unwrap();
         let x = net.linear("fc", x, 2);
         let graph = net.finish(x).simplify();
         let pools = |op: &Op| !matches!(op, Op::Linear { .. } | Op::SoftmaxCrossEntropy { .. });

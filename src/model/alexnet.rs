@@ -2,13 +2,13 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv, Pool, TensorId};
+use crate::graph::{Builder, Conv, Pool, SampleShape, TensorId};
 
 /// Krizhevsky 2014 ("One weird trick …"), as torchvision has it: its names, no local response normalisation.
 pub const ALEXNET: Model = Model {
     name: "alexnet",
     about: "5 convolutions 11×11 to 3×3, 3 linear layers with dropout: 61,100,840 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(alexnet),
 };
@@ -29,7 +29,7 @@ fn alexnet(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<TensorI
             x = net.max_pool(&format!("features.{}", place + 2), x, Pool::square(3).stride(2))?;
         }
     }
-    x = net.adaptive_avg_pool("avgpool", x, [6, 6])?;
+    x = net.adaptive_avg_pool("avgpool", x, [1, 6, 6])?;
     x = net.flatten("flatten", x);
     for place in [0, 3] {
         x = net.dropout(&format!("classifier.{place}"), x, 0.5);

@@ -2,13 +2,13 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv, Pool, TensorId};
+use crate::graph::{Builder, Conv, Pool, SampleShape, TensorId};
 
 /// The network of PyTorch's "Training a classifier" tutorial, which DeepSpeed's CIFAR example uses too.
 pub const CIFAR_NET: Model = Model {
     name: "cifar_net",
     about: "conv 6 5×5, conv 16 5×5, each with max pool, fc 120, fc 84, fc 10: 62,006 parameters",
-    image: [3, 32, 32],
+    image: SampleShape::image([3, 32, 32]),
     classes: 10,
     layers: Layers::Of(cifar_net),
 };

@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, SampleShape, TensorId, dims};
 
 pub const CONVNEXT_TINY: Model = Model {
     name: "convnext_tiny",
     about: "18 blocks of depthwise 7×7 and layer normalisation: 28,589,128 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(convnext_tiny),
 };

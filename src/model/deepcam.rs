@@ -4,12 +4,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
+use crate::graph::{BatchNorm, Binary, Builder, Conv, Init, InitScheme, SampleShape, TensorId, dims};
 
 pub const DEEPCAM: Model = Model {
     name: "deepcam",
     about: "DeepLabv3+ of MLPerf HPC, 16 channels of weather: 56,454,720 parameters",
-    image: [16, 768, 1152],
+    image: SampleShape::image([16, 768, 1152]),
     classes: 3,
     layers: Layers::Of(deepcam),
 };
@@ -156,7 +156,7 @@ fn mean(net: &mut Builder, x: TensorId) -> Result<TensorId> {
 }
 
 fn doubled(net: &mut Builder, name: &str, x: TensorId, channels: usize) -> Result<TensorId> {
-    net.conv_transpose(name, x, channels, without_bias(three_by_three().stride(2)), [1, 1])
+    net.conv_transpose(name, x, channels, without_bias(three_by_three().stride(2)), [0, 1, 1])
 }
 
 fn decoder(net: &mut Builder, mut x: TensorId, early: TensorId, classes: usize) -> Result<TensorId> {

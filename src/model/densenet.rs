@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, SampleShape, TensorId};
 
 pub const DENSENET121: Model = Model {
     name: "densenet121",
     about: "blocks of 6, 12, 24, 16 layers, each reading all before it: 7,978,856 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(|net, x, classes| densenet(net, x, classes, [6, 12, 24, 16])),
 };

@@ -4,12 +4,12 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, SampleShape, TensorId};
 
 pub const EFFICIENTNET_B0: Model = Model {
     name: "efficientnet_b0",
     about: "16 inverted residuals with squeeze-and-excitation: 5,288,548 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(efficientnet_b0),
 };

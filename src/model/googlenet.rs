@@ -4,12 +4,12 @@
 use super::inception::conv;
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv, InitScheme, Pool, TensorId};
+use crate::graph::{Builder, Conv, InitScheme, Pool, SampleShape, TensorId};
 
 pub const GOOGLENET: Model = Model {
     name: "googlenet",
     about: "9 blocks of 1×1 and 3×3 in parallel, two auxiliary heads: 13,004,888 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(googlenet),
 };
@@ -61,7 +61,7 @@ fn block(net: &mut Builder, name: &str, x: TensorId, channels: [usize; 6]) -> Re
 
 fn auxiliary_head(net: &mut Builder, name: &str, x: TensorId, classes: usize) -> Result<()> {
     let part = |part: &str| format!("{name}.{part}");
-    let x = net.adaptive_avg_pool(&part("avgpool"), x, [4, 4])?;
+    let x = net.adaptive_avg_pool(&part("avgpool"), x, [1, 4, 4])?;
     let x = conv(net, &part("conv"), x, 128, Conv::square(1))?;
     let x = net.flatten(&part("flatten"), x);
     let x = net.linear(&part("fc1"), x, 1024);

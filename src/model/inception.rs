@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, SampleShape, TensorId};
 
 pub const INCEPTION_V3: Model = Model {
     name: "inception_v3",
     about: "11 blocks of 1×1 to 7×7 in parallel, an auxiliary head: 27,161,264 parameters",
-    image: [3, 299, 299],
+    image: SampleShape::image([3, 299, 299]),
     classes: 1000,
     layers: Layers::Of(inception_v3),
 };
@@ -17,12 +17,12 @@ fn inception_v3(net: &mut Builder, images: TensorId, classes: usize) -> Result<T
     // torchvision cuts these off at ±2, which is 20 deviations: a normal distribution.
     net.init_convolutions(InitScheme::Normal { std: 0.1 }, InitScheme::Zero);
     net.init_linears(InitScheme::Normal { std: 0.1 }, InitScheme::Uniform);
-    let mut x = conv(net, "Conv_1a_3x3", images, 32, Conv::square(3).stride(2))?;
-    x = conv(net, "Conv_2a_3x3", x, 32, Conv::square(3))?;
-    x = conv(net, "Conv_2b_3x3", x, 64, Conv::square(3).padding(1))?;
+    let mut x = conv(net, "Conv2d_1a_3x3", images, 32, Conv::square(3).stride(2))?;
+    x = conv(net, "Conv2d_2a_3x3", x, 32, Conv::square(3))?;
+    x = conv(net, "Conv2d_2b_3x3", x, 64, Conv::square(3).padding(1))?;
     x = net.max_pool("maxpool1", x, Pool::square(3).stride(2))?;
-    x = conv(net, "Conv_3b_1x1", x, 80, Conv::square(1))?;
-    x = conv(net, "Conv_4a_3x3", x, 192, Conv::square(3))?;
+    x = conv(net, "Conv2d_3b_1x1", x, 80, Conv::square(1))?;
+    x = conv(net, "Conv2d_4a_3x3", x, 192, Conv::square(3))?;
     x = net.max_pool("maxpool2", x, Pool::square(3).stride(2))?;
     for (name, pooled) in [("Mixed_5b", 32), ("Mixed_5c", 64), ("Mixed_5d", 64)] {
         x = block_a(net, name, x, pooled)?;
@@ -64,7 +64,7 @@ fn branch(
 
 /// A kernel of height × width with the padding that keeps the size.
 fn same(height: usize, width: usize) -> Conv {
-    Conv { kernel: [height, width], padding: [height / 2, width / 2], ..Conv::square(1) }
+    Conv { kernel: [1, height, width], padding: [0, height / 2, width / 2], ..Conv::square(1) }
 }
 
 fn halving() -> Conv {

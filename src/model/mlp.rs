@@ -2,12 +2,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, TensorId};
+use crate::graph::{Builder, SampleShape, TensorId};
 
 pub const MLP: Model = Model {
     name: "mlp",
     about: "fc 256, fc 256, fc 1, of vectors of any length: 68,353 parameters for 8 numbers",
-    image: [8, 1, 1],
+    image: SampleShape::image([8, 1, 1]),
     classes: 1,
     layers: Layers::Of(mlp),
 };

@@ -2,13 +2,13 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv, Pool, TensorId};
+use crate::graph::{Builder, Conv, Pool, SampleShape, TensorId};
 
 /// One convolution, two linear layers: 402,442 parameters, nearly all in fc1.
 pub const MNIST_SMALL: Model = Model {
     name: "mnist_small",
     about: "conv 32 3×3, max pool, fc 64, fc 10: 402,442 parameters",
-    image: [1, 28, 28],
+    image: SampleShape::image([1, 28, 28]),
     classes: 10,
     layers: Layers::Of(mnist_small),
 };
@@ -27,7 +27,7 @@ fn mnist_small(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorI
 pub const MNIST_NET: Model = Model {
     name: "mnist_net",
     about: "conv 10 5×5, conv 20 5×5, dropout, fc 50, fc 10: 21,840 parameters",
-    image: [1, 28, 28],
+    image: SampleShape::image([1, 28, 28]),
     classes: 10,
     layers: Layers::Of(mnist_net),
 };
@@ -51,7 +51,7 @@ fn mnist_net(net: &mut Builder, x: TensorId, classes: usize) -> Result<TensorId>
 pub const MNIST_LARGE: Model = Model {
     name: "mnist_large",
     about: "conv 128, 256, 512 3×3, each with max pool, fc 512, fc 512, fc 10: 4,104,202 parameters",
-    image: [1, 28, 28],
+    image: SampleShape::image([1, 28, 28]),
     classes: 10,
     layers: Layers::Of(mnist_large),
 };
@@ -75,7 +75,7 @@ fn mnist_large(net: &mut Builder, mut x: TensorId, classes: usize) -> Result<Ten
 pub const LENET5: Model = Model {
     name: "lenet5",
     about: "conv 6 5×5, conv 16 5×5, each with average pool, fc 120, fc 84, fc 10: 61,706 parameters",
-    image: [1, 28, 28],
+    image: SampleShape::image([1, 28, 28]),
     classes: 10,
     layers: Layers::Of(lenet5),
 };

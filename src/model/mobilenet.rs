@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, InitScheme, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, SampleShape, TensorId};
 
 pub const MOBILENET_V2: Model = Model {
     name: "mobilenet_v2",
     about: "17 inverted residuals with depthwise 3×3: 3,504,872 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(mobilenet_v2),
 };

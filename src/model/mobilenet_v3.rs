@@ -3,12 +3,12 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, SampleShape, TensorId};
 
 pub const MOBILENET_V3_LARGE: Model = Model {
     name: "mobilenet_v3_large",
     about: "15 inverted residuals, 8 with squeeze-and-excitation: 5,483,032 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(mobilenet_v3_large),
 };

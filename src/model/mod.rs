@@ -4,6 +4,7 @@
 mod alexnet;
 mod cifar;
 mod convnext;
+mod cosmoflow;
 mod deepcam;
 mod densenet;
 mod efficientnet;
@@ -29,7 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Builder, Graph, TensorId};
+use crate::graph::{Builder, Graph, SampleShape, TensorId};
 pub use preprocessing::{CLASS_NAMES, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
 
 /// A model that `--model` can name.
@@ -39,8 +40,8 @@ pub struct Model {
     name: &'static str,
     /// One line for `--help` and docs.
     pub about: &'static str,
-    /// (C, H, W) of the images it was made for.
-    pub image: [usize; 3],
+    /// Of the images or cubes it was made for.
+    pub image: SampleShape,
     /// How many classes it was made for.
     pub classes: usize,
     layers: Layers,
@@ -96,7 +97,8 @@ pub const MODELS: &[Model] = &[
 
 /// Those for arrays, which give numbers or classes for each place, or numbers for each sample: they want an objective
 /// (`Graph::with_objective`), and their `classes` are channels of what they give.
-pub const FIELD_MODELS: &[Model] = &[unet::UNET, unet::UNET_SMALL, deepcam::DEEPCAM, mlp::MLP];
+pub const FIELD_MODELS: &[Model] =
+    &[unet::UNET, unet::UNET_SMALL, unet::UNET3D, deepcam::DEEPCAM, cosmoflow::COSMOFLOW, mlp::MLP];
 
 /// Every model.
 pub fn all() -> impl Iterator<Item = &'static Model> {
@@ -153,6 +155,7 @@ impl Model {
         classes: usize,
         layers: fn(&mut Builder, TensorId, usize) -> Result<TensorId>,
     ) -> Model {
+        let image = SampleShape::image(image);
         Model { name, about: "a network of one's own", image, classes, layers: Layers::Of(layers) }
     }
 
@@ -181,8 +184,8 @@ impl Model {
     ///
     /// # Errors
     /// `Usage` when the image is too small for a layer: which layer, and the smallest size that works.
-    pub fn build(&self, batch: usize, image: [usize; 3], classes: usize) -> Result<Graph> {
-        self.build_or_advise(batch, image, classes, true)
+    pub fn build(&self, batch: usize, image: impl Into<SampleShape>, classes: usize) -> Result<Graph> {
+        self.build_or_advise(batch, image.into(), classes, true)
     }
 
     /// The network's graph for a run that only tests, which will not be trained: a batch of one is never too small for
@@ -190,22 +193,26 @@ impl Model {
     ///
     /// # Errors
     /// As for `build`.
-    pub fn build_to_test(&self, batch: usize, image: [usize; 3], classes: usize) -> Result<Graph> {
-        self.build_or_advise(batch, image, classes, false)
+    pub fn build_to_test(
+        &self,
+        batch: usize,
+        image: impl Into<SampleShape>,
+        classes: usize,
+    ) -> Result<Graph> {
+        self.build_or_advise(batch, image.into(), classes, false)
     }
 
     fn build_or_advise(
         &self,
         batch: usize,
-        image: [usize; 3],
+        image: SampleShape,
         classes: usize,
         trains: bool,
     ) -> Result<Graph> {
         self.try_build(batch, image, classes, trains).map_err(|mut error| {
             // Whether a size works is found by trying: no second description of the layers can go wrong.
-            let works =
-                |size: &usize| self.try_build(batch, [image[0], *size, *size], classes, trains).is_ok();
-            let largest = self.image[1].max(self.image[2]);
+            let works = |size: &usize| self.try_build(batch, image.of_size(*size), classes, trains).is_ok();
+            let largest = self.image[1..].iter().copied().max().unwrap_or(1);
             if let Some(size) = (1..=largest).find(works).filter(|_| error.kind == ErrorKind::Usage) {
                 error.message += &format!("; the smallest --image-size that works is {size}");
             }
@@ -213,7 +220,7 @@ impl Model {
         })
     }
 
-    fn try_build(&self, batch: usize, image: [usize; 3], classes: usize, trains: bool) -> Result<Graph> {
+    fn try_build(&self, batch: usize, image: SampleShape, classes: usize, trains: bool) -> Result<Graph> {
         let (mut net, images) = Builder::new(self.name(), batch, image);
         if !trains {
             net.only_to_test();
@@ -270,7 +277,10 @@ mod tests {
             ("regnet_y_400mf", 4_344_144),
             ("unet", 31_037_698),
             ("unet_small", 482_754),
+            // 19,069,955 without normalisations, as published.
+            ("unet3d", 19_074_627),
             ("deepcam", 56_454_720),
+            ("cosmoflow", 8_907_556),
             ("mlp", 68_353),
         ];
         assert_eq!(published.len(), all().count());

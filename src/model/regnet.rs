@@ -4,12 +4,12 @@
 use super::squeeze::{conv_norm, squeeze_excite};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, SampleShape, TensorId};
 
 pub const REGNET_Y_400MF: Model = Model {
     name: "regnet_y_400mf",
     about: "16 bottlenecks of groups with squeeze-and-excitation: 4,344,144 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(regnet_y_400mf),
 };

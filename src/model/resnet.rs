@@ -3,7 +3,7 @@
 
 use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, SampleShape, TensorId};
 
 pub const RESNET18: Model =
     model("resnet18", "2, 2, 2, 2 residual blocks of two 3×3: 11,689,512 parameters", |net, x, classes| {
@@ -49,7 +49,7 @@ pub const WIDE_RESNET50_2: Model = model(
 );
 
 const fn model(name: &'static str, about: &'static str, layers: LayersFn) -> Model {
-    Model { name, about, image: [3, 224, 224], classes: 1000, layers: Layers::Of(layers) }
+    Model { name, about, image: SampleShape::image([3, 224, 224]), classes: 1000, layers: Layers::Of(layers) }
 }
 
 #[derive(Clone, Copy)]

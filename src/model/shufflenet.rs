@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, Pool, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, Pool, SampleShape, TensorId};
 
 pub const SHUFFLENET_V2_X1_0: Model = Model {
     name: "shufflenet_v2_x1_0",
     about: "16 blocks of which half of the channels pass by, shuffled: 2,278,604 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(shufflenet_v2_x1_0),
 };

@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{Builder, Conv, InitScheme, Pool, TensorId};
+use crate::graph::{Builder, Conv, InitScheme, Pool, SampleShape, TensorId};
 
 pub const SQUEEZENET1_1: Model = Model {
     name: "squeezenet1_1",
     about: "8 blocks of 1×1 and 3×3 in parallel, no linear layer: 1,235,496 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(squeezenet1_1),
 };

@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::{Error, Result};
-use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, SampleShape, TensorId, dims};
 
 pub const SWIN_T: Model = Model {
     name: "swin_t",
     about: "12 blocks of attention within windows of 7×7, shifted in every second: 28,288,354 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(swin_t),
 };

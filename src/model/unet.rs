@@ -5,7 +5,7 @@
 
 use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, Pool, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, Pool, SampleShape, TensorId};
 
 pub const UNET: Model = model(
     "unet",
@@ -21,8 +21,18 @@ pub const UNET_SMALL: Model = model(
     |net, x, classes| unet(net, x, classes, [3, 16]),
 );
 
+/// Çiçek, Abdulkadir, Lienkamp, Brox, Ronneberger, "3D U-Net: learning dense volumetric segmentation from sparse
+/// annotation", 2016.
+pub const UNET3D: Model = Model {
+    name: "unet3d",
+    about: "of cubes, 3 times half the size, 64 to 512 channels: 19,074,627 parameters",
+    image: SampleShape::cube([3, 128, 128, 128]),
+    classes: 3,
+    layers: Layers::Of(unet3d),
+};
+
 const fn model(name: &'static str, about: &'static str, image: [usize; 3], layers: LayersFn) -> Model {
-    Model { name, about, image, classes: 2, layers: Layers::Of(layers) }
+    Model { name, about, image: SampleShape::image(image), classes: 2, layers: Layers::Of(layers) }
 }
 
 /// So many times to half the size and twice the channels, of which there are `width` at first; then the way back,
@@ -38,7 +48,7 @@ fn unet(net: &mut Builder, images: TensorId, classes: usize, [depth, width]: [us
     for (level, skipped) in before.into_iter().enumerate().rev() {
         let name = format!("up{}", depth - level);
         let doubled =
-            net.conv_transpose(&format!("{name}.up"), x, width << level, Conv::square(2).stride(2), [0, 0])?;
+            net.conv_transpose(&format!("{name}.up"), x, width << level, Conv::square(2).stride(2), [0; 3])?;
         let doubled = filled_up(net, &name, doubled, skipped)?;
         let both = net.concat(&format!("{name}.concat"), &[skipped, doubled])?;
         x = twice(net, &format!("{name}.conv"), both, width << level)?;
@@ -58,9 +68,42 @@ fn twice(net: &mut Builder, name: &str, mut x: TensorId, channels: usize) -> Res
     Ok(x)
 }
 
+/// The published number of parameters leaves those of normalisations out, of which each convolution has one behind it.
+/// Convolutions keep the size of cubes, where the paper's lose their borders.
+fn unet3d(net: &mut Builder, cubes: TensorId, classes: usize) -> Result<TensorId> {
+    const WIDTH: usize = 32;
+    let (mut x, mut before) = (cubes, Vec::new());
+    for level in 0..4 {
+        if level > 0 {
+            before.push(x);
+            x = net.max_pool(&format!("pool{level}"), x, Pool::square(2).cubic())?;
+        }
+        x = twice3d(net, &format!("analysis{}", level + 1), x, [WIDTH << level, WIDTH << (level + 1)])?;
+    }
+    for (level, skipped) in before.into_iter().enumerate().rev() {
+        let (name, channels) = (format!("up{}", level + 1), net.shape(x).channels());
+        let conv = Conv { bias: false, ..Conv::square(2).stride(2).cubic() };
+        x = net.conv_transpose(&name, x, channels, conv, [0; 3])?;
+        x = filled_up(net, &name, x, skipped)?;
+        x = net.concat(&format!("{name}.concat"), &[skipped, x])?;
+        x = twice3d(net, &format!("synthesis{}", level + 1), x, [WIDTH << (level + 1); 2])?;
+    }
+    net.conv("out", x, classes, Conv::square(1).cubic())
+}
+
+fn twice3d(net: &mut Builder, name: &str, mut x: TensorId, channels: [usize; 2]) -> Result<TensorId> {
+    for (channels, number) in channels.into_iter().zip(1..) {
+        let part = |part: &str| format!("{name}.{part}{number}");
+        x = net.conv(&part("conv"), x, channels, Conv::square(3).padding(1).cubic())?;
+        x = net.batch_norm(&part("bn"), x, BatchNorm::default())?;
+        x = net.relu(&part("relu"), x);
+    }
+    Ok(x)
+}
+
 /// Zeros around an image that has lost a row or a column to a pooling.
 fn filled_up(net: &mut Builder, name: &str, mut x: TensorId, like: TensorId) -> Result<TensorId> {
-    for axis in [2, 3] {
+    for axis in 2..net.shape(x).rank() {
         let lacking = net.shape(like).0[axis] - net.shape(x).0[axis];
         if lacking > 0 {
             x = net.pad(&format!("{name}.pad{axis}"), x, axis, [lacking / 2, lacking - lacking / 2])?;

@@ -3,7 +3,7 @@
 
 use super::{Layers, LayersFn, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, TensorId};
+use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, SampleShape, TensorId};
 
 pub const VGG11: Model = model(
     "vgg11",
@@ -50,7 +50,7 @@ pub const VGG19_BN: Model =
     });
 
 const fn model(name: &'static str, about: &'static str, layers: LayersFn) -> Model {
-    Model { name, about, image: [3, 224, 224], classes: 1000, layers: Layers::Of(layers) }
+    Model { name, about, image: SampleShape::image([3, 224, 224]), classes: 1000, layers: Layers::Of(layers) }
 }
 
 /// `depths`: how many convolutions come before each max pooling.
@@ -76,7 +76,7 @@ fn vgg(
         }
         x = net.max_pool(&next(), x, Pool::square(2))?;
     }
-    x = net.adaptive_avg_pool("avgpool", x, [7, 7])?;
+    x = net.adaptive_avg_pool("avgpool", x, [1, 7, 7])?;
     x = net.flatten("flatten", x);
     for place in [0, 3] {
         x = net.linear(&format!("classifier.{place}"), x, 4096);

@@ -3,12 +3,12 @@
 
 use super::{Layers, Model};
 use crate::error::{Error, Result};
-use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, TensorId, dims};
+use crate::graph::{Activation, Binary, Builder, Conv, Init, InitScheme, SampleShape, TensorId, dims};
 
 pub const VIT_B_16: Model = Model {
     name: "vit_b_16",
     about: "12 encoder layers of attention over patches of 16×16: 86,567,656 parameters",
-    image: [3, 224, 224],
+    image: SampleShape::image([3, 224, 224]),
     classes: 1000,
     layers: Layers::Of(vit_b_16),
 };

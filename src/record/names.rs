@@ -121,7 +121,7 @@ mod tests {
         net.only_to_test();
         let x = net.conv(&layers[0], images, 2, Conv::square(3))?;
         let x = net.relu6(&layers[2], x);
-        let x = net.adaptive_avg_pool(&layers[3], x, [1, 1])?;
+        let x = net.adaptive_avg_pool(&layers[3], x, [1; 3])?;
         let x = net.linear(&layers[1], x, 3);
         Ok(net.finish(x))
     }

@@ -109,7 +109,7 @@ fn size(config: &Config, network: &Network, weights: &Weights) -> Result<()> {
     else {
         return Ok(());
     };
-    let [[_, height, width], [_, own_height, own_width]] = [expected.image, network.image];
+    let [[_, height, width], [_, own_height, own_width]] = [expected.image, network.image.rows()];
     if [height, width] == [own_height, own_width] || height != width {
         return Ok(());
     }

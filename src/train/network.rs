@@ -7,7 +7,7 @@ use crate::comm::World;
 use crate::config::{Augment, Config, Objective, Precision, SyncBatchNorm};
 use crate::data::Normalisation;
 use crate::error::{Error, Result};
-use crate::graph::{DType, Frozen, Graph, NodeCost, SplitLayers, TensorGroup, countable, dims};
+use crate::graph::{DType, Frozen, Graph, NodeCost, SampleShape, Shape, SplitLayers, TensorGroup, countable};
 use crate::model::onnx::{self, OnnxFile};
 use crate::model::{self, Model};
 use crate::record;
@@ -16,8 +16,7 @@ use crate::record;
 #[derive(Clone)]
 pub struct Network {
     pub model: Model,
-    /// (C, H, W)
-    pub image: [usize; 3],
+    pub image: SampleShape,
     pub classes: usize,
     label_smoothing: f32,
     /// Where it learns from arrays: by what, and what the classes of a target weigh.
@@ -73,12 +72,11 @@ impl Network {
     /// whose network cannot be trained.
     fn new(config: &Config, model: Model, [rank, ranks]: [usize; 2]) -> Result<Network> {
         let rows = rows(config, [rank, ranks])?;
-        let [channels, height, width] = model.image;
         Ok(Network {
             image: match (config.network.sample, config.network.image_size) {
                 (Some(sample), _) => sample,
-                (None, Some(size)) => [channels, size, size],
-                (None, None) => [channels, height, width],
+                (None, Some(size)) => model.image.of_size(size),
+                (None, None) => model.image,
             },
             objective: config
                 .fields
@@ -111,9 +109,10 @@ impl Network {
             return Ok(self);
         }
         // The images by themselves first: swin_t has masks for each of their windows, which take seconds to write down.
-        let ([parts, _], [c, h, w]) = (self.rows, self.image);
-        let images = dims([config.batch, c, h.div_ceil(parts), w]);
-        countable(self.model.name(), &dims(self.image), "images", &images)?;
+        let [parts, _] = self.rows;
+        let mut images = Shape([&[config.batch], &self.image[..]].concat());
+        images.0[2] = images.0[2].div_ceil(parts);
+        countable(self.model.name(), &Shape(self.image.to_vec()), "images", &images)?;
         match config.evaluate {
             true => self.evaluation(config.batch)?,
             false => self.learning(config.batch)?,
@@ -207,8 +206,11 @@ impl Network {
         let [parts, place] = self.rows;
         if parts > self.image[1] {
             return Err(Error::usage(format!(
-                "--spatial {parts}: images of {} rows cannot be cut so often",
-                self.image[1]
+                "--spatial {parts}: {} cannot be cut so often",
+                match self.image.len() {
+                    4 => format!("cubes of {} planes", self.image[1]),
+                    _ => format!("images of {} rows", self.image[1]),
+                }
             )));
         }
         graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of).within_limits()
@@ -251,7 +253,7 @@ impl Network {
                 .with_objective(*objective, Some(&weights[..]).filter(|weights| !weights.is_empty()));
         }
         let shape = &graph.tensor(graph.logits).spec.shape;
-        let reads_images = self.model.file().is_none_or(OnnxFile::reads_images);
+        let reads_images = self.image.len() == 3 && self.model.file().is_none_or(OnnxFile::reads_images);
         if shape.rank() != 2 || !reads_images {
             let of_sample = shape.0[1..].iter().map(ToString::to_string).collect::<Vec<_>>().join("×");
             let what = match reads_images {

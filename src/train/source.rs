@@ -148,7 +148,7 @@ fn pictures(
 ) -> Result<Sets> {
     let jpeg_decoder = jpeg_decoder(world, config)?;
     let input = &Input { jpeg_decoder, ..config.input.clone() };
-    let wanted = Wanted { sample: network.image, classes: network.classes, seed: config.seed, input };
+    let wanted = Wanted { sample: network.image.rows(), classes: network.classes, seed: config.seed, input };
     let open = match () {
         () if config.predict.is_some() => data::open_to_predict,
         () if config.evaluate => data::open_to_test,
@@ -220,7 +220,8 @@ pub fn open_data(
     let (sharding, of_tests) = (training_sharding(world, config), sharding(world, config));
     let rows = rows(world, config, network);
     let Some(sets) = sets else {
-        let set = data::synthetic(network.image, network.classes, sharding.global_batch(), config.seed);
+        let set =
+            data::synthetic(network.image.rows(), network.classes, sharding.global_batch(), config.seed);
         let set = set.cut(rows);
         let loader = world.agree(TrainingLoader::new(set, sharding, config.seed, Reading::inline()))?;
         let source = match config.shards {

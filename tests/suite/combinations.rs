@@ -32,7 +32,7 @@ const MODELS: [(&str, &[usize], bool, &str); 22] = [
     ("densenet121", &[32], true, "features.conv0"),
     ("alexnet", &[63], false, "features.0"),
     ("vgg11_bn", &[32], true, "features.0"),
-    ("inception_v3", &[0], true, "Conv_1a_3x3"),
+    ("inception_v3", &[0], true, "Conv2d_1a_3x3"),
     ("squeezenet1_1", &[32, 64], false, "features.0"),
     ("mobilenet_v3_large", &[32, 64], true, "features.0"),
     ("shufflenet_v2_x1_0", &[32, 64], true, "conv1"),

@@ -40,7 +40,7 @@ fn of(
 
 /// Windows, normalisations and activations.
 fn of_images(net: &mut Builder, x: TensorId) -> Result<TensorId> {
-    let dilated = Conv { stride: [2, 1], ..Conv::square(3).padding(2).dilation(2) };
+    let dilated = Conv { stride: [1, 2, 1], ..Conv::square(3).padding(2).dilation(2) };
     let mut x = net.conv("dilated", x, 12, dilated)?;
     x = net.batch_norm("norm1", x, BatchNorm { epsilon: 1e-3, momentum: 0.2, ..BatchNorm::default() })?;
     x = net.relu("relu1", x);
@@ -54,7 +54,7 @@ fn of_images(net: &mut Builder, x: TensorId) -> Result<TensorId> {
     let mean = net.avg_pool("mean", x, Pool::square(3).stride(2).padding(1))?;
     let counted = Pool { count_include_pad: false, ..Pool::square(3).stride(2).padding(1) };
     let other = net.avg_pool("counted", x, counted)?;
-    let size = |net: &Builder, id| [net.shape(id).0[2], net.shape(id).0[3]];
+    let size = |net: &Builder, id| [1, net.shape(id).0[2], net.shape(id).0[3]];
     let smaller = size(net, most);
     let [mean, other] = [mean, other].map(|id| net.adaptive_avg_pool(&format!("even{}", id.0), id, smaller));
     x = net.concat("together", &[most, mean?, other?])?;
@@ -65,14 +65,14 @@ fn of_images(net: &mut Builder, x: TensorId) -> Result<TensorId> {
         }
         x = net.activation(&format!("f{number}"), x, of);
     }
-    let apart = Conv { stride: [2, 1], groups: 3, ..Conv::square(3).padding(1) };
-    let y = net.conv_transpose("transposed", x, 9, apart, [1, 0])?;
+    let apart = Conv { stride: [1, 2, 1], groups: 3, ..Conv::square(3).padding(1) };
+    let y = net.conv_transpose("transposed", x, 9, apart, [0, 1, 0])?;
     let y = net.resize("smaller", y, smaller, Resize::BILINEAR)?;
     x = net.concat("wider", &[x, y])?;
     x = net.pad("padded", x, 2, [1, 2])?;
     x = net.slice("cut", x, 1, 3..33)?;
     x = net.channel_shuffle("shuffled", x, 5)?;
-    x = net.adaptive_avg_pool("uneven", x, [3, 2])?;
+    x = net.adaptive_avg_pool("uneven", x, [1, 3, 2])?;
     x = net.dropout("dropped", x, 0.5);
     x = net.drop_samples("skipped", x, 0.5);
     x = net.flatten("flat", x);

@@ -79,27 +79,33 @@ impl Case<'_> {
     }
 }
 
+/// Images, or cubes where there is more than one plane.
+fn images(n: usize, c: usize, [d, h, w]: [usize; 3]) -> Shape {
+    if d > 1 { dims([n, c, d, h, w]) } else { dims([n, c, h, w]) }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
     fn convolution(
         n in 1usize..3, groups in 1usize..3, c in 1usize..3, o in 1usize..3, h in 3usize..6, w in 3usize..6,
-        kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, dilation in 1usize..3, ph in 0usize..2,
+        kh in 1usize..4, kw in 1usize..4, kd in 1usize..3, stride in 1usize..3, dilation in 1usize..3, ph in 0usize..2,
         pw in 0usize..2, bias: bool,
     ) {
         // Three weights far apart would reach beyond the narrowest image.
-        let dilation = [1, if kw < 3 { dilation } else { 1 }];
-        let (kernel, stride, padding) = ([kh, kw], [stride, 1], [ph, pw]);
+        let dilation = [1, 1, if kw < 3 { dilation } else { 1 }];
+        let (kernel, stride, padding) = ([kd, kh, kw], [1, stride, 1], [kd / 2, ph, pw]);
         let conv = Conv { kernel, stride, padding, dilation, groups, bias, relu: false };
-        let [oh, ow] = conv.windows([h, w]).unwrap();
-        let x = random(dims([n, c * groups, h, w]), 1);
-        let weight = random(dims([o * groups, c, kh, kw]), 2);
+        let size = [if kd > 1 { 3 } else { 1 }, h, w];
+        let to = conv.windows(size).unwrap();
+        let x = random(images(n, c * groups, size), 1);
+        let weight = random(x.0.shape.with_spatial([o * groups, c], kernel), 2);
         let mut inputs = vec![x.clone(), weight.clone()];
         if bias {
             inputs.push(random(dims([o * groups]), 3));
         }
-        let y = [f32s(dims([n, o * groups, oh, ow]))];
+        let y = [f32s(x.0.shape.with_spatial([n, o * groups], to))];
         let r = random(y[0].shape.clone(), 4);
         let dx = &run(Op::ConvBackwardData(conv), &[r.clone(), weight], from_ref(&x.0))[0];
         let specs: Vec<Spec> = inputs[1..].iter().map(|(spec, _)| spec.clone()).collect();
@@ -115,14 +121,15 @@ proptest! {
     #[test]
     fn transposed_convolution(
         n in 1usize..3, groups in 1usize..3, c in 1usize..3, o in 1usize..3, h in 1usize..4, w in 1usize..4,
-        kh in 1usize..4, stride in 1usize..3, more in 0usize..2,
+        kh in 1usize..4, kd in 1usize..3, stride in 1usize..3, more in 0usize..2,
     ) {
-        let conv = Conv { kernel: [kh, 2], stride: [stride, 1], groups, bias: false, ..Conv::square(1) };
-        let size = conv.transposed([h, w], [more.min(stride - 1), 0]).unwrap();
-        let x = random(dims([n, o * groups, h, w]), 1);
-        let weight = random(dims([o * groups, c, kh, 2]), 2);
+        let conv = Conv { kernel: [kd, kh, 2], stride: [kd, stride, 1], groups, bias: false, ..Conv::square(1) };
+        let from = [if kd > 1 { 2 } else { 1 }, h, w];
+        let size = conv.transposed(from, [kd - 1, more.min(stride - 1), 0]).unwrap();
+        let x = random(images(n, o * groups, from), 1);
+        let weight = random(x.0.shape.with_spatial([o * groups, c], conv.kernel), 2);
         let inputs = [x.clone(), weight.clone()];
-        let y = [f32s(dims([n, c * groups, size[0], size[1]]))];
+        let y = [f32s(x.0.shape.with_spatial([n, c * groups], size))];
         let r = random(y[0].shape.clone(), 4);
         let case = Case { op: Op::ConvBackwardData(conv), inputs: &inputs, outputs: &y, r: &r.1 };
         case.check(0, &run(Op::Conv(conv), &[r.clone(), weight.clone()], from_ref(&x.0))[0], 1.0, 0.0);
@@ -150,13 +157,14 @@ proptest! {
 
     #[test]
     fn average_pooling(
-        h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, count: bool,
+        d in 1usize..4, h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, count: bool,
     ) {
-        let padding = [usize::from(pad && k > 1), 0];
-        let pool = Pool { kernel: [k, 2], stride: [stride, 1], padding, count_include_pad: count, ceil: false };
-        let [oh, ow] = windows([h, w], pool.kernel, pool.stride, pool.padding).unwrap();
-        let x = random(dims([2, 2, h, w]), 1);
-        let y = [f32s(dims([2, 2, oh, ow]))];
+        let padding = [usize::from(pad && d > 1), usize::from(pad && k > 1), 0];
+        let kernel = [d.min(2), k, 2];
+        let pool = Pool { kernel, stride: [1, stride, 1], padding, count_include_pad: count, ceil: false };
+        let to = windows([d, h, w], pool.kernel, pool.stride, pool.padding).unwrap();
+        let x = random(images(2, 2, [d, h, w]), 1);
+        let y = [f32s(x.0.shape.with_spatial([2, 2], to))];
         let r = random(y[0].shape.clone(), 2);
         let dx = &run(Op::Backward(BackwardOp::AvgPool(pool)), from_ref(&r), from_ref(&x.0))[0];
         Case { op: Op::AvgPool(pool), inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
@@ -164,9 +172,11 @@ proptest! {
 
     /// Also to more elements than there are.
     #[test]
-    fn adaptive_average_pooling(h in 1usize..8, w in 1usize..8, oh in 1usize..8, ow in 1usize..8) {
-        let x = random(dims([2, 2, h, w]), 1);
-        let y = [f32s(dims([2, 2, oh, ow]))];
+    fn adaptive_average_pooling(
+        d in 1usize..4, h in 1usize..8, w in 1usize..8, od in 1usize..4, oh in 1usize..8, ow in 1usize..8,
+    ) {
+        let x = random(images(2, 2, [d, h, w]), 1);
+        let y = [f32s(x.0.shape.with_spatial([2, 2], [if d > 1 { od } else { 1 }, oh, ow]))];
         let r = random(y[0].shape.clone(), 2);
         let dx = &run(Op::Backward(BackwardOp::AdaptiveAvgPool), from_ref(&r), from_ref(&x.0))[0];
         Case { op: Op::AdaptiveAvgPool, inputs: &[x], outputs: &y, r: &r.1 }.check(0, dx, 1.0, 0.0);
@@ -174,13 +184,16 @@ proptest! {
 
     /// Inputs are distinct multiples of 1/64, so that a step of 1/256 changes no winner and loses no bit.
     #[test]
-    fn max_pooling(h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, ceil: bool) {
+    fn max_pooling(
+        d in 1usize..5, h in 2usize..6, w in 2usize..6, k in 1usize..3, stride in 1usize..3, pad: bool, ceil: bool,
+    ) {
         let pool = Pool { ceil, ..Pool::square(k).stride(stride).padding(usize::from(pad && k > 1)) };
-        let [oh, ow] = pool.windows([h, w]).unwrap();
-        let shape = dims([1, 2, h, w]);
+        let pool = if d > 1 { pool.cubic() } else { pool };
+        let to = pool.windows([d, h, w]).unwrap();
+        let shape = images(1, 2, [d, h, w]);
         let order = Stream::new(key(3, Purpose::Shuffle, 1)).permutation(shape.elements());
         let x = (f32s(shape), order.iter().map(|&v| v as f32 / 64.0 - 0.5).collect::<Vec<f32>>());
-        let y = f32s(dims([1, 2, oh, ow]));
+        let y = f32s(x.0.shape.with_spatial([1, 2], to));
         let outputs = [y.clone(), Spec { dtype: DType::Saved, ..y }];
         let r = random(outputs[0].shape.clone(), 2);
         let winners = run(Op::MaxPool(pool), from_ref(&x), &outputs)[1].clone();
@@ -193,22 +206,22 @@ proptest! {
     /// s² = σ² + 2·t·(xⱼ − mean)/n + t²·(n − 1)/n², |A| ≤ nσ, |B| ≤ 2; differentiated three times that is below
     /// 48·|w|/(√n·σ³) at t = 0, and below twice that within a step of 1/64.
     #[test]
-    fn batch_norm(n in 2usize..4, c in 1usize..4, h in 2usize..4, w in 2usize..5) {
+    fn batch_norm(n in 2usize..4, c in 1usize..4, d in 1usize..3, h in 2usize..4, w in 2usize..5) {
         let op = Op::BatchNorm(BatchNorm { epsilon: 1e-2, ..BatchNorm::default() });
-        let x = random(dims([n, c, h, w]), 1);
+        let x = random(images(n, c, [d, h, w]), 1);
         let [weight, bias, mean, variance] = [2, 3, 4, 5].map(|which| random(dims([c]), which));
         let vector = f32s(dims([c]));
         let outputs = [x.0.clone(), vector.clone(), vector.clone(), vector.clone(), vector.clone()];
         let inputs = [x.clone(), weight.clone(), bias, mean, variance];
         let made = run(op, &inputs, &outputs);
-        let r = random(dims([n, c, h, w]), 6);
+        let r = random(images(n, c, [d, h, w]), 6);
         let statistics = [(vector.clone(), made[1].clone()), (vector.clone(), made[2].clone())];
         let backward = [vec![r.clone(), x.clone(), weight.clone()], statistics.to_vec()].concat();
         let Op::BatchNorm(norm) = op else { unreachable!() };
         let gradients = run(Op::Backward(BackwardOp::BatchNorm(norm)), &backward, &[x.0, vector.clone(), vector]);
         let case = Case { op, inputs: &inputs, outputs: &outputs, r: &r.1 };
         let least = made[2].iter().fold(f32::INFINITY, |least, v| least.min(*v)) + norm.epsilon;
-        let third = 96.0 / ((n * h * w) as f64).sqrt() / f64::from(least).powf(1.5);
+        let third = 96.0 / ((n * d * h * w) as f64).sqrt() / f64::from(least).powf(1.5);
         case.check(0, &gradients[0], 1.0 / 64.0, third / 6.0 / 64f64.powi(2));
         case.check(1, &gradients[1], 1.0, 0.0);
         case.check(2, &gradients[2], 1.0, 0.0);

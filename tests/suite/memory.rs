@@ -92,11 +92,11 @@ mod full {
     /// The smallest images that a model takes, of those asked for.
     fn smallest(name: &str) -> Option<usize> {
         let model = dltrain::model::find(name).unwrap();
-        let [channels, own, _] = model.image;
+        let own = model.image[1];
         [32, 63, 75]
             .into_iter()
             .filter(|&size| size < own)
-            .find(|&size| model.build(2, [channels, size, size], 10).is_ok())
+            .find(|&size| model.build(2, model.image.of_size(size), 10).is_ok())
     }
 
     /// Each optimizer in turn, so that all models together have each of them at each number of ranks.

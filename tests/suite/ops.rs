@@ -22,7 +22,7 @@ use dltrain::device::reference::Reference;
 use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
 use dltrain::graph::{
     Activation, BackwardOp, BatchNorm, Binary, Conv, DType, FieldLoss, FusedOp, LocalResponseNorm, MatMul,
-    Op, Permutation, Pool, Rows, Shape, Spec, windows,
+    Op, Permutation, Pool, Rows, Shape, Spec, Volume, dims, windows,
 };
 use dltrain::model::find;
 use dltrain::plan::{Location, Region};
@@ -361,9 +361,29 @@ fn numbers() -> impl Strategy<Value = Numbers> {
 #[derive(Debug, Clone)]
 struct ConvCase {
     conv: Conv,
-    x: [usize; 4],
+    x: Shape,
     filters: usize,
-    output: [usize; 2],
+    output: Volume,
+}
+
+/// What a layer does along the depth: how many planes there are, kernel, stride, dilation, padding; of images nothing.
+type Depth = Option<[usize; 5]>;
+
+fn depths() -> impl Strategy<Value = Depth> {
+    let depth = [1usize..=6, 1usize..=3, 1usize..=2, 1usize..=2, 0usize..=1];
+    // The doubles of cuDNN know images alone.
+    prop_oneof![2 => Just(None), 1 => depth.prop_map(|depth| Some(depth).filter(|_| !on_gpu()))]
+}
+
+/// With what is so along the depth.
+fn deep([h, w]: [usize; 2], depth: Depth, which: usize) -> Volume {
+    [depth.map_or([1, 1, 1, 1, 0][which], |depth| depth[which]), h, w]
+}
+
+/// Images, or cubes.
+fn samples(first: [usize; 2], size: Volume, depth: Depth) -> Shape {
+    let axes = if depth.is_some() { dims([0; 5]) } else { dims([0; 4]) };
+    axes.with_spatial(first, size)
 }
 
 /// Convolutions with few and many channels, in one group, in several, in as many as channels; oblong, strided, dilated.
@@ -379,12 +399,12 @@ fn convs() -> impl Strategy<Value = ConvCase> {
         kernels,
         (small(), prop_oneof![3 => Just([1, 1]), 1 => [1usize..=3, 1usize..=3]]),
         [0usize..=3, 0usize..=3],
-        [1usize..=14, 1usize..=14],
+        ([1usize..=14, 1usize..=14], depths()),
         any::<[bool; 2]>(),
     )
         .prop_filter_map(
             "a kernel larger than its input",
-            |(sizes, kernel, (stride, dilation), padding, image, flags)| {
+            |(sizes, kernel, (stride, dilation), padding, (image, depth), flags)| {
                 let (batch, channels, filters, groups, depthwise) = sizes;
                 let (channels, filters) = match (groups, depthwise) {
                     (1, _) => (channels, filters),
@@ -392,45 +412,52 @@ fn convs() -> impl Strategy<Value = ConvCase> {
                     (groups, false) => (groups * channels.min(17), groups * filters.min(10)),
                 };
                 let [bias, relu] = flags;
+                let image = deep(image, depth, 0);
+                let (kernel, stride) = (deep(kernel, depth, 1), deep(stride, depth, 2));
+                let (dilation, padding) = (deep(dilation, depth, 3), deep(padding, depth, 4));
                 let conv = Conv { kernel, stride, padding, dilation, groups, bias, relu };
                 let output = conv.windows(image)?;
-                Some(ConvCase { conv, x: [batch, channels, image[0], image[1]], filters, output })
+                Some(ConvCase { conv, x: samples([batch, channels], image, depth), filters, output })
             },
         )
 }
 
 impl ConvCase {
-    fn w(&self) -> [usize; 4] {
-        [self.filters, self.x[1] / self.conv.groups, self.conv.kernel[0], self.conv.kernel[1]]
+    fn w(&self) -> Vec<usize> {
+        self.x.with_spatial([self.filters, self.x.channels() / self.conv.groups], self.conv.kernel).0
     }
 
-    fn y(&self) -> [usize; 4] {
-        [self.x[0], self.filters, self.output[0], self.output[1]]
+    fn y(&self) -> Vec<usize> {
+        self.x.with_spatial([self.x.batch(), self.filters], self.output).0
+    }
+
+    /// How many products an element of y adds, and how many one of dx in one group.
+    fn products(&self) -> [usize; 2] {
+        let volume: usize = self.conv.kernel.iter().product();
+        [self.x.channels() / self.conv.groups * volume, self.filters / self.conv.groups * volume]
     }
 }
 
 fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result<(), TestCaseError> {
-    let (conv, x, w, y) = (case.conv, case.x, case.w(), case.y());
+    let (conv, x, w, y) = (case.conv, &case.x.0, case.w(), case.y());
     let [hx, hw, hb, hdy] = [&x[..], &w[..], &[case.filters], &y[..]]
         .map(|extents| random(extents, numbers, extents.len() as u32));
-    let [_, per_group, kh, kw] = w;
+    let [products, sum] = case.products();
 
     let inputs = [&hx, &hw, &hb];
     let inputs = &inputs[..2 + usize::from(conv.bias)];
-    let forward =
-        agrees(device, &Op::Conv(conv), inputs, &[spec(&y)], None, numbers, &[per_group * kh * kw + 1])?;
+    let forward = agrees(device, &Op::Conv(conv), inputs, &[spec(&y)], None, numbers, &[products + 1])?;
 
     let op = Op::ConvBackwardData(conv);
-    let sum = case.filters / conv.groups * kh * kw;
-    agrees(device, &op, &[&hdy, &hw], &[spec(&x)], Some(&*forward), numbers, &[sum])?;
+    agrees(device, &op, &[&hdy, &hw], &[spec(x)], Some(&*forward), numbers, &[sum])?;
     joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
 
     let op = Op::Backward(BackwardOp::ConvWeights(conv));
     let outputs = [spec(&w), spec(&[case.filters])];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
-    let rows = y[0] * y[2] * y[3];
+    let rows = y.iter().product::<usize>() / y[1];
     agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[rows, rows][..outputs.len()])?;
-    transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, [sum, per_group * kh * kw, rows])
+    transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, [sum, products, rows])
 }
 
 /// The same as a transposed convolution has it: the way back comes first, and no convolution before it.
@@ -514,7 +541,7 @@ fn joined_agrees(
 #[test]
 fn joined_ops_are_these_in_a_row_by_definition() {
     proptest!(config(32), |(case in convs())| {
-        let (x, w, y) = (case.x, case.w(), case.y());
+        let (x, w, y) = (case.x.0.clone(), case.w(), case.y());
         let conv = Conv { bias: false, relu: false, ..case.conv };
         let [hx, hw, hdy] = [&x[..], &w[..], &y[..]].map(|extents| random(extents, Numbers::Reals, extents.len() as u32));
         let of = |op: Op, inputs: &[&Host], outputs: &[Spec]| through(&Reference, &op, inputs, outputs, None).1;
@@ -569,7 +596,7 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
     let device = devices()[0];
     for (kernel, stride, [c, o], size) in [(3, 1, [16, 24], 6), (1, 1, [24, 8], 5), (3, 2, [8, 16], 7)] {
         let conv = Conv { bias: false, ..Conv::square(kernel).stride(stride).padding(kernel / 2) };
-        let [oh, ow] = conv.windows([size; 2]).unwrap();
+        let [_, oh, ow] = conv.windows([1, size, size]).unwrap();
         let [x, w, dy] = [&[3, c, size, size][..], &[o, c, kernel, kernel], &[3, o, oh, ow]];
         let [x, w, dy] =
             [(x, 1), (w, 2), (dy, 3)].map(|(extents, which)| random(extents, Numbers::Reals, which));
@@ -815,14 +842,14 @@ fn convolutions_are_what_they_are_defined_to_be() {
 fn convolutions_of_some_80_channels_are_what_they_are_defined_to_be() {
     let devices = devices();
     for (filters, channels, kernel, padding) in [
-        (32, 80, [3, 3], [0, 0]),
-        (64, 80, [3, 3], [1, 1]),
-        (20, 70, [1, 7], [0, 3]),
-        (16, 65, [3, 2], [2, 0]),
+        (32, 80, [1, 3, 3], [0, 0, 0]),
+        (64, 80, [1, 3, 3], [0, 1, 1]),
+        (20, 70, [1, 1, 7], [0, 0, 3]),
+        (16, 65, [1, 3, 2], [0, 2, 0]),
     ] {
         let conv = Conv { kernel, padding, ..Conv::square(1) };
-        let output = windows([5, 20], kernel, [1, 1], padding).unwrap();
-        let case = ConvCase { conv, x: [2, channels, 5, 20], filters, output };
+        let output = windows([1, 5, 20], kernel, [1; 3], padding).unwrap();
+        let case = ConvCase { conv, x: dims([2, channels, 5, 20]), filters, output };
         for &device in &devices {
             let agree = conv_agrees(device, &case, Numbers::Reals);
             agree.unwrap_or_else(|e| panic!("{case:?}: {e}"));
@@ -841,11 +868,11 @@ fn depthwise_convolutions_are_what_they_are_defined_to_be() {
     let cases = (sizes, windows, [3usize..=15, 3usize..=15], any::<bool>(), numbers());
     proptest!(config(32), |(((n, c), ((kw, kh, padding), stride, dilation), image, bias, numbers) in cases)| {
         let conv = Conv {
-            kernel: [kh, kw], stride, padding: [padding.min(kh / 2), padding], dilation: [1, dilation], groups: c,
-            bias, relu: false,
+            kernel: [1, kh, kw], stride: [1, stride[0], stride[1]], padding: [0, padding.min(kh / 2), padding],
+            dilation: [1, 1, dilation], groups: c, bias, relu: false,
         };
-        let Some(output) = conv.windows(image) else { return Ok(()) };
-        let case = ConvCase { conv, x: [n, c, image[0], image[1]], filters: c, output };
+        let Some(output) = conv.windows([1, image[0], image[1]]) else { return Ok(()) };
+        let case = ConvCase { conv, x: dims([n, c, image[0], image[1]]), filters: c, output };
         for &device in &devices {
             conv_agrees(device, &case, numbers)?;
         }
@@ -916,8 +943,8 @@ fn linear_agrees(
 #[derive(Debug, Clone)]
 struct PoolCase {
     pool: Pool,
-    x: [usize; 4],
-    output: [usize; 2],
+    x: Shape,
+    output: Volume,
 }
 
 fn pools() -> impl Strategy<Value = PoolCase> {
@@ -927,24 +954,27 @@ fn pools() -> impl Strategy<Value = PoolCase> {
         [1usize..=4, 1usize..=4],
         [1usize..=4, 1usize..=4],
         [0usize..=3, 0usize..=3],
-        [1usize..=12, 1usize..=12],
+        ([1usize..=12, 1usize..=12], depths()),
         any::<[bool; 2]>(),
     )
         .prop_filter_map(
             "a window larger than its input",
-            |(sizes, kernel, stride, padding, image, [count, ceil])| {
-                let padding = [padding[0].min(kernel[0] - 1), padding[1].min(kernel[1] - 1)];
+            |(sizes, kernel, stride, padding, (image, depth), [count, ceil])| {
+                let (image, kernel) = (deep(image, depth, 0), deep(kernel, depth, 1));
+                let (stride, padding) = (deep(stride, depth, 2), deep(padding, depth, 4));
+                let padding = [0, 1, 2].map(|axis: usize| padding[axis].min(kernel[axis] - 1));
                 let pool = Pool { kernel, stride, padding, count_include_pad: count, ceil };
                 let output = pool.windows(image)?;
-                Some(PoolCase { pool, x: [sizes.0, sizes.1, image[0], image[1]], output })
+                Some(PoolCase { pool, x: samples([sizes.0, sizes.1], image, depth), output })
             },
         )
 }
 
 /// A 1×1 convolution that hands its input on unchanged, so that what follows gets a layout that the library chose.
 fn in_chosen_layout(device: &dyn Device, host: &Host) -> There {
-    let [_, c, _, _] = host.spec.shape.nchw().unwrap();
-    let mut identity = Host { spec: spec(&[c, c, 1, 1]), values: vec![0.0; c * c] };
+    let c = host.spec.shape.channels();
+    let of_weight = host.spec.shape.with_spatial([c; 2], [1; 3]);
+    let mut identity = Host { spec: spec(&of_weight.0), values: vec![0.0; c * c] };
     (0..c).for_each(|i| identity.values[i * c + i] = 1.0);
     let conv = Op::Conv(Conv { bias: false, ..Conv::square(1) });
     let inputs = [upload(device, host), upload(device, &identity)];
@@ -955,9 +985,9 @@ fn in_chosen_layout(device: &dyn Device, host: &Host) -> There {
 fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
     let devices = devices();
     proptest!(config(96), |(case in pools(), numbers in numbers(), plain: bool)| {
-        let y = [case.x[0], case.x[1], case.output[0], case.output[1]];
-        let (x, dy) = (random(&case.x, numbers, 1), random(&y, numbers, 2));
-        let area = case.pool.kernel[0] * case.pool.kernel[1];
+        let y = case.x.with_spatial([case.x.batch(), case.x.channels()], case.output).0;
+        let (x, dy) = (random(&case.x.0, numbers, 1), random(&y, numbers, 2));
+        let area = case.pool.kernel.iter().product::<usize>();
         for &device in &devices {
             let there = if plain { upload(device, &x) } else { in_chosen_layout(device, &x) };
 
@@ -967,7 +997,7 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
                 let (forward, made) = apply(device, &Op::MaxPool(case.pool), &[x], &outputs, None);
                 let dy = upload(device, &dy);
                 let op = Op::Backward(BackwardOp::MaxPool(case.pool));
-                let (_, dx) = apply(device, &op, &[&dy, &made[1]], &[spec(&case.x)], Some(&*forward));
+                let (_, dx) = apply(device, &op, &[&dy, &made[1]], &[spec(&case.x.0)], Some(&*forward));
                 (forward.implementation(), download(device, &made[0]), download(device, &dx[0]))
             };
             let (name, found, found_back) = ends(device, &there);
@@ -990,7 +1020,7 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
             let name = forward.implementation();
             close(&download(device, &y_there[0]), &expected[0], std::iter::repeat(real), &name)?;
             let op = Op::Backward(BackwardOp::AvgPool(case.pool));
-            let dx = [spec(&case.x)];
+            let dx = [spec(&case.x.0)];
             let (_, found) = through(device, &op, &[&dy], &dx, Some(&*forward));
             let (_, expected) = through(&Reference, &op, &[&dy], &dx, None);
             // Each element gets at most `area` shares of at most 3 each.
@@ -1621,12 +1651,16 @@ fn local_response_norm_is_what_it_is_defined_to_be_in_any_layout() {
 #[test]
 fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
     let devices = devices();
-    let sizes = ([1usize..=4, 1usize..=33], [1usize..=12, 1usize..=12], [1usize..=9, 1usize..=9]);
-    proptest!(config(64), |(([n, c], [h, w], [oh, ow]) in sizes, numbers in numbers(), plain: bool)| {
-        let (x, y) = ([n, c, h, w], [n, c, oh, ow]);
+    let sizes = ([1usize..=4, 1usize..=33], [1usize..=12, 1usize..=12], [1usize..=9, 1usize..=9], depths());
+    proptest!(config(64), |(([n, c], [h, w], [oh, ow], depth) in sizes, numbers in numbers(), plain: bool)| {
+        let (from, to) = (deep([h, w], depth, 0), deep([oh, ow], depth, 1));
+        let [x, y] = [from, to].map(|size| samples([n, c], size, depth).0);
         let (hx, hdy) = (random(&x, numbers, 1), random(&y, numbers, 2));
         // A window has at most this many elements, and an element lies in at most so many windows; none is above 3.
-        let (window, windows) = ((h / oh + 2) * (w / ow + 2), (oh / h + 2) * (ow / w + 2));
+        let along = |axis: usize| [from[axis] / to[axis] + 2, to[axis] / from[axis] + 2];
+        let [window, windows] = [0, 1].map(|which: usize| (1..3).map(|axis| along(axis)[which]).product::<usize>());
+        let deep = if depth.is_some() { along(0) } else { [1; 2] };
+        let (window, windows) = (window * deep[0], windows * deep[1]);
         let bound = |summands: usize| (summands + 3) as f64 * U * 3.0;
         for &device in &devices {
             let there = if plain { upload(device, &hx) } else { in_chosen_layout(device, &hx) };
@@ -1867,10 +1901,10 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
     });
     // Colours, which a GPU pads.
     for (kernel, image, output) in
-        [([3, 2], [9, 7], [7, 6]), ([1, 1], [4, 5], [4, 5]), ([1, 1], [1, 1], [1, 1])]
+        [([1, 3, 2], [9, 7], [1, 7, 6]), ([1; 3], [4, 5], [1, 4, 5]), ([1; 3], [1, 1], [1; 3])]
     {
         let conv = Conv { kernel, ..Conv::square(1) };
-        let case = ConvCase { conv, x: [2, 3, image[0], image[1]], filters: 5, output };
+        let case = ConvCase { conv, x: dims([2, 3, image[0], image[1]]), filters: 5, output };
         for (&device, f32_ends) in devices.iter().zip([[true, false], [false, true]].iter().cycle()) {
             conv_agrees_in_bf16(device, &case, Numbers::Integers, *f32_ends).unwrap();
             conv_agrees_in_bf16(device, &case, Numbers::Integers, [false, false]).unwrap();
@@ -1914,9 +1948,9 @@ fn conv_agrees_in_bf16(
     numbers: Numbers,
     [images, scores]: [bool; 2],
 ) -> Result<(), TestCaseError> {
-    let (conv, x, w, y) = (case.conv, case.x, case.w(), case.y());
+    let (conv, x, w, y) = (case.conv, &case.x.0, case.w(), case.y());
     let scores = scores && !images;
-    let [_, per_group, kh, kw] = w;
+    let ([products, of_dx], rows) = (case.products(), y.iter().product::<usize>() / y[1]);
     let [hx, hw, hb, hdy] = [&x[..], &w[..], &[case.filters], &y[..]]
         .map(|extents| rounded(&random(extents, numbers, extents.len() as u32)));
     let hx = if images { hx } else { in_bf16(&hx) };
@@ -1924,22 +1958,22 @@ fn conv_agrees_in_bf16(
 
     let inputs = [&hx, &hw, &hb];
     let inputs = &inputs[..2 + usize::from(conv.bias)];
-    let sum = per_group * kh * kw + 1;
+    let sum = products + 1;
     let forward = agrees(device, &Op::Conv(conv), inputs, from_ref(&hdy.spec), None, numbers, &[sum])?;
     if !images {
         let op = Op::ConvBackwardData(conv);
-        let sum = case.filters / conv.groups * kh * kw;
+        let sum = of_dx;
         agrees(device, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
         if !scores {
             joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
-            let sums = [sum, per_group * kh * kw, y[0] * y[2] * y[3]];
+            let sums = [sum, products, rows];
             transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, sums)?;
         }
     }
     let op = Op::Backward(BackwardOp::ConvWeights(conv));
     let outputs = [hw.spec.clone(), hb.spec.clone()];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
-    let sum = y[0] * y[2] * y[3];
+    let sum = rows;
     agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
     Ok(())
 }
@@ -1952,8 +1986,8 @@ fn poolings_and_elementwise_ops_in_bf16_are_rounded_once() {
     proptest!(config(48), |((n, c, h, w) in shape, numbers in numbers())| {
         let extents = [n, c, h, w];
         let [a, b] = [1, 2].map(|which| in_bf16(&random(&extents, numbers, which)));
-        let pool = Pool { stride: [1, 2], ..Pool::square(2) };
-        let windows = pool.windows([h, w]).unwrap();
+        let pool = Pool { stride: [1, 1, 2], ..Pool::square(2) };
+        let [_, windows @ ..] = pool.windows([1, h, w]).unwrap();
         for &device in &devices {
             for (op, count, y) in [
                 (Op::Activation(Activation::RELU), 1, extents),
@@ -2410,7 +2444,7 @@ mod on_the_cpu_alone {
         fails(Op::Conv(conv), &[&[1, 3, 9, 9]], &[1, 8, 5, 5], "1 inputs where there should be 2");
         let split = Conv { groups: 2, ..conv };
         fails(Op::Conv(split), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "2 groups");
-        let still = Conv { stride: [0, 1], ..conv };
+        let still = Conv { stride: [1, 0, 1], ..conv };
         fails(Op::Conv(still), &[&[1, 3, 9, 9], weights], &[1, 8, 5, 5], "at least 1");
         let pool = Pool::square(3);
         fails(Op::Backward(BackwardOp::AvgPool(pool)), &[&[1, 2, 3, 3]], &[1, 2, 9, 9], "forward op");

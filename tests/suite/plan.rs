@@ -69,8 +69,8 @@ fn branching_net(auxiliary: bool) -> Result<Graph> {
     let stem = net.relu6("relu0", stem);
     let stem =
         net.local_response_norm("lrn", stem, LocalResponseNorm { alpha: 0.5, ..Default::default() })?;
-    let a = net.conv("a", stem, 32, Conv { kernel: [1, 7], padding: [0, 3], ..Conv::square(1) })?;
-    let b = net.conv("b", stem, 16, Conv { kernel: [7, 1], padding: [3, 0], ..Conv::square(1) })?;
+    let a = net.conv("a", stem, 32, Conv { kernel: [1, 1, 7], padding: [0, 0, 3], ..Conv::square(1) })?;
+    let b = net.conv("b", stem, 16, Conv { kernel: [1, 7, 1], padding: [0, 3, 0], ..Conv::square(1) })?;
     let b = net.relu("relu_b", b);
     let a = net.activation("gelu_a", a, Activation::Gelu);
     let blocked = net.concat("concat1", &[a, stem, b])?;

@@ -38,8 +38,10 @@ fn extents(value: &Value) -> Vec<usize> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
 }
 
-fn pair(value: &Value) -> [usize; 2] {
-    extents(value).try_into().unwrap()
+/// Depth, height and width; before these `flat` where there are but two.
+fn volume(value: &Value, flat: usize) -> [usize; 3] {
+    let all = extents(value);
+    [&vec![flat; 3 - all.len()][..], &all].concat().try_into().unwrap()
 }
 
 /// Operands are at most 1 in size, so the largest summand of an element is too: `scale` bounds the sum.
@@ -65,20 +67,20 @@ fn forward_and_backward(
     let r = operand(&y.shape.0, 99);
     let specs: Vec<Spec> = inputs.iter().map(|(spec, _)| spec.clone()).collect();
     let pool = || Pool {
-        kernel: pair(&settings["kernel"]),
-        stride: pair(&settings["stride"]),
-        padding: pair(&settings["padding"]),
+        kernel: volume(&settings["kernel"], 1),
+        stride: volume(&settings["stride"], 1),
+        padding: volume(&settings["padding"], 0),
         count_include_pad: settings["count_include_pad"].as_bool().unwrap(),
         ceil: settings["ceil"].as_bool().unwrap_or(false),
     };
     let weights = |op| run(op, &[inputs[0].clone(), r.clone()], &specs[1..]);
     match name {
-        "conv2d" => {
+        "conv2d" | "conv3d" => {
             let conv = Conv {
-                kernel: pair(&settings["kernel"]),
-                stride: pair(&settings["stride"]),
-                padding: pair(&settings["padding"]),
-                dilation: [1; 2],
+                kernel: volume(&settings["kernel"], 1),
+                stride: volume(&settings["stride"], 1),
+                padding: volume(&settings["padding"], 0),
+                dilation: [1; 3],
                 groups: settings["groups"].as_u64().unwrap() as usize,
                 bias: settings["bias"].as_bool().unwrap(),
                 relu: false,

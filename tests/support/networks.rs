@@ -331,10 +331,10 @@ impl Drawing<'_> {
                 _ => net.drop_samples(&part("dropout"), x, 0.3),
             }),
             17 => {
-                let size = [1 + from.below(4), 1 + from.below(4)];
+                let size = [1, 1 + from.below(4), 1 + from.below(4)];
                 net.adaptive_avg_pool(&part("pool"), x, size)
             }
-            18 => net.conv_transpose(&part("conv"), x, c, Conv { bias: false, ..Conv::square(2) }, [0, 0]),
+            18 => net.conv_transpose(&part("conv"), x, c, Conv { bias: false, ..Conv::square(2) }, [0; 3]),
             // A number a sample, on the way of one axis.
             _ => {
                 let y = net.sum(&part("sum"), x, &[1, 2, 3], 1.0 / (c * h * w) as f32)?;

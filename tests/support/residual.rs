@@ -35,7 +35,7 @@ fn make() -> String {
                 x = net.relu(&format!("{name}.out"), x);
             }
         }
-        x = net.adaptive_avg_pool("pool", x, [1, 1])?;
+        x = net.adaptive_avg_pool("pool", x, [1; 3])?;
         x = net.linear("fc", x, 10);
         Ok(net.finish(x))
     };

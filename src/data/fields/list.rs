@@ -4,6 +4,7 @@ use super::field::{Field, Rescaling};
 use crate::config::{FieldOptions, Loss, Missing};
 use crate::error::{Error, Result};
 use crate::fields::ViewSamples;
+use crate::graph::SampleShape;
 
 /// The arrays of a run: those that the network reads, and those that it is to give.
 #[derive(Clone)]
@@ -33,12 +34,12 @@ impl FieldList {
     pub fn new(
         options: &FieldOptions,
         (fields, texts): (Vec<Field>, Vec<String>),
-        shapes: &[SampleShape],
+        shapes: &[FieldShape],
         of_network: &[(&str, usize)],
     ) -> Result<FieldList> {
         let of_classes = options.loss.is_some_and(Loss::is_of_classes);
         let mut list = FieldList {
-            numbers: shapes.iter().map(SampleShape::numbers).collect(),
+            numbers: shapes.iter().map(FieldShape::numbers).collect(),
             channels: shapes.iter().map(|shape| shape.channels).collect(),
             places: Vec::new(),
             fields,
@@ -68,22 +69,23 @@ impl FieldList {
         }
     }
 
-    /// (C, H, W) of what a network reads.
+    /// What a network reads of a sample.
     ///
     /// # Errors
     /// `Usage`: arrays of unlike places, or of more axes than images have.
-    pub fn image(&self, shapes: &[SampleShape], of_network: &[(&str, usize)]) -> Result<[usize; 3]> {
+    pub fn image(&self, shapes: &[FieldShape], of_network: &[(&str, usize)]) -> Result<SampleShape> {
         let inputs = &shapes[..self.inputs];
         if of_network.len() > 1 {
-            return Ok([inputs.iter().map(SampleShape::numbers).sum(), 1, 1]);
+            return Ok(SampleShape::image([inputs.iter().map(FieldShape::numbers).sum(), 1, 1]));
         }
         let image = stacked(inputs, &self.texts, "--input")?;
         match image.places[..] {
-            [] => Ok([image.channels, 1, 1]),
-            [width] => Ok([image.channels, 1, width]),
-            [height, width] => Ok([image.channels, height, width]),
+            [] => Ok(SampleShape::image([image.channels, 1, 1])),
+            [width] => Ok(SampleShape::image([image.channels, 1, width])),
+            [height, width] => Ok(SampleShape::image([image.channels, height, width])),
+            [depth, height, width] => Ok(SampleShape::cube([image.channels, depth, height, width])),
             _ => Err(Error::usage(format!(
-                "--input {}: samples with {} axes beside channels; two are trained on so far",
+                "--input {}: samples with {} axes beside channels; there can be three",
                 self.texts[0],
                 image.places.len()
             ))),
@@ -94,7 +96,7 @@ impl FieldList {
     ///
     /// # Errors
     /// `Usage`: arrays of unlike places.
-    pub fn target(&self, shapes: &[SampleShape]) -> Result<Vec<usize>> {
+    pub fn target(&self, shapes: &[FieldShape]) -> Result<Vec<usize>> {
         let targets = &shapes[self.inputs..];
         if targets.is_empty() {
             return Ok(Vec::new());
@@ -149,22 +151,23 @@ impl FieldList {
 }
 
 /// The shape of one sample of a field.
-pub struct SampleShape {
+pub struct FieldShape {
     pub channels: usize,
     /// Whether an axis of the array is the channels.
     pub has_channels: bool,
     pub places: Vec<usize>,
 }
 
-impl SampleShape {
-    /// An axis without a name is one of space, but the only one, which is of channels, as the first of three is.
-    pub fn of(samples: &ViewSamples) -> SampleShape {
+impl FieldShape {
+    /// An axis without a name is one of space, but the only one, which is of channels, as the first of three or four is.
+    pub fn of(samples: &ViewSamples) -> FieldShape {
         let (shape, letters) = (samples.shape(), samples.letters());
         let is_bare = letters.iter().all(|letter| matches!(letter, None | Some('s')));
-        let has_channels = letters.first() == Some(&Some('c')) || (is_bare && [1, 3].contains(&shape.len()));
+        let has_channels =
+            letters.first() == Some(&Some('c')) || (is_bare && [1, 3, 4].contains(&shape.len()));
         match has_channels {
-            true => SampleShape { channels: shape[0], has_channels, places: shape[1..].to_vec() },
-            false => SampleShape { channels: 1, has_channels, places: shape },
+            true => FieldShape { channels: shape[0], has_channels, places: shape[1..].to_vec() },
+            false => FieldShape { channels: 1, has_channels, places: shape },
         }
     }
 
@@ -174,7 +177,7 @@ impl SampleShape {
 }
 
 /// The shape of fields one behind the other as channels.
-fn stacked(shapes: &[SampleShape], texts: &[String], flag: &str) -> Result<SampleShape> {
+fn stacked(shapes: &[FieldShape], texts: &[String], flag: &str) -> Result<FieldShape> {
     if let Some(other) = (1..shapes.len()).find(|&other| shapes[other].places != shapes[0].places) {
         return Err(Error::usage(format!(
             "{flag} {} and {}: they have {:?} and {:?} places; only arrays of the same places are put one behind the \
@@ -183,5 +186,5 @@ fn stacked(shapes: &[SampleShape], texts: &[String], flag: &str) -> Result<Sampl
         )));
     }
     let channels = shapes.iter().map(|shape| shape.channels).sum();
-    Ok(SampleShape { channels, has_channels: true, places: shapes[0].places.clone() })
+    Ok(FieldShape { channels, has_channels: true, places: shapes[0].places.clone() })
 }

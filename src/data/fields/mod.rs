@@ -14,13 +14,14 @@ use std::sync::Arc;
 
 use field::Field;
 use files::FieldFile;
-use list::{FieldList, SampleShape};
+use list::{FieldList, FieldShape};
 
 use super::picture::Picture;
 use super::{Colours, Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
 use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in};
+use crate::graph::SampleShape;
 
 /// A file, and the number of one of its samples on each axis that numbers samples.
 type SamplePlace<'a> = (&'a FieldFile, Vec<(char, i64)>);
@@ -32,8 +33,8 @@ pub struct FieldSet {
     files: Arc<Vec<FieldFile>>,
     /// How many samples come before each file, and all.
     before: Arc<Vec<usize>>,
-    /// (C, H, W) of what a network reads.
-    image: [usize; 3],
+    /// What a network reads of a sample.
+    image: SampleShape,
     /// The axes of a target, without that of samples.
     target: Vec<usize>,
     scales: Arc<Vec<FieldScale>>,
@@ -58,11 +59,11 @@ impl FieldSet {
         files::alike(&self.files[0], &other.files[0])
     }
 
-    /// (C, H, W) of what a network reads, as the first file has it.
+    /// What a network reads of a sample, as the first file has it.
     ///
     /// # Errors
     /// As for `open`.
-    pub fn shape(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<[usize; 3]> {
+    pub fn shape(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<SampleShape> {
         Self::of_files(path, &files::of(path)?[..1], options, of_network).map(|set| set.image)
     }
 
@@ -81,8 +82,8 @@ impl FieldSet {
         let files =
             files.iter().map(|file| files::opened(file, &fields, &flag)).collect::<Result<Vec<_>>>()?;
         files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
-        let shapes: Vec<SampleShape> =
-            files[0].arrays.iter().map(|(_, samples)| SampleShape::of(samples)).collect();
+        let shapes: Vec<FieldShape> =
+            files[0].arrays.iter().map(|(_, samples)| FieldShape::of(samples)).collect();
         let list = FieldList::new(options, (fields, texts), &shapes, of_network)?;
         let (image, target) = (list.image(&shapes, of_network)?, list.target(&shapes)?);
         let mut before = vec![0];
@@ -103,14 +104,19 @@ impl FieldSet {
         Ok(FieldSet { list, files, before: Arc::new(before), image, target, scales: Arc::new(scales) })
     }
 
-    /// (C, H, W) of what a network reads: vectors have (F, 1, 1), and sequences (C, 1, L).
-    pub fn image(&self) -> [usize; 3] {
+    /// What a network reads of a sample: vectors have (F, 1, 1), and sequences (C, 1, L).
+    pub fn image(&self) -> SampleShape {
         self.image
     }
 
     /// The axes of a target, without that of samples; `None` where there is none.
     pub fn target(&self) -> Option<&[usize]> {
         Some(&self.target[..]).filter(|_| self.list.fields.len() > self.list.inputs)
+    }
+
+    /// How long a target is along the first axis of space of what a network reads, where it has as many as that.
+    pub fn target_rows(&self) -> Option<usize> {
+        self.target.len().checked_sub(self.image.len() - 1).map(|axis| self.target[axis])
     }
 
     /// Numbers of a target.
@@ -235,6 +241,7 @@ impl FieldSet {
         if readers.len() <= at {
             readers.resize_with(at + 1, ArrayReader::default);
         }
+        let rows = rows.map(|rows| (self.image.len() - 1, rows));
         readers[at].read_rows(array, samples, samples.index(of), rows, to)?;
         if self.list.fields[at].log1p {
             if let Some(value) = to.iter().find(|value| value.is_finite() && **value <= -1.0) {
@@ -264,7 +271,7 @@ impl FieldSet {
         rows: [Option<&Range<usize>>; 2],
         readers: &mut Vec<ArrayReader>,
     ) -> Result<()> {
-        let heights = [Some(self.image[1]), self.target.iter().rev().nth(1).copied()];
+        let heights = [Some(self.image[1]), self.target_rows()];
         let (FieldList { inputs, numbers, places, .. }, place) = (&*self.list, self.place(index));
         for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {
             let is_target = at >= *inputs;

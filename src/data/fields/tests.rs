@@ -36,7 +36,7 @@ fn samples_of_fields_belong_together_by_their_numbers_and_arrays_without_are_in_
     let path = file(&directory, "a.h5");
     let fields = options(&["t[n-1,h,w]", "t[n,h,w]", "mask[h,w]"], &["t[n+2,h,w]"]);
     let set = FieldSet::open(&path, &fields, &[]).unwrap();
-    assert_eq!((set.len(), set.image(), set.target()), (7, [3, 4, 6], Some(&[4, 6][..])));
+    assert_eq!((set.len(), set.image(), set.target()), (7, [3, 4, 6].into(), Some(&[4, 6][..])));
     // The first number that all have is 1.
     let [input, target] = read(&set, 0);
     let places = |from: usize| (0..24).map(move |place| (24 * from + place) as f32);
@@ -45,7 +45,7 @@ fn samples_of_fields_belong_together_by_their_numbers_and_arrays_without_are_in_
     assert_eq!(target, places(3).collect::<Vec<_>>());
     assert_eq!(set.name(6), "a.h5 n 7");
     let tiles = FieldSet::open(&path, &options(&["t[n,h/2,w/3]"], &["s"]), &[]).unwrap();
-    assert_eq!((tiles.len(), tiles.image(), tiles.target()), (40, [1, 2, 3], Some(&[3][..])));
+    assert_eq!((tiles.len(), tiles.image(), tiles.target()), (40, [1, 2, 3].into(), Some(&[3][..])));
     let [input, target] = read(&tiles, 5);
     assert_eq!(input, [27.0, 28.0, 29.0, 33.0, 34.0, 35.0]);
     assert_eq!(target, [1003.0, 1004.0, 1005.0]);
@@ -81,7 +81,10 @@ fn inputs_that_a_network_has_by_names_are_in_its_order() {
     let set = FieldSet::open(&path, &fields, &[("s", 3), ("t", 24)]).unwrap();
     let [input, target] = read(&set, 1);
     let t = (24..48).map(|place| place as f32);
-    assert_eq!((set.image(), input), ([27, 1, 1], [1003.0, 1004.0, 1005.0].into_iter().chain(t).collect()));
+    assert_eq!(
+        (set.image(), input),
+        ([27, 1, 1].into(), [1003.0, 1004.0, 1005.0].into_iter().chain(t).collect())
+    );
     assert_eq!(target, [1003.0, 1004.0, 1005.0]);
     // Other names: in the order of the flags.
     let set = FieldSet::open(&path, &fields, &[("a", 24), ("b", 3)]).unwrap();

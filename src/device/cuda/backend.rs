@@ -204,15 +204,14 @@ pub fn tensor(
     dnn: &'static Dnn,
     number: i64,
     data_type: c_int,
-    extents: [i64; 4],
-    strides: [i64; 4],
+    [extents, strides]: [&[i64]; 2],
     alignment: usize,
 ) -> sys::CudaResult<Descriptor> {
     Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
         .set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[number])?
         .choose(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, DATA_TYPE, data_type)?
-        .set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &extents)?
-        .set(Name::CUDNN_ATTR_TENSOR_STRIDES, &strides)?
+        .set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, extents)?
+        .set(Name::CUDNN_ATTR_TENSOR_STRIDES, strides)?
         .set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[alignment as i64])
 }
 

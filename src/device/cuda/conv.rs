@@ -7,7 +7,7 @@ use super::dnn::Convolution;
 use super::gpu::{Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{
-    Real, channels_last_in, image, input, narrowest, output, padded, padded_in, plain_in, width,
+    Real, channels_last_in, image, input, narrowest, output, padded, padded_in, plain_in, spatial, width,
 };
 use super::norm::{NormShape, column_parts, column_sums};
 use super::normalised;
@@ -26,7 +26,8 @@ pub fn product(
     tf32: bool,
     [x, w, y]: [&Spec; 3],
 ) -> Result<Product> {
-    let mut at = Extents { x: image(x)?, w: image(w)?, y: image(y)? };
+    let of = |spec: &Spec| spatial(spec).map(|([n, c], [d, h, w])| [n, c, d, h, w]);
+    let mut at = Extents { x: of(x)?, w: of(w)?, y: of(y)? };
     if conv.groups == 1 {
         (at.x[1], at.w[1]) = (padded(at.x[1], real), padded(at.w[1], real));
     }

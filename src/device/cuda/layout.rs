@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
-use crate::graph::{DType, Spec};
+use crate::graph::{DType, Spec, Volume};
 
 /// A type of real numbers that kernels have a version for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,13 +62,14 @@ pub fn plain(spec: &Spec) -> Layout {
     plain_in(spec, spec.dtype)
 }
 
-/// Channels last, in a given type: (N,H,W,C), a convolution's weights (O,kh,kw,C). Where that is the same order as the
+/// Channels last, in a given type: (N,H,W,C), a convolution's weights (O,kh,kw,C), of cubes with a depth. Where that is the same order as the
 /// host's it is the same layout.
 pub fn channels_last_in(spec: &Spec, dtype: DType) -> Layout {
-    match spec.shape.0[..] {
-        [_, c, h, w] if c > 1 && h * w > 1 => {
-            let bytes = spec.shape.elements() * dtype.bytes();
-            Layout::new(format!("{dtype:?} nhwc {}", spec.shape), bytes, dtype, None)
+    match spec.shape.spatial() {
+        Some(([_, c], size)) if c > 1 && size != [1; 3] => {
+            let (bytes, deep) = (spec.shape.elements() * dtype.bytes(), spec.shape.rank() == 5);
+            let order = if deep { "ndhwc" } else { "nhwc" };
+            Layout::new(format!("{dtype:?} {order} {}", spec.shape), bytes, dtype, None)
         }
         _ => plain_in(spec, dtype),
     }
@@ -148,14 +149,21 @@ pub fn output<'a>(request: &'a KernelRequest, index: usize) -> Result<&'a Spec> 
     request.outputs.get(index).ok_or_else(lacks)
 }
 
-/// (N, C, H, W) of an image tensor.
+/// (N, C) and (D, H, W) of a tensor of images or cubes.
+pub fn spatial(spec: &Spec) -> Result<([usize; 2], Volume)> {
+    spec.shape.spatial().ok_or_else(|| Error::internal(format!("{} is no batch of images", spec.shape)))
+}
+
+/// (N, C, H, W) of images; of cubes, one plane under the other, for what treats all places alike.
 pub fn image(spec: &Spec) -> Result<[usize; 4]> {
-    spec.shape.0[..].try_into().map_err(|_| Error::internal(format!("{} is no batch of images", spec.shape)))
+    let ([n, c], [d, h, w]) = spatial(spec)?;
+    Ok([n, c, d * h, w])
 }
 
 /// (rows, channels) of a tensor whose channels lie last: (N·H·W, C) of images, (N, C) of flat ones.
 pub fn rows(spec: &Spec) -> Result<(usize, usize)> {
     match spec.shape.0[..] {
+        [n, c, d, h, w] => Ok((n * d * h * w, c)),
         [n, c, h, w] => Ok((n * h * w, c)),
         [n, c] => Ok((n, c)),
         _ => Err(Error::internal(format!("{} has no channels", spec.shape))),

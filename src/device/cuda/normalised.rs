@@ -29,14 +29,14 @@ pub const ALIGNMENT: usize = 16;
 /// - for the gradient of the data, where the gradient behind the ReLU lies in the place of x: the tensor before the
 ///   normalisation, its mean, 1/deviation, scale and shift; the gradients of shift and scale; and three numbers a
 ///   channel that nobody reads.
-pub fn more(product: &Product) -> Vec<([usize; 4], Real)> {
+pub fn more(product: &Product) -> Vec<([usize; 5], Real)> {
     let ([_, c, ..], [_, o, ..]) = (product.at.x, product.at.y);
-    let scale = ([1, c, 1, 1], product.real);
+    let scale = ([1, c, 1, 1, 1], product.real);
     match product.direction {
-        Direction::Forward => vec![scale, scale, ([1, o, 1, 1], Real::F32), ([1, o, 1, 1], Real::F32)],
+        Direction::Forward => vec![scale, scale, ([1, o, 1, 1, 1], Real::F32), ([1, o, 1, 1, 1], Real::F32)],
         Direction::BackwardWeights => vec![scale, scale],
         Direction::BackwardData => {
-            [vec![(product.at.x, product.real)], vec![([1, c, 1, 1], Real::F32); 9]].concat()
+            [vec![(product.at.x, product.real)], vec![([1, c, 1, 1, 1], Real::F32); 9]].concat()
         }
     }
 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::kernel::{CudaKernel, Operands, side_by_side};
-use super::layout::{Real, channels_last, image, input, output, saved};
+use super::layout::{Real, channels_last, image, input, output, saved, spatial};
 use crate::device::{KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Pool, Spec};
@@ -13,13 +13,26 @@ use crate::graph::{Pool, Spec};
 fn geometry(x: &Spec, y: &Spec, pool: &Pool) -> Result<Vec<Argument<'static>>> {
     let mut arguments = extents(x, y)?;
     let Pool { kernel, stride, padding, .. } = pool;
-    arguments.extend([kernel, stride, padding].into_iter().flatten().map(|&extent| Int(extent)));
+    arguments
+        .extend([kernel, stride, padding].into_iter().flat_map(|of| &of[1..]).map(|&extent| Int(extent)));
     Ok(arguments)
 }
 
 fn extents(x: &Spec, y: &Spec) -> Result<Vec<Argument<'static>>> {
-    let ([n, c, h, w], [_, _, oh, ow]) = (image(x)?, image(y)?);
+    let ([n, c], [h, w]) = flat(x)?;
+    let (_, [oh, ow]) = flat(y)?;
     Ok([n, h, w, c, oh, ow].map(Int).into())
+}
+
+/// (N, C) and (H, W): the kernels are of images.
+fn flat(spec: &Spec) -> Result<([usize; 2], [usize; 2])> {
+    match spatial(spec)? {
+        (first, [_, h, w]) if spec.shape.rank() == 4 => Ok((first, [h, w])),
+        _ => Err(Error::usage(format!(
+            "a pooling of cubes, {}, is not made for --device cuda yet",
+            spec.shape
+        ))),
+    }
 }
 
 /// The winner of each window, as its place in the window.
@@ -48,7 +61,7 @@ fn with_memories<'a>(operands: &Operands<'a>, numbers: &[Argument<'a>]) -> Vec<A
 /// What the kernels of common networks' poolings have in their names: their geometry is known when they are compiled.
 /// Channels must divide into accesses of 16 bytes.
 fn common(pool: &Pool, spec: &Spec) -> Result<Option<&'static str>> {
-    let square = [pool.kernel, pool.stride, pool.padding].map(|[h, w]| (h == w).then_some(h));
+    let square = [pool.kernel, pool.stride, pool.padding].map(|[_, h, w]| (h == w).then_some(h));
     Ok(match square {
         _ if !is_wide(spec)? => None,
         [Some(2), Some(2), Some(0)] => Some("2x2s2"),
@@ -64,7 +77,7 @@ fn is_wide(spec: &Spec) -> Result<bool> {
 
 /// Whether an adaptive pooling gives one pixel: the mean of all.
 fn is_global(x: &Spec, y: &Spec) -> Result<bool> {
-    Ok(image(y)?[2..] == [1, 1] && is_wide(x)?)
+    Ok(spatial(y)?.1 == [1; 3] && is_wide(x)?)
 }
 
 /// A kernel whose threads lie side by side over channels; what grid it wants is told how many rows of them a block has.
@@ -89,8 +102,8 @@ fn shared_out(
 /// x → y, saved
 pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
-    if pool.kernel[0] * pool.kernel[1] > 256 {
-        let [h, w] = pool.kernel;
+    let [_, h, w] = pool.kernel;
+    if h * w > 256 {
         return Err(Error::usage(format!(
             "a max pooling of {h}×{w} is more than --device cuda serves: 256 elements"
         )));
@@ -98,7 +111,7 @@ pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKe
     let layouts = (vec![channels_last(x)], vec![channels_last(y), winners(y)]);
     match common(pool, x)? {
         Some(name) => {
-            let [n, _, rows, columns] = image(y)?;
+            let ([n, _], [rows, columns]) = flat(y)?;
             let grid = |beside: usize| [columns.div_ceil(beside), rows, n];
             shared_out(gpu, format!("max_pool_{name}"), layouts, y, grid, extents(x, y)?)
         }
@@ -112,7 +125,8 @@ pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Resu
     let layouts = (vec![channels_last(dy), winners(dy)], vec![channels_last(dx)]);
     match common(pool, dx)? {
         Some(name) => {
-            let ([n, _, h, w], [stride, _], [padding, _]) = (image(dx)?, pool.stride, pool.padding);
+            let ([n, _], [h, w]) = flat(dx)?;
+            let [stride, padding] = [pool.stride, pool.padding].map(|of| of[1]);
             let [rows, columns] = [h, w].map(|extent| (extent + padding).div_ceil(stride));
             let grid = |beside: usize| [columns.div_ceil(beside), rows, n];
             shared_out(gpu, format!("max_pool_backward_{name}"), layouts, dx, grid, extents(dx, dy)?)

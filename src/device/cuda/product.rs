@@ -13,7 +13,7 @@ use super::layout::Real;
 use super::normalised;
 use super::sys::{self, Dnn};
 use crate::device::memory::ALIGNMENT;
-use crate::graph::Conv;
+use crate::graph::{Conv, Volume};
 use crate::random::{Purpose, Stream, key};
 
 /// Which of a convolution's three products.
@@ -47,12 +47,25 @@ pub enum Then {
     Normalise,
 }
 
-/// Extents of x, w and y: (N,C,H,W), (O,C/groups,kh,kw), (N,O,OH,OW).
+/// Extents of x, w and y: (N,C,D,H,W), (O,C/groups,kd,kh,kw), (N,O,OD,OH,OW); of images the depths are 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Extents {
-    pub x: [usize; 4],
-    pub w: [usize; 4],
-    pub y: [usize; 4],
+    pub x: [usize; 5],
+    pub w: [usize; 5],
+    pub y: [usize; 5],
+}
+
+impl Extents {
+    /// Whether no tensor has a depth: cuDNN is then given images.
+    pub fn are_flat(&self) -> bool {
+        [self.x, self.w, self.y].iter().all(|extents| extents[2] == 1)
+    }
+}
+
+/// Without the depth that images have not.
+pub fn of_axes<T: Copy>(extents: [T; 5], flat: bool) -> Vec<T> {
+    let [n, c, d, h, w] = extents;
+    if flat { vec![n, c, h, w] } else { vec![n, c, d, h, w] }
 }
 
 /// What is multiplied: which product, of what geometry, type and extents.
@@ -72,7 +85,9 @@ pub struct Product {
 pub struct ProductOperand {
     /// Its number in the graph.
     pub number: i64,
-    pub extents: [usize; 4],
+    pub extents: [usize; 5],
+    /// Whether it has no depth.
+    pub flat: bool,
     pub real: Real,
     /// What its address is a multiple of.
     pub alignment: usize,
@@ -103,11 +118,13 @@ impl ProductOperand {
 
     /// As cuDNN has it; one that does not lie in memory goes from one operation to the next.
     pub fn tensor(&self, dnn: &'static Dnn, lies: bool) -> sys::CudaResult<Rc<Descriptor>> {
-        let [n, c, h, w] = self.extents.map(|extent| extent as i64);
+        let extents = self.extents.map(|extent| extent as i64);
+        let [_, c, d, h, w] = extents;
         // Channels innermost.
-        let strides = [h * w * c, 1, w * c, c];
-        let (of, extents) = (data_type(self.real), [n, c, h, w]);
-        let tensor = backend::tensor(dnn, self.number, of, extents, strides, self.alignment)?;
+        let strides = [d * h * w * c, 1, h * w * c, w * c, c];
+        let [extents, strides] = [extents, strides].map(|of| of_axes(of, self.flat));
+        let of = data_type(self.real);
+        let tensor = backend::tensor(dnn, self.number, of, [&extents, &strides], self.alignment)?;
         let tensor = if lies { tensor } else { tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])? };
         tensor.finalize()
     }
@@ -125,15 +142,13 @@ impl Product {
     /// What the choice of an engine is kept under.
     pub fn words(&self) -> String {
         let Product { direction, conv, real, tf32, at, then } = self;
+        let [x, w] = [at.x, at.w].map(|of| of_axes(of, at.are_flat()));
+        let [stride, padding, dilation] = [conv.stride, conv.padding, conv.dilation].map(|of| self.along(of));
         format!(
-            "{direction:?} {} {:?} {:?} stride {:?} padding {:?} {}groups {}{}{}",
+            "{direction:?} {} {x:?} {w:?} stride {stride:?} padding {padding:?} {}groups {}{}{}",
             real.suffix(),
-            at.x,
-            at.w,
-            conv.stride,
-            conv.padding,
             // What was kept before there were dilations still serves.
-            if conv.dilation == [1; 2] { String::new() } else { format!("dilation {:?} ", conv.dilation) },
+            if conv.dilation == [1; 3] { String::new() } else { format!("dilation {dilation:?} ") },
             conv.groups,
             if *tf32 && *real == Real::F32 { " tf32" } else { "" },
             match then {
@@ -149,6 +164,11 @@ impl Product {
         )
     }
 
+    /// A part of the geometry along the axes that the tensors have.
+    fn along(&self, of: Volume) -> Vec<i64> {
+        of[usize::from(self.at.are_flat())..].iter().map(|&value| value as i64).collect()
+    }
+
     /// The product by itself.
     pub fn alone(self) -> Product {
         Product { then: Then::Nothing, ..self }
@@ -157,7 +177,7 @@ impl Product {
     /// What lies in memory: x, w and y, and then what the rest reads or writes.
     pub fn operands(&self) -> Vec<ProductOperand> {
         let Extents { x, w, y } = self.at;
-        let (of_channels, f32) = ([1, y[1], 1, 1], Real::F32);
+        let (of_channels, f32) = ([1, y[1], 1, 1, 1], Real::F32);
         let more = match self.then {
             Then::Activate { bias: true, .. } => vec![(of_channels, f32)],
             Then::Nothing | Then::Activate { .. } | Then::Accumulate => vec![],
@@ -166,15 +186,16 @@ impl Product {
             Then::Normalise => normalised::more(self),
         };
         let all = [x, w, y].map(|extents| (extents, self.real)).into_iter().chain(more);
-        let operand = |(number, (extents, real)): (i64, ([usize; 4], Real))| {
-            let of_channels = extents[0] * extents[2] * extents[3] == 1;
+        let flat = self.at.are_flat();
+        let operand = |(number, (extents, real)): (i64, ([usize; 5], Real))| {
+            let of_channels = extents[0] == 1 && extents[2..] == [1; 3];
             let alignment = match self.then {
                 // Halves of parameters lie as they do, each in half the room.
                 _ if number == 2 && real != Real::F32 => ALIGNMENT / 2,
                 Then::Normalise if number > 3 && of_channels => normalised::ALIGNMENT,
                 _ => ALIGNMENT,
             };
-            ProductOperand { number, extents, real, alignment }
+            ProductOperand { number, extents, flat, real, alignment }
         };
         (1..).zip(all).map(operand).collect()
     }
@@ -241,18 +262,17 @@ impl Product {
         dnn: &'static Dnn,
         [x, w, y]: [Rc<Descriptor>; 3],
     ) -> sys::CudaResult<Rc<Descriptor>> {
-        let pair = |values: [usize; 2]| values.map(|value| value as i64);
         let (mode, padding) =
-            (cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int, pair(self.conv.padding));
+            (cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as c_int, self.along(self.conv.padding));
         let how = Descriptor::new(dnn, DescriptorKind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?
             // Sums are f32 in any type.
             .choose(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, DATA_TYPE, data_type(Real::F32))?
             .choose(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, backend::CONVOLUTION_MODE, mode)?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[2i64])?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, &[padding.len() as i64])?
             .set(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, &padding)?
             .set(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, &padding)?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &pair(self.conv.dilation))?
-            .set(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &pair(self.conv.stride))?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, &self.along(self.conv.dilation))?
+            .set(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, &self.along(self.conv.stride))?
             .finalize()?;
         let (kind, [x_is, w_is, y_is, how_is, alpha_is, beta_is]) = self.names();
         let beta = if self.then == Then::Accumulate { 1.0f32 } else { 0.0 };

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::handle::{Desc, Engine, PrimitiveDesc};
 use super::host::Numbers;
 use super::layout::{desc, plain};
-use super::primitive::{PrimitiveKernel, attributes, check_memory, forward, nchw};
+use super::primitive::{PrimitiveKernel, attributes, check_memory, forward, spatial};
 use super::sys;
 use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ fn check(request: &KernelRequest, inputs: usize, outputs: usize) -> Result<()> {
             request.outputs.len()
         )));
     }
-    nchw(&request.outputs[0])?;
+    spatial(&request.outputs[0])?;
     match request.inputs[0].0 == request.outputs[0] {
         true => Ok(()),
         false => Err(Error::internal(format!("a normalisation cannot give {}", request.outputs[0].shape))),
@@ -152,8 +152,8 @@ pub fn training(
     inputs.extend([running.clone(), running.clone()]);
     let mut outputs = primitive.outputs().to_vec();
     outputs.splice(3..3, [running.clone(), running]);
-    let [n, _, h, w] = nchw(&request.outputs[0])?;
-    let count = (n * h * w) as f64;
+    let ([n, _], size) = spatial(&request.outputs[0])?;
+    let count = (n * size.iter().product::<usize>()) as f64;
     Ok(Training {
         primitive,
         inputs,

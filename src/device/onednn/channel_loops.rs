@@ -12,7 +12,7 @@ use half::bf16;
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
 use super::layout::{desc, plain};
-use super::primitive::nchw;
+use super::primitive::spatial;
 use super::sys;
 use crate::device::memory::Number;
 use crate::device::{KernelRequest, Layout, Memory};
@@ -34,7 +34,7 @@ pub struct Grid {
     blocks: usize,
     /// Channels of a block.
     pub lanes: usize,
-    /// Height × width.
+    /// Places of an image.
     rows: usize,
     /// What a piece has of these.
     images_a_piece: usize,
@@ -42,34 +42,42 @@ pub struct Grid {
 }
 
 impl Grid {
-    fn new([images, channels, h, w]: [usize; 4], lanes: usize) -> Grid {
-        let (blocks, rows) = (channels.div_ceil(lanes), h * w);
+    fn new(extents: &[usize], lanes: usize) -> Grid {
+        let (images, channels, rows) = (extents[0], extents[1], extents[2..].iter().product::<usize>());
+        let blocks = channels.div_ceil(lanes);
         let rows_a_piece = (PIECE / lanes).clamp(1, rows.max(1));
         let images_a_piece = (PIECE / (rows * lanes).max(1)).clamp(1, images.max(1));
         Grid { images, channels, blocks, lanes, rows, images_a_piece, rows_a_piece }
     }
 
     /// The grid of a layout of images, if it is one.
-    pub fn of(layout: &Layout, extents: [usize; 4]) -> Result<Option<Grid>> {
-        let desc = desc(layout)?;
+    pub fn of(layout: &Layout, extents: &[usize]) -> Result<Option<Grid>> {
+        let (desc, axes) = (desc(layout)?, extents.len());
         let (strides, padded) =
-            (desc.vector(sys::QUERY_STRIDES, 4)?, desc.vector(sys::QUERY_PADDED_DIMS, 4)?);
+            (desc.vector(sys::QUERY_STRIDES, axes)?, desc.vector(sys::QUERY_PADDED_DIMS, axes)?);
         let blockings = desc.scalar::<i32>(sys::QUERY_INNER_NBLKS_S32)? as usize;
         let inner = desc.vector(sys::QUERY_INNER_IDXS, blockings)?;
         let sizes = desc.vector(sys::QUERY_INNER_BLKS, blockings)?;
-        let [n, c, h, w] = extents;
+        let (n, c, places) = (extents[0], extents[1], &extents[2..]);
+        let rows = places.iter().product::<usize>();
+        // Of images and channels these, of places so many times what they are apart.
+        let strided = |first: [usize; 2], times: usize| {
+            let behind = (0..places.len()).map(|at| times * places[at + 1..].iter().product::<usize>());
+            first.into_iter().chain(behind).collect::<Vec<usize>>()
+        };
         let candidates = match (&inner[..], &sizes[..]) {
-            ([], []) => vec![(c, [h * w * c, 1, w * c, c]), (1, [c * h * w, h * w, w, 1])],
+            ([], []) => vec![(c, strided([rows * c, 1], c)), (1, strided([c * rows, rows], 1))],
             ([1], [size]) => {
                 let lanes = *size as usize;
-                vec![(lanes, [c.div_ceil(lanes) * lanes * h * w, lanes * h * w, lanes * w, lanes])]
+                vec![(lanes, strided([c.div_ceil(lanes) * lanes * rows, lanes * rows], lanes))]
             }
             _ => vec![],
         };
+        let with_channels = |channels: usize| [&[n, channels], places].concat();
         let found = candidates.into_iter().find(|(lanes, expected)| {
-            let outer = if inner.is_empty() { extents } else { [n, c.div_ceil(*lanes), h, w] };
-            let whole = [n, c.next_multiple_of(if inner.is_empty() { 1 } else { *lanes }), h, w];
-            (0..4)
+            let outer = with_channels(if inner.is_empty() { c } else { c.div_ceil(*lanes) });
+            let whole = with_channels(c.next_multiple_of(if inner.is_empty() { 1 } else { *lanes }));
+            (0..axes)
                 .all(|d| padded[d] == whole[d] as i64 && (outer[d] == 1 || strides[d] == expected[d] as i64))
         });
         Ok(found.map(|(lanes, _)| Grid::new(extents, lanes)))
@@ -448,7 +456,8 @@ impl Frame {
     /// `x` is the input whose layout is kept; every tensor of its shape gets it, all others are plain.
     pub fn new(engine: &Engine, request: &KernelRequest, x: usize) -> Result<Frame> {
         let (spec, given) = &request.inputs[x];
-        let extents = nchw(spec)?;
+        spatial(spec)?;
+        let extents = &spec.shape.0;
         let all = || request.inputs.iter().map(|(spec, _)| spec).chain(request.outputs);
         if !spec.dtype.is_real() || all().any(|other| other != spec && other.dtype != DType::F32) {
             return Err(Error::internal("a normalisation over ranks of what is not f32 or bf16"));

@@ -8,7 +8,7 @@ use super::depthwise;
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
 use super::host::Workers;
 use super::layout::data_type;
-use super::primitive::{PrimitiveKernel, attributes, inputs, multiplied, nchw, outputs, prop_kind};
+use super::primitive::{PrimitiveKernel, attributes, inputs, multiplied, outputs, prop_kind};
 use super::sys;
 use super::window::WindowGeometry;
 use crate::device::{Kernel, KernelRequest};
@@ -31,24 +31,24 @@ type Types = [sys::DataType; 3];
 
 impl ConvTensors {
     fn new(engine: &Engine, conv: &Conv, [x, w, y]: [&Spec; 3], types: Types) -> Result<ConvTensors> {
-        let (x, w, y) = (nchw(x)?, nchw(w)?, nchw(y)?);
+        let (x, w, y) = (&x.shape, &w.shape, &y.shape);
         let window = WindowGeometry::of_conv(conv, x, y)?;
-        let (c, o, groups) = (x[1], y[1], conv.groups);
+        let (c, o, groups) = (x.channels(), y.channels(), conv.groups);
         if groups == 0 || c % groups != 0 || o % groups != 0 {
             return Err(Error::usage(format!(
                 "{c} input and {o} output channels do not divide into {groups} groups"
             )));
         }
-        if w != [o, c / groups, conv.kernel[0], conv.kernel[1]] || x[0] != y[0] {
-            return Err(Error::internal(format!("weights of {w:?} cannot take {x:?} to {y:?}")));
+        if *w != x.with_spatial([o, c / groups], conv.kernel) || x.batch() != y.batch() {
+            return Err(Error::internal(format!("weights of {w} cannot take {x} to {y}")));
         }
         // oneDNN gives the groups a dimension of their own; the order of the elements stays the same.
-        let grouped = [groups, o / groups, w[1], w[2], w[3]];
+        let grouped = [&[groups, o / groups], &w.0[1..]].concat();
         Ok(ConvTensors {
-            x: Desc::any(engine, &x, types[0])?,
+            x: Desc::any(engine, &x.0, types[0])?,
             w: Desc::any(engine, if groups == 1 { &grouped[1..] } else { &grouped }, types[1])?,
             b: conv.bias.then(|| Desc::plain(engine, &[o], sys::F32)).transpose()?,
-            y: Desc::any(engine, &y, types[2])?,
+            y: Desc::any(engine, &y.0, types[2])?,
             window,
         })
     }

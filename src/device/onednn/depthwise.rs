@@ -10,7 +10,6 @@ use super::channel_loops::{Element, Grid, load};
 use super::handle::{Desc, Engine, PrimitiveDesc};
 use super::host::{HostKernel, Numbers, Workers};
 use super::layout::layout;
-use super::primitive::nchw;
 use super::sys;
 use crate::device::{KernelRequest, Memory};
 use crate::error::Result;
@@ -43,11 +42,15 @@ pub fn backward_weights(
     forward: &PrimitiveDesc,
 ) -> Result<Option<HostKernel>> {
     let ([x, y], w) = ([0, 1].map(|index| &request.inputs[index].0), &request.outputs[0]);
-    let ([n, c, h, width], [_, o, oh, ow], [.., kh, kw]) = (nchw(x)?, nchw(y)?, nchw(w)?);
+    let [Some([n, c, h, width]), Some([_, o, oh, ow]), Some([.., kh, kw])] =
+        [x, y, w].map(|of| of.shape.nchw())
+    else {
+        return Ok(None);
+    };
     let layouts = [layout(forward.desc(sys::ARG_SRC)?)?, layout(forward.desc(sys::ARG_DST)?)?];
-    let is_blocked = |at: usize, extents| -> Result<bool> {
+    let is_blocked = |at: usize, extents: [usize; 4]| -> Result<bool> {
         let fits = layouts[at].dtype() == x.dtype && y.dtype == x.dtype;
-        Ok(fits && Grid::of(&layouts[at], extents)?.is_some_and(|grid| grid.lanes == LANES))
+        Ok(fits && Grid::of(&layouts[at], &extents)?.is_some_and(|grid| grid.lanes == LANES))
     };
     let fits = conv.groups == c && c == o && c > 1 && kh <= MOST_ROWS && [5, 7].contains(&kw);
     // Where there are 16 channels, channels-last looks alike and lies the same.
@@ -96,7 +99,7 @@ fn of_block<T: Element, const KW: usize>(
     tensors: [&Numbers<T>; 2],
     dw: &Numbers,
 ) {
-    let [kh, _] = at.conv.kernel;
+    let [_, kh, _] = at.conv.kernel;
     let mut sums = [[[0f64; LANES]; KW]; MOST_ROWS];
     for image in 0..at.images {
         let mut of_image = [[[0f32; LANES]; KW]; MOST_ROWS];
@@ -176,6 +179,7 @@ fn add_up_anywhere<T: Element, const KW: usize>(
     sums: &mut WeightSums<KW>,
 ) {
     let Conv { stride, padding, dilation, kernel, .. } = at.conv;
+    let [stride, padding, dilation, kernel] = [stride, padding, dilation, kernel].map(|[_, h, w]| [h, w]);
     let ([h, w], [oh, ow]) = (at.x, at.y);
     // Columns of dy of which every column of the kernel reads something that is there.
     let reach = (KW - 1) * dilation[1];

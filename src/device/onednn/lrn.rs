@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::handle::{Engine, PrimitiveDesc};
 use super::layout::{desc, plain};
-use super::primitive::{PrimitiveKernel, attributes, forward, inputs, nchw, prop_kind};
+use super::primitive::{PrimitiveKernel, attributes, forward, inputs, prop_kind};
 use super::sys;
 use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
@@ -17,7 +17,6 @@ pub fn forward_pass(
     norm: &LocalResponseNorm,
 ) -> Result<PrimitiveKernel> {
     let [x] = inputs(request)?;
-    nchw(x)?;
     if norm.size.is_multiple_of(2) || request.outputs.len() != 2 || *x != request.outputs[0] {
         return Err(Error::internal(format!(
             "{norm:?} of {} with {} outputs",

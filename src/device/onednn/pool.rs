@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::handle::{Desc, Engine, PrimitiveDesc};
 use super::layout::{desc, plain};
-use super::primitive::{PrimitiveKernel, attributes, forward, nchw, prop_kind};
+use super::primitive::{PrimitiveKernel, attributes, forward, prop_kind};
 use super::sys;
 use super::window::WindowGeometry;
 use crate::device::{KernelRequest, Layout};
@@ -46,10 +46,10 @@ fn forward_desc(
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {
     let ((x, given), y) = ends(request)?;
-    let window = WindowGeometry::of_pool(pool, nchw(x)?, nchw(y)?)?;
+    let window = WindowGeometry::of_pool(pool, &x.shape, &y.shape)?;
     let x = given.clone().map_or_else(|| plain(engine, x), Ok)?;
     let x = desc(&x)?;
-    let y = Desc::any(engine, &nchw(y)?, x.data_type()?)?;
+    let y = Desc::any(engine, &y.shape.0, x.data_type()?)?;
     let attributes = attributes(engine)?;
     let name = "dnnl_pooling_forward_primitive_desc_create";
     // SAFETY: descriptors, geometry and attributes outlive the call.
@@ -95,7 +95,7 @@ fn backward_desc(
     algorithm: sys::AlgKind,
 ) -> Result<PrimitiveDesc> {
     let ((dy, _), dx) = ends(request)?;
-    let window = WindowGeometry::of_pool(pool, nchw(dx)?, nchw(dy)?)?;
+    let window = WindowGeometry::of_pool(pool, &dx.shape, &dy.shape)?;
     let hint = forward(request)?;
     let (dx, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);
     let attributes = attributes(engine)?;

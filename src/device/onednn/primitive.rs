@@ -9,7 +9,7 @@ use super::layout::{desc, layout};
 use super::sys;
 use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
-use crate::graph::{DType, Spec};
+use crate::graph::{DType, Spec, Volume};
 
 /// A compiled primitive with the arguments that stand for the op's inputs and outputs.
 pub struct PrimitiveKernel {
@@ -218,9 +218,9 @@ pub fn outputs<'a, const N: usize>(request: &KernelRequest<'a>) -> Result<[&'a S
     specs.try_into().map_err(|_| Error::internal(format!("{count} outputs where there should be {N}")))
 }
 
-/// (N, C, H, W) of an image tensor.
-pub fn nchw(spec: &Spec) -> Result<[usize; 4]> {
+/// (N, C) and (D, H, W) of a tensor of images or cubes.
+pub fn spatial(spec: &Spec) -> Result<([usize; 2], Volume)> {
     spec.shape
-        .nchw()
+        .spatial()
         .ok_or_else(|| Error::internal(format!("a tensor of {} where an image is needed", spec.shape)))
 }

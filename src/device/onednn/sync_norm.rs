@@ -11,7 +11,7 @@ use super::channel_loops::{
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers, copy};
 use super::layout::plain;
-use super::primitive::{inputs, nchw, outputs};
+use super::primitive::{inputs, outputs, spatial};
 use crate::device::{KernelRequest, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, Spec};
@@ -154,7 +154,7 @@ macro_rules! choose {
 /// Makes sure that vectors have as many numbers as x has channels, and gathered ones two rows of them a rank; returns
 /// the ranks.
 pub fn check(x: &Spec, vectors: &[&Spec], gathered: Option<&Spec>) -> Result<usize> {
-    let [_, c, _, _] = nchw(x)?;
+    let ([_, c], _) = spatial(x)?;
     let ranks = gathered.map_or(1, |spec| spec.shape.batch());
     let fits = vectors.iter().all(|spec| spec.shape.0 == [c])
         && gathered.is_none_or(|spec| ranks > 0 && spec.shape.0 == [ranks, 2, c]);
@@ -195,7 +195,7 @@ fn deviation(variance: f32, epsilon: f32) -> f64 {
 /// computing sample variances", 1979).
 pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) -> Result<HostKernel> {
     let ([x], [moments]) = (inputs(request)?, outputs(request)?);
-    let [_, c, _, _] = nchw(x)?;
+    let ([_, c], _) = spatial(x)?;
     if moments.shape.0 != [2, c] {
         return Err(Error::internal(format!("moments of {} cannot be {}", x.shape, moments.shape)));
     }

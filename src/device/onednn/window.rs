@@ -2,7 +2,7 @@
 
 use super::sys;
 use crate::error::{Error, Result};
-use crate::graph::{Conv, Pool};
+use crate::graph::{Conv, Pool, Shape, Volume};
 
 /// Kernel, stride and padding as the C API takes them.
 pub struct WindowGeometry {
@@ -17,7 +17,7 @@ pub struct WindowGeometry {
 }
 
 impl WindowGeometry {
-    pub fn of_conv(conv: &Conv, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
+    pub fn of_conv(conv: &Conv, input: &Shape, output: &Shape) -> Result<WindowGeometry> {
         let Conv { stride, padding, dilation, .. } = *conv;
         if dilation.contains(&0) {
             return Err(Error::usage(format!("dilation {dilation:?} must be at least 1")));
@@ -26,16 +26,15 @@ impl WindowGeometry {
         let kernel = if conv.kernel.contains(&0) { conv.kernel } else { conv.reach() };
         let window =
             WindowGeometry::new(&Pool { kernel, stride, padding, ..Pool::square(1) }, input, output)?;
-        Ok(WindowGeometry { dilation: pair(dilation.map(|apart| apart - 1)), ..window })
+        Ok(WindowGeometry { dilation: along_axes(input, dilation.map(|apart| apart - 1)), ..window })
     }
 
-    pub fn of_pool(pool: &Pool, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
-        let [n, c, ..] = input;
-        if [n, c] != output[..2] {
-            return Err(Error::internal(format!("a pooling of {input:?} cannot give {output:?}")));
+    pub fn of_pool(pool: &Pool, input: &Shape, output: &Shape) -> Result<WindowGeometry> {
+        if input.0.get(..2) != output.0.get(..2) {
+            return Err(Error::internal(format!("a pooling of {input} cannot give {output}")));
         }
         // A window wholly within the padding would have no largest element and no average.
-        if (0..2).any(|axis| pool.padding[axis] >= pool.kernel[axis]) {
+        if (0..3).any(|axis| pool.padding[axis] >= pool.kernel[axis]) {
             return Err(Error::usage(format!(
                 "a pooling's padding {:?} must be smaller than its kernel {:?}",
                 pool.padding, pool.kernel
@@ -44,39 +43,45 @@ impl WindowGeometry {
         WindowGeometry::new(pool, input, output)
     }
 
-    /// Checks the geometry against the images of shape (N, C, H, W) that it is applied to.
-    fn new(window: &Pool, input: [usize; 4], output: [usize; 4]) -> Result<WindowGeometry> {
-        let ([_, _, h, w], Pool { kernel, stride, padding, .. }) = (input, *window);
+    /// Checks the geometry against the images or cubes that it is applied to.
+    fn new(window: &Pool, input: &Shape, output: &Shape) -> Result<WindowGeometry> {
+        let Pool { kernel, stride, padding, .. } = *window;
+        let (Some((_, from)), Some((_, to))) = (input.spatial(), output.spatial()) else {
+            return Err(Error::internal(format!("windows over {input} that give {output}")));
+        };
+        let said = |size: Volume| Shape(input.with_spatial([0; 2], size).0.split_off(2));
         if stride.contains(&0) || kernel.contains(&0) {
             return Err(Error::usage(format!("kernel {kernel:?} and stride {stride:?} must be at least 1")));
         }
-        match window.windows([h, w]) {
+        match window.windows(from) {
             None => Err(Error::usage(format!(
-                "a kernel of {}×{} does not fit its input of {h}×{w} with a padding of {}×{}",
-                kernel[0], kernel[1], padding[0], padding[1]
+                "a kernel of {} does not fit its input of {} with a padding of {}",
+                said(kernel),
+                said(from),
+                said(padding)
             ))),
-            Some(size) if size != output[2..] => Err(Error::internal(format!(
-                "the output should be {}×{}, not {}×{}",
-                size[0], size[1], output[2], output[3]
-            ))),
+            Some(size) if size != to => {
+                Err(Error::internal(format!("the output should be {}, not {}", said(size), said(to))))
+            }
             Some(size) => {
                 let reach = |axis: usize| (size[axis] - 1) * stride[axis] + kernel[axis];
-                let after = |axis: usize| reach(axis).saturating_sub([h, w][axis] + padding[axis]);
+                let after = |axis: usize| reach(axis).saturating_sub(from[axis] + padding[axis]);
                 Ok(WindowGeometry {
-                    kernel: pair(kernel),
-                    stride: pair(stride),
-                    padding: pair(padding),
-                    padding_after: pair([padding[0].max(after(0)), padding[1].max(after(1))]),
-                    dilation: pair([0, 0]),
+                    kernel: along_axes(input, kernel),
+                    stride: along_axes(input, stride),
+                    padding: along_axes(input, padding),
+                    padding_after: along_axes(input, [0, 1, 2].map(|axis| padding[axis].max(after(axis)))),
+                    dilation: along_axes(input, [0; 3]),
                 })
             }
         }
     }
 }
 
-fn pair(numbers: [usize; 2]) -> sys::Dims {
+/// Those of the axes that the input has.
+fn along_axes(input: &Shape, numbers: Volume) -> sys::Dims {
     let mut dims: sys::Dims = [0; sys::MAX_NDIMS];
-    for (to, from) in dims.iter_mut().zip(numbers) {
+    for (to, from) in dims.iter_mut().zip(input.with_spatial([0; 2], numbers).0.split_off(2)) {
         // A number beyond i64 fits no image: `windows` has refused it.
         *to = from as i64;
     }

@@ -1,14 +1,14 @@
 //! Batch normalisation, whose batch may be spread over ranks: its ops as their definitions.
 
-use ndarray::{Array1, Array4, ArrayD, Axis};
+use ndarray::{Array1, Array5, ArrayD, Axis};
 
-use super::image;
+use super::cube;
 use crate::error::{Error, Result};
 use crate::graph::BatchNorm;
 
 /// x → mean and variance of each channel.
 pub fn own_moments(x: &ArrayD<f32>) -> Result<ArrayD<f32>> {
-    let (mean, variance) = moments(&image(x)?.mapv(f64::from));
+    let (mean, variance) = moments(&cube(x)?.mapv(f64::from));
     Ok(rows(&mean, &variance))
 }
 
@@ -29,7 +29,7 @@ pub fn forward(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<
     let x = &inputs[0];
     let (ranks, (mean, variance)) = match inputs.last().filter(|_| norm.given) {
         Some(given) => combined(&given.mapv(f64::from), x.shape()[1])?,
-        None => (1, moments(&image(x)?.mapv(f64::from))),
+        None => (1, moments(&cube(x)?.mapv(f64::from))),
     };
     let n = norm.values(ranks, x.len() / mean.len()) as f64;
     let y = normalised(norm, inputs, |c| (given(mean[c]), given(variance[c])))?;
@@ -72,7 +72,7 @@ fn given(statistic: f64) -> f64 {
 }
 
 /// Mean and variance (divided by n) of each channel.
-fn moments(x: &Array4<f64>) -> (Array1<f64>, Array1<f64>) {
+fn moments(x: &Array5<f64>) -> (Array1<f64>, Array1<f64>) {
     let n = (x.len() / x.shape()[1]) as f64;
     let mean: Array1<f64> = x.axis_iter(Axis(1)).map(|channel| channel.sum() / n).collect();
     let channels = x.axis_iter(Axis(1)).zip(&mean);
@@ -99,7 +99,7 @@ fn normalised(
     inputs: &[ArrayD<f32>],
     statistics: impl Fn(usize) -> (f64, f64),
 ) -> Result<ArrayD<f32>> {
-    let mut y = image(&inputs[0])?.mapv(f64::from);
+    let mut y = cube(&inputs[0])?.mapv(f64::from);
     for (c, mut channel) in y.axis_iter_mut(Axis(1)).enumerate() {
         let (mean, variance) = statistics(c);
         let (w, b) = (f64::from(inputs[1][[c]]), f64::from(inputs[2][[c]]));
@@ -108,7 +108,7 @@ fn normalised(
     }
     if norm.add {
         let z = inputs.get(5).ok_or_else(|| Error::internal("a normalisation lacks what is added to it"))?;
-        y += &image(z)?.mapv(f64::from);
+        y += &cube(z)?.mapv(f64::from);
     }
     Ok(y.mapv(|y| if norm.relu { y.max(0.0) as f32 } else { y as f32 }).into_dyn())
 }
@@ -132,7 +132,7 @@ pub fn scale(
 
 /// ReLU(x·scale + shift), with scale (2,C).
 pub fn scaled(x: &ArrayD<f32>, scale: &ArrayD<f32>) -> Result<ArrayD<f32>> {
-    let mut y = image(x)?.to_owned();
+    let mut y = cube(x)?.to_owned();
     for (c, mut channel) in y.axis_iter_mut(Axis(1)).enumerate() {
         channel.mapv_inplace(|x| (x * scale[[0, c]] + scale[[1, c]]).max(0.0));
     }
@@ -150,14 +150,14 @@ pub fn backward_again(norm: &BatchNorm, dy: ArrayD<f32>, inputs: &[ArrayD<f32>])
 /// the normalised x, n values a channel and σ² = variance + epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n −
 /// x̂·dw/n).
 pub fn backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
-    let mut dy = image(&inputs[0])?.mapv(f64::from);
+    let mut dy = cube(&inputs[0])?.mapv(f64::from);
     if norm.add {
-        dy *= &image(&positive(&inputs[5]))?.mapv(f64::from);
+        dy *= &cube(&positive(&inputs[5]))?.mapv(f64::from);
     } else if norm.relu {
-        dy *= &image(&inputs[5])?.mapv(f64::from);
+        dy *= &cube(&inputs[5])?.mapv(f64::from);
     }
     let dz = norm.add.then(|| dy.mapv(|v| v as f32).into_dyn());
-    let mut normal = image(&inputs[1])?.mapv(f64::from);
+    let mut normal = cube(&inputs[1])?.mapv(f64::from);
     let (mut dw, mut db) = (Vec::new(), Vec::new());
     for (c, (mut dy, mut normal)) in dy.axis_iter_mut(Axis(1)).zip(normal.axis_iter_mut(Axis(1))).enumerate()
     {
@@ -181,9 +181,9 @@ pub fn backward(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f
 fn channels(
     norm: &BatchNorm,
     inputs: &[ArrayD<f32>],
-    mut each: impl FnMut(usize, ndarray::Array3<f64>, ndarray::Array3<f64>, f64),
+    mut each: impl FnMut(usize, ndarray::Array4<f64>, ndarray::Array4<f64>, f64),
 ) -> Result<()> {
-    let (dy, x) = (image(&inputs[0])?, image(&inputs[1])?);
+    let (dy, x) = (cube(&inputs[0])?, cube(&inputs[1])?);
     for (c, (dy, x)) in dy.axis_iter(Axis(1)).zip(x.axis_iter(Axis(1))).enumerate() {
         let [w, b, mean, variance] = [2, 3, 4, 5].map(|index| f64::from(inputs[index][[c]]));
         let deviation = (variance + f64::from(norm.epsilon)).sqrt();
@@ -213,7 +213,7 @@ pub fn sums(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>
 pub fn backward_of_sums(norm: &BatchNorm, inputs: &[ArrayD<f32>]) -> Result<ArrayD<f32>> {
     let sums = inputs[6].mapv(f64::from).sum_axis(Axis(0));
     let ranks = inputs[6].len_of(Axis(0));
-    let mut dx = image(&inputs[0])?.mapv(f64::from);
+    let mut dx = cube(&inputs[0])?.mapv(f64::from);
     channels(norm, inputs, |c, dy, normal, scale| {
         let n = (ranks * dy.len()) as f64;
         let (of_b, of_w) = (sums[[0, c]] / n, sums[[1, c]] / n);

@@ -2,104 +2,131 @@
 
 use std::ops::Range;
 
-use ndarray::{Array4, ArrayD, s};
+use ndarray::{Array5, ArrayD, s};
 
-use super::{extents, image};
+use super::{cube, reshaped, volumes};
 use crate::error::Result;
-use crate::graph::{Pool, adaptive_window};
+use crate::graph::{Pool, Volume, adaptive_window};
 
-/// The rows and columns of the input that window (i, j) covers.
-fn window(pool: &Pool, height: usize, width: usize, i: usize, j: usize) -> [Range<usize>; 2] {
-    let along = |at: usize, axis: usize, extent: usize| {
-        let start = at * pool.stride[axis];
-        let end = (start + pool.kernel[axis]).saturating_sub(pool.padding[axis]).min(extent);
+/// Planes, rows and columns of the input.
+type Covered = [Range<usize>; 3];
+
+/// Those that the window of a place covers.
+fn window(pool: &Pool, input: Volume, place: Volume) -> Covered {
+    [0, 1, 2].map(|axis| {
+        let start = place[axis] * pool.stride[axis];
+        let end = (start + pool.kernel[axis]).saturating_sub(pool.padding[axis]).min(input[axis]);
         start.saturating_sub(pool.padding[axis])..end
+    })
+}
+
+/// The size of cubes.
+fn size(shape: &[usize]) -> Volume {
+    let [_, _, size @ ..] = volumes(shape);
+    size
+}
+
+fn places([planes, rows, columns]: Covered) -> impl Iterator<Item = Volume> {
+    let of_plane = move |d: usize| {
+        let columns = columns.clone();
+        rows.clone().flat_map(move |h| columns.clone().map(move |w| [d, h, w]))
     };
-    [along(i, 0, height), along(j, 1, width)]
+    planes.flat_map(of_plane)
 }
 
 pub fn max_pool(pool: &Pool, x: &ArrayD<f32>, shape: &[usize]) -> Result<Vec<ArrayD<f32>>> {
-    let x = image(x)?;
-    let (height, width) = (x.shape()[2], x.shape()[3]);
-    let mut y = Array4::<f32>::zeros(extents(shape));
-    let mut winners = Array4::<f32>::zeros(extents(shape));
-    for ((n, c, i, j), best) in y.indexed_iter_mut() {
-        let [rows, columns] = window(pool, height, width, i, j);
+    let (x, [_, height, width]) = (cube(x)?, size(x.shape()));
+    let mut y = Array5::<f32>::zeros(volumes(shape));
+    let mut winners = Array5::<f32>::zeros(volumes(shape));
+    for ((n, c, h, i, j), best) in y.indexed_iter_mut() {
         *best = f32::NEG_INFINITY;
-        for (r, q) in rows.flat_map(|r| columns.clone().map(move |q| (r, q))) {
+        for [d, r, q] in places(window(pool, size(x.shape()), [h, i, j])) {
             // NaN wins, as in PyTorch: a broken number must not hide.
-            if x[[n, c, r, q]] > *best || x[[n, c, r, q]].is_nan() {
-                *best = x[[n, c, r, q]];
-                winners[[n, c, i, j]] = (r * width + q) as f32;
+            if x[[n, c, d, r, q]] > *best || x[[n, c, d, r, q]].is_nan() {
+                *best = x[[n, c, d, r, q]];
+                winners[[n, c, h, i, j]] = ((d * height + r) * width + q) as f32;
             }
         }
     }
-    Ok(vec![y.into_dyn(), winners.into_dyn()])
+    Ok(vec![reshaped(y.into_dyn(), shape)?, reshaped(winners.into_dyn(), shape)?])
 }
 
 pub fn max_pool_backward(inputs: &[ArrayD<f32>], shape: &[usize]) -> Result<ArrayD<f32>> {
-    let (dy, winners) = (image(&inputs[0])?, image(&inputs[1])?);
-    let mut dx = Array4::<f64>::zeros(extents(shape));
-    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
-        let winner = winners[[n, c, i, j]] as usize;
-        dx[[n, c, winner / shape[3], winner % shape[3]]] += f64::from(gradient);
+    let (dy, winners, [_, height, width]) = (cube(&inputs[0])?, cube(&inputs[1])?, size(shape));
+    let mut dx = Array5::<f64>::zeros(volumes(shape));
+    for ((n, c, h, i, j), &gradient) in dy.indexed_iter() {
+        let winner = winners[[n, c, h, i, j]] as usize;
+        let [plane, row] = [winner / (height * width), winner / width % height];
+        dx[[n, c, plane, row, winner % width]] += f64::from(gradient);
     }
-    Ok(dx.mapv(|v| v as f32).into_dyn())
+    reshaped(dx.mapv(|v| v as f32).into_dyn(), shape)
 }
 
 /// What an average divides by: the window, padding included or not.
-fn divisor(pool: &Pool, covered: &[Range<usize>; 2]) -> f64 {
+fn divisor(pool: &Pool, covered: &Covered) -> f64 {
     if pool.count_include_pad {
-        (pool.kernel[0] * pool.kernel[1]) as f64
+        pool.kernel.iter().product::<usize>() as f64
     } else {
-        (covered[0].len() * covered[1].len()) as f64
+        covered.iter().map(Range::len).product::<usize>() as f64
+    }
+}
+
+/// The mean of what each place covers, by what its sum is divided by.
+fn means(x: &ArrayD<f32>, shape: &[usize], of: impl Fn(Volume) -> (Covered, f64)) -> Result<ArrayD<f32>> {
+    let x = cube(x)?;
+    let y = Array5::from_shape_fn(volumes(shape), |(n, c, h, i, j)| {
+        let ([planes, rows, columns], divisor) = of([h, i, j]);
+        let part = x.slice(s![n, c, planes, rows, columns]);
+        (part.iter().map(|&v| f64::from(v)).sum::<f64>() / divisor) as f32
+    });
+    reshaped(y.into_dyn(), shape)
+}
+
+/// Takes gradients back through `means`.
+fn means_backward(
+    dy: &ArrayD<f32>,
+    shape: &[usize],
+    of: impl Fn(Volume) -> (Covered, f64),
+) -> Result<ArrayD<f32>> {
+    let dy = cube(dy)?;
+    let mut dx = Array5::<f64>::zeros(volumes(shape));
+    for ((n, c, h, i, j), &gradient) in dy.indexed_iter() {
+        let ([planes, rows, columns], divisor) = of([h, i, j]);
+        let share = f64::from(gradient) / divisor;
+        dx.slice_mut(s![n, c, planes, rows, columns]).mapv_inplace(|v| v + share);
+    }
+    reshaped(dx.mapv(|v| v as f32).into_dyn(), shape)
+}
+
+fn averaged(pool: &Pool, input: Volume) -> impl Fn(Volume) -> (Covered, f64) {
+    move |place| {
+        let covered = window(pool, input, place);
+        let divisor = divisor(pool, &covered);
+        (covered, divisor)
     }
 }
 
 pub fn avg_pool(pool: &Pool, x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let x = image(x)?;
-    let (height, width) = (x.shape()[2], x.shape()[3]);
-    let y = Array4::from_shape_fn(extents(shape), |(n, c, i, j)| {
-        let covered = window(pool, height, width, i, j);
-        let part = x.slice(s![n, c, covered[0].clone(), covered[1].clone()]);
-        (part.iter().map(|&v| f64::from(v)).sum::<f64>() / divisor(pool, &covered)) as f32
-    });
-    Ok(y.into_dyn())
+    means(x, shape, averaged(pool, size(x.shape())))
 }
 
 pub fn avg_pool_backward(pool: &Pool, dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let dy = image(dy)?;
-    let mut dx = Array4::<f64>::zeros(extents(shape));
-    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
-        let covered = window(pool, shape[2], shape[3], i, j);
-        let share = f64::from(gradient) / divisor(pool, &covered);
-        dx.slice_mut(s![n, c, covered[0].clone(), covered[1].clone()]).mapv_inplace(|v| v + share);
-    }
-    Ok(dx.mapv(|v| v as f32).into_dyn())
+    means_backward(dy, shape, averaged(pool, size(shape)))
 }
 
-/// The rows and columns that element (i, j) averages, the images being (H, W) before and (OH, OW) after.
-fn adaptive_windows(before: &[usize], after: &[usize], i: usize, j: usize) -> [Range<usize>; 2] {
-    [adaptive_window(i, before[0], after[0]), adaptive_window(j, before[1], after[1])]
+/// What each place averages of images of one size for those of another.
+fn adaptive(before: Volume, after: Volume) -> impl Fn(Volume) -> (Covered, f64) {
+    move |place| {
+        let covered = [0, 1, 2].map(|axis| adaptive_window(place[axis], before[axis], after[axis]));
+        let count = covered.iter().map(Range::len).product::<usize>();
+        (covered, count as f64)
+    }
 }
 
 pub fn adaptive_avg_pool(x: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let x = image(x)?;
-    let y = Array4::from_shape_fn(extents(shape), |(n, c, i, j)| {
-        let [rows, columns] = adaptive_windows(&x.shape()[2..], &shape[2..], i, j);
-        let part = x.slice(s![n, c, rows, columns]);
-        (part.iter().map(|&v| f64::from(v)).sum::<f64>() / part.len() as f64) as f32
-    });
-    Ok(y.into_dyn())
+    means(x, shape, adaptive(size(x.shape()), size(shape)))
 }
 
 pub fn adaptive_avg_pool_backward(dy: &ArrayD<f32>, shape: &[usize]) -> Result<ArrayD<f32>> {
-    let dy = image(dy)?;
-    let mut dx = Array4::<f64>::zeros(extents(shape));
-    for ((n, c, i, j), &gradient) in dy.indexed_iter() {
-        let [rows, columns] = adaptive_windows(&shape[2..], &dy.shape()[2..], i, j);
-        let share = f64::from(gradient) / (rows.len() * columns.len()) as f64;
-        dx.slice_mut(s![n, c, rows, columns]).mapv_inplace(|v| v + share);
-    }
-    Ok(dx.mapv(|v| v as f32).into_dyn())
+    means_backward(dy, shape, adaptive(size(shape), size(dy.shape())))
 }

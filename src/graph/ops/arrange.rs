@@ -211,10 +211,11 @@ impl Builder {
     /// # Errors
     /// `Usage` where the channels do not divide into groups.
     pub fn channel_shuffle(&mut self, name: &str, x: TensorId, groups: usize) -> Result<TensorId> {
-        let [n, c, h, w] = self.image_shape(name, x)?;
-        let y = self.reshape(&format!("{name}.groups"), x, dims([n, groups, c / groups, h * w]))?;
+        let (([n, c], size), shape) = (self.image_shape(name, x)?, self.shape(x).clone());
+        let places = size.iter().product();
+        let y = self.reshape(&format!("{name}.groups"), x, dims([n, groups, c / groups, places]))?;
         let y = self.permute(&format!("{name}.permute"), y, &[0, 2, 1, 3])?;
-        self.reshape(name, y, dims([n, c, h, w]))
+        self.reshape(name, y, shape)
     }
 
     /// (N, …) → (N, everything else).
@@ -225,15 +226,8 @@ impl Builder {
 
     /// The channels of several images of one size, one after the other.
     pub fn concat(&mut self, name: &str, parts: &[TensorId]) -> Result<TensorId> {
-        let shapes: Vec<[usize; 4]> =
-            parts.iter().map(|&part| self.image_shape(name, part)).collect::<Result<_>>()?;
-        let channels = shapes.iter().map(|shape| shape[1]).sum();
-        match shapes.first() {
-            Some(&[n, _, h, w]) if shapes.iter().all(|&[n2, _, h2, w2]| [n, h, w] == [n2, h2, w2]) => {
-                Ok(self.node(name, Op::Concat { axis: 1 }, parts.to_vec(), dims([n, channels, h, w])))
-            }
-            _ => Err(Error::usage(format!("layer {name}: cannot put {shapes:?} together"))),
-        }
+        parts.iter().try_for_each(|&part| self.image_shape(name, part).map(|_| ()))?;
+        self.concat_along(name, 1, parts)
     }
 
     /// The elementwise sum of two tensors of one shape.

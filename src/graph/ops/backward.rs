@@ -64,7 +64,9 @@ impl BackwardOp {
     pub(super) fn row(&self) -> (&'static str, Arithmetic) {
         use Arithmetic::{Elements, Nothing};
         match self {
-            BackwardOp::ConvWeights(_) => ("conv2d backward weights", BACKWARD_WEIGHTS),
+            BackwardOp::ConvWeights(conv) => {
+                (conv.named("conv2d backward weights", "conv3d backward weights"), BACKWARD_WEIGHTS)
+            }
             BackwardOp::LinearData { .. } => ("linear backward data", BACKWARD_DATA),
             BackwardOp::LinearWeights { .. } => ("linear backward weights", BACKWARD_WEIGHTS),
             BackwardOp::BatchNormSums(_) => ("batch norm sums", Elements),

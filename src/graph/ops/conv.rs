@@ -2,21 +2,21 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{BackwardOp, Binary, Builder, Node, NodeId, Op, TensorId, dims};
+use crate::graph::{BackwardOp, Binary, Builder, Node, NodeId, Op, Shape, TensorId, Volume};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
-/// Output height = `(H + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
-/// `dilation[0]·(kernel[0] − 1) + 1` places; width likewise.
+/// Output depth = `(D + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
+/// `dilation[0]·(kernel[0] − 1) + 1` places; height and width likewise. Images have a depth of 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Conv {
-    /// Height, width.
-    pub kernel: [usize; 2],
-    /// Distance of two windows, for height and width.
-    pub stride: [usize; 2],
-    /// Zeros on both sides, for height and width.
-    pub padding: [usize; 2],
+    /// Depth, height, width.
+    pub kernel: Volume,
+    /// Distance of two windows, for depth, height and width.
+    pub stride: Volume,
+    /// Zeros on both sides, for depth, height and width.
+    pub padding: Volume,
     /// Distance of two elements that neighbouring weights are for, at least 1.
-    pub dilation: [usize; 2],
+    pub dilation: Volume,
     /// Input and output channels fall into this many independent groups.
     pub groups: usize,
     /// Whether there is a bias input.
@@ -29,10 +29,10 @@ impl Conv {
     /// A square kernel with stride 1, no padding, one group, a bias.
     pub fn square(kernel: usize) -> Conv {
         Conv {
-            kernel: [kernel; 2],
-            stride: [1; 2],
-            padding: [0; 2],
-            dilation: [1; 2],
+            kernel: [1, kernel, kernel],
+            stride: [1; 3],
+            padding: [0; 3],
+            dilation: [1; 3],
             groups: 1,
             bias: true,
             relu: false,
@@ -41,59 +41,77 @@ impl Conv {
 
     /// The convolution with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Conv {
-        Conv { stride: [stride; 2], ..self }
+        Conv { stride: [1, stride, stride], ..self }
     }
 
     /// The convolution with so many zeros on each side.
     pub fn padding(self, padding: usize) -> Conv {
-        Conv { padding: [padding; 2], ..self }
+        Conv { padding: [0, padding, padding], ..self }
     }
 
     /// The convolution with so many places from one weight's element to the next one's.
     pub fn dilation(self, dilation: usize) -> Conv {
-        Conv { dilation: [dilation; 2], ..self }
+        Conv { dilation: [1, dilation, dilation], ..self }
+    }
+
+    /// The convolution of cubes that is along their depth what this one is along the height.
+    pub fn cubic(self) -> Conv {
+        let deep = |[_, height, width]: Volume| [height, height, width];
+        let Conv { kernel, stride, padding, dilation, .. } = self;
+        Conv {
+            kernel: deep(kernel),
+            stride: deep(stride),
+            padding: deep(padding),
+            dilation: deep(dilation),
+            ..self
+        }
+    }
+
+    /// Whether it does nothing along the depth, so that images have it too.
+    pub fn is_flat(&self) -> bool {
+        [self.kernel, self.stride, self.padding].map(|of| of[0]) == [1, 1, 0]
+    }
+
+    /// What its op is called: a kernel without depth is one of images, plane by plane.
+    pub(super) fn named(&self, flat: &'static str, deep: &'static str) -> &'static str {
+        if self.kernel[0] > 1 { deep } else { flat }
     }
 
     /// How many places the kernel reaches over.
-    pub fn reach(&self) -> [usize; 2] {
-        [0, 1].map(|axis| self.dilation[axis] * self.kernel[axis].saturating_sub(1) + 1)
+    pub fn reach(&self) -> Volume {
+        [0, 1, 2].map(|axis| self.dilation[axis] * self.kernel[axis].saturating_sub(1) + 1)
     }
 
-    /// The output size (height, width) for an input; `None` where the kernel does not fit.
-    pub fn windows(&self, input: [usize; 2]) -> Option<[usize; 2]> {
+    /// The output size for an input; `None` where the kernel does not fit.
+    pub fn windows(&self, input: Volume) -> Option<Volume> {
         windows(input, self.reach(), self.stride, self.padding)
     }
 
     /// The size that a transposed convolution gives: the smallest one of which this convolution makes `input`, and
-    /// `more` rows and columns, fewer than the stride. `None` where there is none.
-    pub fn transposed(&self, input: [usize; 2], more: [usize; 2]) -> Option<[usize; 2]> {
+    /// `more` planes, rows and columns, fewer than the stride. `None` where there is none.
+    pub fn transposed(&self, input: Volume, more: Volume) -> Option<Volume> {
         let along = |axis: usize| {
             let windows = input[axis].checked_sub(1)?.checked_mul(self.stride[axis])?;
             (windows + self.reach()[axis] + more[axis]).checked_sub(2 * self.padding[axis])
         };
-        let size = [along(0)?, along(1)?];
+        let size = [along(0)?, along(1)?, along(2)?];
         (self.windows(size) == Some(input) && !size.contains(&0)).then_some(size)
     }
 }
 
-/// The output size (height, width) of a window that slides over an input; `None` where not even one fits.
-pub fn windows(
-    input: [usize; 2],
-    kernel: [usize; 2],
-    stride: [usize; 2],
-    padding: [usize; 2],
-) -> Option<[usize; 2]> {
+/// The output size of a window that slides over an input; `None` where not even one fits.
+pub fn windows(input: Volume, kernel: Volume, stride: Volume, padding: Volume) -> Option<Volume> {
     let along = |axis: usize| {
         let room = (input[axis] + 2 * padding[axis]).checked_sub(kernel[axis])?;
         Some(room / stride[axis] + 1)
     };
-    Some([along(0)?, along(1)?])
+    Some([along(0)?, along(1)?, along(2)?])
 }
 
 impl Builder {
     /// A convolution to `channels` output channels. Parameters `name.weight`, `name.bias`.
     pub fn conv(&mut self, name: &str, x: TensorId, channels: usize, conv: Conv) -> Result<TensorId> {
-        let [n, c, h, w] = self.image_shape(name, x)?;
+        let ([_, c], size) = self.image_shape(name, x)?;
         let divides = |channels: usize| conv.groups > 0 && channels.is_multiple_of(conv.groups);
         if !divides(c) || !divides(channels) {
             return Err(Error::usage(format!(
@@ -101,17 +119,31 @@ impl Builder {
                 conv.groups
             )));
         }
-        let size = conv.windows([h, w]);
-        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.reach(), [h, w], conv.padding))?;
-        let [kh, kw] = conv.kernel;
+        let to = self.convolved(name, x, (channels, size), conv)?;
+        let volume = conv.kernel.iter().product::<usize>();
         // As PyTorch counts: groups divide what an output reads, not how many there are.
-        let (fan_in, fan_out) = (c / conv.groups * kh * kw, channels * kh * kw);
+        let (fan_in, fan_out) = (c / conv.groups * volume, channels * volume);
         let [weight, bias] = self.convolutions.map(|start| start.of(fan_in, fan_out));
-        let mut inputs = vec![x, self.weight(name, dims([channels, c / conv.groups, kh, kw]), weight)];
+        let shape = to.with_spatial([channels, c / conv.groups], conv.kernel);
+        let mut inputs = vec![x, self.weight(name, shape, weight)];
         if conv.bias {
             inputs.push(self.bias(name, channels, bias));
         }
-        Ok(self.node(name, Op::Conv(conv), inputs, dims([n, channels, oh, ow])))
+        Ok(self.node(name, Op::Conv(conv), inputs, to))
+    }
+
+    /// The shape that a convolution gives to so many channels.
+    fn convolved(
+        &self,
+        name: &str,
+        x: TensorId,
+        (channels, size): (usize, Volume),
+        conv: Conv,
+    ) -> Result<Shape> {
+        self.has_depth_of(name, x, conv.is_flat())?;
+        let to = conv.windows(size);
+        let to = to.ok_or_else(|| self.too_small(name, x, conv.reach(), conv.padding))?;
+        Ok(self.shape(x).with_spatial([self.shape(x).batch(), channels], to))
     }
 
     /// A convolution with a weight that is computed, or that several layers have; without bias.
@@ -119,7 +151,7 @@ impl Builder {
     /// # Errors
     /// `Usage` where the weight is for other channels, or the image is too small.
     pub fn conv_of(&mut self, name: &str, x: TensorId, weight: TensorId, conv: Conv) -> Result<TensorId> {
-        let ([n, c, h, w], [o, i, ..]) = (self.image_shape(name, x)?, self.image_shape(name, weight)?);
+        let (([_, c], size), ([o, i], _)) = (self.image_shape(name, x)?, self.image_shape(name, weight)?);
         if conv.groups == 0 || i.checked_mul(conv.groups) != Some(c) || !o.is_multiple_of(conv.groups) {
             let of = self.shape(weight);
             return Err(Error::usage(format!(
@@ -127,15 +159,14 @@ impl Builder {
                 conv.groups
             )));
         }
-        let size = conv.windows([h, w]);
-        let [oh, ow] = size.ok_or_else(|| self.too_small(name, conv.reach(), [h, w], conv.padding))?;
+        let to = self.convolved(name, x, (o, size), conv)?;
         let conv = Conv { bias: false, ..conv };
-        Ok(self.node(name, Op::Conv(conv), vec![x, weight], dims([n, o, oh, ow])))
+        Ok(self.node(name, Op::Conv(conv), vec![x, weight], to))
     }
 
     /// A transposed convolution to `channels` output channels: what takes gradients back through `conv`, as a layer
     /// (Zeiler, Krishnan, Taylor, Fergus 2010). `more` is PyTorch's `output_padding`. Parameters `name.weight`, of the
-    /// shape (input channels, `channels`/groups, height, width), and `name.bias`.
+    /// shape (input channels, `channels`/groups, height, width), with a depth before these for cubes, and `name.bias`.
     ///
     /// # Errors
     /// `Usage` where channels do not divide into groups, or no image has this size.
@@ -145,27 +176,32 @@ impl Builder {
         x: TensorId,
         channels: usize,
         conv: Conv,
-        more: [usize; 2],
+        more: Volume,
     ) -> Result<TensorId> {
-        let [n, c, h, w] = self.image_shape(name, x)?;
+        let ([n, c], size) = self.image_shape(name, x)?;
+        self.has_depth_of(name, x, conv.is_flat() && more[0] == 0)?;
         let divides = |channels: usize| conv.groups > 0 && channels.is_multiple_of(conv.groups);
-        let size = conv.transposed([h, w], more).filter(|_| divides(c) && divides(channels));
-        let [oh, ow] = size.ok_or_else(|| {
+        let to = conv.transposed(size, more).filter(|_| divides(c) && divides(channels));
+        let to = to.ok_or_else(|| {
+            let of = self.shape(x);
             Error::usage(format!(
-                "layer {name}: no transposed convolution of {h}×{w} images, {c} to {channels} channels: {conv:?}"
+                "layer {name}: no transposed convolution of {of} to {channels} channels: {conv:?}"
             ))
         })?;
-        let [kh, kw] = conv.kernel;
-        let (fan_in, fan_out) = (channels / conv.groups * kh * kw, c * kh * kw);
+        let like = self.shape(x).clone();
+        let volume = conv.kernel.iter().product::<usize>();
+        let (fan_in, fan_out) = (channels / conv.groups * volume, c * volume);
         let [weight, bias] = self.convolutions.map(|start| start.of(fan_in, fan_out));
-        let weight = self.weight(name, dims([c, channels / conv.groups, kh, kw]), weight);
+        let shape = like.with_spatial([c, channels / conv.groups], conv.kernel);
+        let weight = self.weight(name, shape, weight);
         let op = Op::ConvBackwardData(Conv { bias: false, relu: false, ..conv });
-        let y = self.node(name, op, vec![x, weight], dims([n, channels, oh, ow]));
+        let y = self.node(name, op, vec![x, weight], like.with_spatial([n, channels], to));
         if !conv.bias {
             return Ok(y);
         }
         let bias = self.bias(name, channels, bias);
-        let bias = self.reshape(&format!("{name}.bias.of_channels"), bias, dims([channels, 1, 1]))?;
+        let stretched = like.with_spatial([1, channels], [1; 3]).0.split_off(1);
+        let bias = self.reshape(&format!("{name}.bias.of_channels"), bias, Shape(stretched))?;
         self.binary(&format!("{name}.add"), Binary::Add, y, bias)
     }
 }

@@ -27,9 +27,12 @@ impl Builder {
     /// `Usage` where x is no image.
     pub fn layer_norm_of_channels(&mut self, name: &str, x: TensorId, epsilon: f32) -> Result<TensorId> {
         self.image_shape(name, x)?;
-        let y = self.permute(&format!("{name}.channels_last"), x, &[0, 2, 3, 1])?;
+        let axes = self.shape(x).rank();
+        let last: Vec<usize> = [0].into_iter().chain(2..axes).chain([1]).collect();
+        let y = self.permute(&format!("{name}.channels_last"), x, &last)?;
         let y = self.layer_norm(name, y, 1, epsilon)?;
-        self.permute(&format!("{name}.channels_first"), y, &[0, 3, 1, 2])
+        let first: Vec<usize> = [0, axes - 1].into_iter().chain(1..axes - 1).collect();
+        self.permute(&format!("{name}.channels_first"), y, &first)
     }
 
     /// Group normalisation (Wu and He 2018): over the channels of a group and all pixels, for each sample by itself.
@@ -39,7 +42,8 @@ impl Builder {
     /// # Errors
     /// `Usage` where the channels do not divide into groups.
     pub fn group_norm(&mut self, name: &str, x: TensorId, groups: usize, epsilon: f32) -> Result<TensorId> {
-        let [n, c, h, w] = self.image_shape(name, x)?;
+        let ([n, c], size) = self.image_shape(name, x)?;
+        let shape = self.shape(x).clone();
         if groups == 0 || !c.is_multiple_of(groups) {
             return Err(Error::usage(format!(
                 "layer {name}: {c} channels do not divide into {groups} groups"
@@ -48,11 +52,13 @@ impl Builder {
         let [weight, bias] = [("weight", Init::One), ("bias", Init::Zero)]
             .map(|(of, init)| self.parameter(format!("{name}.{of}"), dims([c]), init, false));
         let part = |part: &str| format!("{name}.{part}");
-        let y = self.reshape(&part("groups"), x, dims([n, groups, c / groups * h * w]))?;
+        let y =
+            self.reshape(&part("groups"), x, dims([n, groups, c / groups * size.iter().product::<usize>()]))?;
         let y = self.normalised(&part("norm"), vec![y], 2, epsilon);
-        let mut y = self.reshape(&part("channels"), y, dims([n, c, h, w]))?;
+        let of_channels = Shape(shape.with_spatial([1, c], [1; 3]).0.split_off(1));
+        let mut y = self.reshape(&part("channels"), y, shape)?;
         for (of, parameter, what) in [(Binary::Multiply, weight, "scale"), (Binary::Add, bias, "shift")] {
-            let stretched = self.reshape(&part(&format!("{what}.number")), parameter, dims([c, 1, 1]))?;
+            let stretched = self.reshape(&part(&format!("{what}.number")), parameter, of_channels.clone())?;
             y = self.binary(&part(what), of, y, stretched)?;
         }
         Ok(y)

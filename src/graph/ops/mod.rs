@@ -46,7 +46,8 @@ pub enum Op {
     /// label is below 0, which marks a place without an image. C is 3 at most.
     Normalise { scale: [f32; 3], shift: [f32; 3] },
 
-    /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW)
+    /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW); of cubes (N,C,D,H,W) and so on, as all that is said
+    /// here of images.
     Conv(Conv),
     /// dy (N,O,OH,OW), w → dx (N,C,H,W). `relu` is ignored: dy is already that of the convolution. In a forward pass it
     /// is a transposed convolution, whose gradients are `Conv` and `BackwardOp::ConvWeights`.
@@ -193,8 +194,11 @@ impl Op {
         use Arithmetic::{Elements, Nothing};
         match self {
             Op::Normalise { .. } => ("normalise", Elements),
-            Op::Conv(conv) => (if conv.relu { "conv2d+relu" } else { "conv2d" }, FORWARD),
-            Op::ConvBackwardData(_) => ("conv2d backward data", BACKWARD_DATA),
+            Op::Conv(conv) if conv.relu => (conv.named("conv2d+relu", "conv3d+relu"), FORWARD),
+            Op::Conv(conv) => (conv.named("conv2d", "conv3d"), FORWARD),
+            Op::ConvBackwardData(conv) => {
+                (conv.named("conv2d backward data", "conv3d backward data"), BACKWARD_DATA)
+            }
             Op::Linear { relu, .. } => (if *relu { "linear+relu" } else { "linear" }, FORWARD),
             Op::BatchNormMoments => ("batch norm moments", Elements),
             Op::Exchange { .. } => ("exchange", Elements),

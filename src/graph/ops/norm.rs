@@ -3,9 +3,9 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{BackwardOp, Builder, DType, Init, Node, NodeId, Op, Role, Rows, TensorId, dims};
+use crate::graph::{BackwardOp, Builder, DType, Init, Node, NodeId, Op, Role, Rows, Shape, TensorId, dims};
 
-/// Batch normalisation (Ioffe and Szegedy 2015) over N, H and W, for each channel by itself.
+/// Batch normalisation (Ioffe and Szegedy 2015) over N and all places, for each channel by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchNorm {
     /// Added to the variance.
@@ -47,9 +47,9 @@ impl Builder {
     /// # Errors
     /// `Usage` when there is only one value a channel: its variance says nothing to a training.
     pub fn batch_norm(&mut self, name: &str, x: TensorId, norm: BatchNorm) -> Result<TensorId> {
-        let [n, c, h, w] = self.image_shape(name, x)?;
-        self.enough_values(name, [n, h, w])?;
+        let ([_, c], _) = self.image_shape(name, x)?;
         let shape = self.shape(x).clone();
+        self.enough_values(name, &shape)?;
         let weight = self.parameter(format!("{name}.weight"), dims([c]), Init::One, false);
         let bias = self.bias(name, c, Init::Zero);
         let [mean, variance] =
@@ -66,10 +66,11 @@ impl Builder {
         Ok(y)
     }
 
-    pub(in crate::graph) fn enough_values(&self, name: &str, [n, h, w]: [usize; 3]) -> Result<()> {
-        if self.trains && n * h * w < 2 {
+    pub(in crate::graph) fn enough_values(&self, name: &str, shape: &Shape) -> Result<()> {
+        let (n, size) = (shape.batch(), Shape(shape.0.get(2..).unwrap_or_default().to_vec()));
+        if self.trains && n * size.elements() < 2 {
             return Err(Error::usage(format!(
-                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {h}×{w}); \
+                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {size}); \
                  use --batch 2 or more, or larger images",
                 self.name
             )));
@@ -193,6 +194,9 @@ impl Builder {
         norm: LocalResponseNorm,
     ) -> Result<TensorId> {
         self.image_shape(name, x)?;
+        if self.shape(x).rank() > 4 {
+            return Err(Error::usage(format!("layer {name}: is for images, got {}", self.shape(x))));
+        }
         if norm.size.is_multiple_of(2) {
             return Err(Error::usage(format!("layer {name}: {} channels have no middle", norm.size)));
         }

@@ -2,17 +2,17 @@
 
 use super::conv::windows;
 use crate::error::{Error, Result};
-use crate::graph::{Builder, Op, Shape, TensorId, dims};
+use crate::graph::{Builder, Op, Shape, TensorId, Volume};
 
 /// A pooling's geometry; output size as for a convolution, but see `ceil`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pool {
-    /// Height, width.
-    pub kernel: [usize; 2],
-    /// Distance of two windows, for height and width.
-    pub stride: [usize; 2],
-    /// Places on both sides that count as not there, for height and width.
-    pub padding: [usize; 2],
+    /// Depth, height, width; images have a depth of 1.
+    pub kernel: Volume,
+    /// Distance of two windows, for depth, height and width.
+    pub stride: Volume,
+    /// Places on both sides that count as not there, for depth, height and width.
+    pub padding: Volume,
     /// Average pooling only: whether the padding's zeros count in the divisor.
     pub count_include_pad: bool,
     /// Max pooling only: whether a last window that reaches beyond the padding counts too, where it begins in the
@@ -24,9 +24,9 @@ impl Pool {
     /// Square windows side by side, no padding.
     pub fn square(kernel: usize) -> Pool {
         Pool {
-            kernel: [kernel; 2],
-            stride: [kernel; 2],
-            padding: [0; 2],
+            kernel: [1, kernel, kernel],
+            stride: [1, kernel, kernel],
+            padding: [0; 3],
             count_include_pad: true,
             ceil: false,
         }
@@ -39,16 +39,28 @@ impl Pool {
 
     /// The pooling with this stride, for height and width.
     pub fn stride(self, stride: usize) -> Pool {
-        Pool { stride: [stride; 2], ..self }
+        Pool { stride: [1, stride, stride], ..self }
     }
 
     /// The pooling with this padding on each side.
     pub fn padding(self, padding: usize) -> Pool {
-        Pool { padding: [padding; 2], ..self }
+        Pool { padding: [0, padding, padding], ..self }
     }
 
-    /// The output size (height, width) for an input; `None` where not even one window fits.
-    pub fn windows(&self, input: [usize; 2]) -> Option<[usize; 2]> {
+    /// The pooling of cubes that is along their depth what this one is along the height.
+    pub fn cubic(self) -> Pool {
+        let deep = |[_, height, width]: Volume| [height, height, width];
+        let Pool { kernel, stride, padding, .. } = self;
+        Pool { kernel: deep(kernel), stride: deep(stride), padding: deep(padding), ..self }
+    }
+
+    /// Whether it does nothing along the depth, so that images have it too.
+    pub fn is_flat(&self) -> bool {
+        [self.kernel, self.stride, self.padding].map(|of| of[0]) == [1, 1, 0]
+    }
+
+    /// The output size for an input; `None` where not even one window fits.
+    pub fn windows(&self, input: Volume) -> Option<Volume> {
         if !self.ceil {
             return windows(input, self.kernel, self.stride, self.padding);
         }
@@ -59,15 +71,19 @@ impl Pool {
             // One that begins in the padding behind the image would cover nothing.
             Some(if (count - 1) * stride >= end { count - 1 } else { count })
         };
-        Some([along(0)?, along(1)?])
+        Some([along(0)?, along(1)?, along(2)?])
     }
 
     /// The average pooling that an adaptive one from images of one size to those of another is, where its windows are
     /// alike and equally far from each other.
-    pub fn adaptive(input: [usize; 2], output: [usize; 2]) -> Option<Pool> {
+    pub fn adaptive(input: Volume, output: Volume) -> Option<Pool> {
         let along = |axis: usize| uniform_windows(input[axis], output[axis]);
-        let ([kh, sh], [kw, sw]) = (along(0)?, along(1)?);
-        Some(Pool { kernel: [kh, kw], stride: [sh, sw], ..Pool::square(1) })
+        let of = [along(0)?, along(1)?, along(2)?];
+        Some(Pool {
+            kernel: of.map(|[kernel, _]| kernel),
+            stride: of.map(|[_, stride]| stride),
+            ..Pool::square(1)
+        })
     }
 }
 
@@ -109,22 +125,25 @@ impl Builder {
         Ok(self.node(name, Op::AvgPool(pool), vec![x], shape))
     }
 
-    /// Average pooling to images of this (height, width), whatever the input's: `Op::AdaptiveAvgPool`.
-    pub fn adaptive_avg_pool(&mut self, name: &str, x: TensorId, size: [usize; 2]) -> Result<TensorId> {
-        let [n, c, _, _] = self.image_shape(name, x)?;
-        Ok(self.node(name, Op::AdaptiveAvgPool, vec![x], dims([n, c, size[0], size[1]])))
+    /// Average pooling to images or cubes of this size, whatever the input's: `Op::AdaptiveAvgPool`.
+    pub fn adaptive_avg_pool(&mut self, name: &str, x: TensorId, size: Volume) -> Result<TensorId> {
+        let (first, _) = self.image_shape(name, x)?;
+        self.has_depth_of(name, x, size[0] == 1)?;
+        let shape = self.shape(x).with_spatial(first, size);
+        Ok(self.node(name, Op::AdaptiveAvgPool, vec![x], shape))
     }
 
-    /// The mean of each channel: (N,C,H,W) → (N,C,1,1).
+    /// The mean of each channel: (N,C,H,W) → (N,C,1,1), and of cubes likewise.
     pub fn global_avg_pool(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
-        let [_, _, h, w] = self.image_shape(name, x)?;
-        self.avg_pool(name, x, Pool { kernel: [h, w], ..Pool::square(1) })
+        let (_, kernel) = self.image_shape(name, x)?;
+        self.avg_pool(name, x, Pool { kernel, ..Pool::square(1) })
     }
 
     fn pooled(&self, name: &str, x: TensorId, pool: Pool) -> Result<Shape> {
-        let [n, c, h, w] = self.image_shape(name, x)?;
-        let size = pool.windows([h, w]);
-        let [oh, ow] = size.ok_or_else(|| self.too_small(name, pool.kernel, [h, w], pool.padding))?;
-        Ok(dims([n, c, oh, ow]))
+        let (first, size) = self.image_shape(name, x)?;
+        self.has_depth_of(name, x, pool.is_flat())?;
+        let to = pool.windows(size);
+        let to = to.ok_or_else(|| self.too_small(name, x, pool.kernel, pool.padding))?;
+        Ok(self.shape(x).with_spatial(first, to))
     }
 }

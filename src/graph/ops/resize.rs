@@ -2,7 +2,7 @@
 //! product with a fixed matrix along each.
 
 use crate::error::{Error, Result};
-use crate::graph::{Builder, MatMul, TensorId, dims};
+use crate::graph::{Builder, MatMul, TensorId, Volume, dims};
 
 /// Numbers of such a matrix at most.
 const MOST_SHARES: usize = 1 << 20;
@@ -163,15 +163,18 @@ impl Builder {
         self.permute(name, y, &order)
     }
 
-    /// Images of another (height, width).
+    /// Images or cubes of another (depth, height, width).
     ///
     /// # Errors
     /// `Usage` where that is nothing, or too large.
-    pub fn resize(&mut self, name: &str, x: TensorId, size: [usize; 2], how: Resize) -> Result<TensorId> {
-        let [_, _, h, w] = self.image_shape(name, x)?;
+    pub fn resize(&mut self, name: &str, x: TensorId, size: Volume, how: Resize) -> Result<TensorId> {
+        let (_, [d, h, w]) = self.image_shape(name, x)?;
+        self.has_depth_of(name, x, size[0] == 1)?;
         let mut y = x;
         // What becomes larger does so last.
-        let mut axes = [(3, w, size[1], "width"), (2, h, size[0], "height")];
+        let last = self.shape(x).rank() - 1;
+        let mut axes =
+            [(last, w, size[2], "width"), (last - 1, h, size[1], "height"), (last - 2, d, size[0], "depth")];
         axes.sort_by(|a, b| (a.2 * b.1).cmp(&(b.2 * a.1)));
         for (axis, from, to, what) in axes {
             if from != to {

@@ -1,4 +1,4 @@
-//! Images cut by rows over the ranks of a group (spatial parallelism): the network of one of them, with what they tell
+//! Images cut by rows, and cubes by planes, over the ranks of a group (spatial parallelism), "rows" in both cases: the network of one of them, with what they tell
 //! each other as nodes of the graph.
 //!
 //! A tensor that is cut has the rows of this place alone (`Rows::of`), a function of its height, so that tensors of one
@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 use super::{
     BackwardOp, Binary, DType, FieldLoss, Graph, Node, NodeId, Op, Pool, Role, Shape, Spec, Tensor, TensorId,
-    dims,
 };
 use crate::config::Objective;
 pub use halo::{Halo, RowWindow, Rows, Strip, Trade};
@@ -198,7 +197,7 @@ impl Graph {
 
     /// Rows that all have one number.
     fn filled(&mut self, name: &str, like: TensorId, rows: usize, number: f32) -> TensorId {
-        let spec = Spec { shape: dims([1, 1, 1, 1]), dtype: DType::F32 };
+        let spec = Spec { shape: self.per_place(like), dtype: DType::F32 };
         let is_it = |tensor: &Tensor| tensor.spec == spec && tensor.values.as_deref() == Some(&[number]);
         let constant = self.tensors.iter().position(is_it).unwrap_or_else(|| {
             let mut tensor = Tensor::new("fill", spec.clone(), Role::Constant);
@@ -209,6 +208,11 @@ impl Graph {
         let filled = self.like_rows(like, rows);
         self.put(name, Op::Expand { scale: 1.0 }, vec![TensorId(constant)], vec![filled], None);
         filled
+    }
+
+    /// As many axes as a tensor has, all of 1.
+    fn per_place(&self, like: TensorId) -> Shape {
+        Shape(vec![1; self.tensor(like).spec.shape.rank()])
     }
 
     /// A new tensor that has so many rows.
@@ -252,6 +256,11 @@ impl RowSplit {
         &self.graph.tensor(id).spec.shape
     }
 
+    /// Where a window's geometry says what it does along the axis that is cut: the depth of cubes, the height of images.
+    fn first_axis(&self, node: &Node) -> usize {
+        usize::from(self.shape(node.outputs[0]).rank() < 5)
+    }
+
     /// From now on a tensor has the rows of this place alone.
     fn cut(&mut self, id: TensorId, height: usize) {
         self.graph.tensors[id.0].spec.shape.0[2] = self.rows.with_height(height).own().len();
@@ -274,7 +283,7 @@ impl RowSplit {
                         norm.rows = Some(self.rows.with_height(height));
                     }
                     node.outputs.iter().for_each(|&id| {
-                        if self.shape(id).nchw().is_some() {
+                        if self.shape(id).spatial().is_some() {
                             self.cut(id, height);
                         }
                     });
@@ -294,25 +303,26 @@ impl RowSplit {
 
     /// A layer with windows reads a halo and pads no rows itself, if each place has outputs of it.
     fn add_windows(&mut self, node: &mut Node, height: usize) -> bool {
-        let outputs = self.shape(node.outputs[0]).nchw().map_or(0, |[_, _, height, _]| height);
+        let outputs = self.shape(node.outputs[0]).spatial().map_or(0, |_| self.shape(node.outputs[0]).0[2]);
         if outputs < self.rows.parts {
             return false;
         }
         let mut window = RowWindow { outputs, reach: 0, stride: 0, padding: 0, fill: 0.0, transposed: false };
+        let first = self.first_axis(node);
         match &mut node.op {
             Op::Conv(conv) => {
-                (window.reach, window.stride) = (conv.reach()[0], conv.stride[0]);
-                window.padding = std::mem::take(&mut conv.padding[0]);
+                (window.reach, window.stride) = (conv.reach()[first], conv.stride[first]);
+                window.padding = std::mem::take(&mut conv.padding[first]);
             }
-            Op::AvgPool(pool) if !pool.count_include_pad && pool.padding[0] > 0 => return false,
+            Op::AvgPool(pool) if !pool.count_include_pad && pool.padding[first] > 0 => return false,
             Op::MaxPool(pool) => {
                 window.fill = LOWEST;
-                (window.reach, window.stride) = (pool.kernel[0], pool.stride[0]);
-                window.padding = std::mem::take(&mut pool.padding[0]);
+                (window.reach, window.stride) = (pool.kernel[first], pool.stride[first]);
+                window.padding = std::mem::take(&mut pool.padding[first]);
             }
             Op::AvgPool(pool) => {
-                (window.reach, window.stride) = (pool.kernel[0], pool.stride[0]);
-                window.padding = std::mem::take(&mut pool.padding[0]);
+                (window.reach, window.stride) = (pool.kernel[first], pool.stride[first]);
+                window.padding = std::mem::take(&mut pool.padding[first]);
             }
             _ => return false,
         }
@@ -324,16 +334,18 @@ impl RowSplit {
     /// Whether it is a transposed convolution of which each place has outputs, with none that no row adds to between
     /// those of two rows.
     fn is_transposed(&self, node: &Node) -> bool {
-        let outputs = self.shape(node.outputs[0]).nchw().map_or(0, |[_, _, height, _]| height);
+        let outputs = self.shape(node.outputs[0]).spatial().map_or(0, |_| self.shape(node.outputs[0]).0[2]);
         let Op::ConvBackwardData(conv) = node.op else { return false };
-        outputs >= self.rows.parts && conv.reach()[0] >= conv.stride[0]
+        let first = self.first_axis(node);
+        outputs >= self.rows.parts && conv.reach()[first] >= conv.stride[first]
     }
 
     /// A transposed convolution of the rows that add to those of this place gives these, and some beside them.
     fn transposed(&mut self, mut node: Node, height: usize) {
+        let first = self.first_axis(&node);
         let Op::ConvBackwardData(conv) = &mut node.op else { return };
-        let (reach, stride) = (conv.reach()[0], conv.stride[0]);
-        let padding = std::mem::take(&mut conv.padding[0]);
+        let (reach, stride) = (conv.reach()[first], conv.stride[first]);
+        let padding = std::mem::take(&mut conv.padding[first]);
         let (name, y) = (node.name.clone(), node.outputs[0]);
         let outputs = self.shape(y).0[2];
         let window = RowWindow { outputs, reach, stride, padding, fill: 0.0, transposed: true };
@@ -361,7 +373,7 @@ impl RowSplit {
         let Some(height) = node.inputs.iter().find_map(|&id| self.height(id)) else { return };
         for index in 0..node.inputs.len() {
             let (id, own) = (node.inputs[index], self.rows.with_height(height).own());
-            let is_whole = self.height(id).is_none() && self.shape(id).nchw().is_some();
+            let is_whole = self.height(id).is_none() && self.shape(id).spatial().is_some();
             if axis != 2 && is_whole && self.shape(id).0[2] == height {
                 let part = self.graph.some_rows(&node.name, id, &(0..height), &own);
                 self.cut(part, height);
@@ -376,17 +388,18 @@ impl RowSplit {
         let is_cut = |id: &TensorId| self.height(*id) == Some(height);
         let axes = self.shape(node.outputs[0]).rank();
         let keeps_height =
-            || self.shape(node.outputs[0]).nchw().is_some_and(|[_, _, rows, _]| rows == height);
+            || self.shape(node.outputs[0]).spatial().is_some() && self.shape(node.outputs[0]).0[2] == height;
         // What is stretched over rows is the same for all of them.
         let has_no_rows = |id: &TensorId| {
             let shape = &self.shape(*id).0;
-            self.height(*id).is_none() && shape.len().checked_sub(2).is_none_or(|axis| shape[axis] == 1)
+            self.height(*id).is_none()
+                && shape.len().checked_sub(axes - 2).is_none_or(|axis| shape[axis] == 1)
         };
         let fits = match node.op {
             Op::Activation(_) | Op::LocalResponseNorm(_) | Op::Dropout { whole: true, .. } => true,
             Op::Add { .. } => node.inputs.iter().all(is_cut),
-            Op::Concat { axis } => axes == 4 && axis != 2 && node.inputs.iter().all(is_cut),
-            Op::Slice { axis, .. } | Op::Pad { axis, .. } => axes == 4 && axis != 2,
+            Op::Concat { axis } => axes >= 4 && axis != 2 && node.inputs.iter().all(is_cut),
+            Op::Slice { axis, .. } | Op::Pad { axis, .. } => axes >= 4 && axis != 2,
             Op::BatchNorm(_) => true,
             Op::Binary(_) => keeps_height() && node.inputs.iter().all(|id| is_cut(id) || has_no_rows(id)),
             Op::Sum { .. } | Op::Expand { .. } => keeps_height(),
@@ -396,7 +409,8 @@ impl RowSplit {
     }
 
     fn is_mean_of_rows(&self, node: &Node, height: usize) -> bool {
-        let is_one = |pool: Pool| pool.kernel[0] == height && pool.padding[0] == 0;
+        let first = self.first_axis(node);
+        let is_one = |pool: Pool| pool.kernel[first] == height && pool.padding[first] == 0;
         matches!(node.op, Op::AvgPool(pool) if is_one(pool))
             && self.shape(node.outputs[0]).0[2] == 1
             && self.graph.tensor(node.outputs[0]).spec.dtype == DType::F32
@@ -404,9 +418,9 @@ impl RowSplit {
 
     /// The mean of all rows is that of the places' means, by their rows: each place tells the others one row.
     fn mean_of_rows(&mut self, mut node: Node, height: usize) {
-        let rows = self.rows.with_height(height);
+        let (rows, first) = (self.rows.with_height(height), self.first_axis(&node));
         let Op::AvgPool(pool) = &mut node.op else { return };
-        (pool.kernel[0], pool.stride[0]) = (rows.own().len(), 1);
+        (pool.kernel[first], pool.stride[first]) = (rows.own().len(), 1);
         let (y, name) = (node.outputs[0], node.name.clone());
         let own = self.graph.like_rows(y, 1);
         node.outputs[0] = own;
@@ -414,7 +428,9 @@ impl RowSplit {
         let all = self.halo(&name, own, rows.parts, None);
         let share = |place: usize| rows.of(place).len() as f32 / height as f32;
         let shares: Vec<f32> = (0..rows.parts).map(share).collect();
-        let spec = Spec { shape: dims([1, 1, rows.parts, 1]), dtype: DType::F32 };
+        let mut shape = self.graph.per_place(y);
+        shape.0[2] = rows.parts;
+        let spec = Spec { shape, dtype: DType::F32 };
         let mut constant = Tensor::new(format!("{name}.shares"), spec, Role::Constant);
         constant.values = Some(Arc::from(shares));
         self.graph.tensors.push(constant);

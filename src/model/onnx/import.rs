@@ -11,7 +11,7 @@ use super::schema::NodeProto;
 use super::tensor::Reason;
 use super::{OnnxFile, Weight};
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, Shape, TensorId, dims};
+use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, SampleShape, Shape, TensorId, dims};
 
 /// How many nodes a message names at most.
 const LINES: usize = 1000;
@@ -160,7 +160,7 @@ pub struct Import<'a> {
 /// # Errors
 /// `Data` with every node that is not supported; `Usage` when the image is too small for a layer.
 pub fn run(file: &OnnxFile, net: &mut Builder, images: TensorId, classes: Option<usize>) -> Result<Imported> {
-    let image = net.shape(images).nchw().map_or([0; 3], |[_, c, h, w]| [c, h, w]);
+    let image = net.shape(images).sample().unwrap_or(SampleShape::image([0; 3]));
     within_limits(file, "the input", net.shape(images))?;
     // Numbers in the file are right for its own batch.
     let (mut described, its_images) = Builder::new(file.label(), file.batch().unwrap_or(1), image);
@@ -249,12 +249,12 @@ fn given<'a>(file: &'a OnnxFile, net: &mut Builder, images: TensorId) -> Result<
         if file.inputs.len() > 1 {
             let (batch, range) = (net.shape(images).batch(), from..from + input.numbers());
             from = range.end;
-            let [channels, height, width] = input.image;
             part = net.slice(&input.name, images, 1, range)?;
-            let shape = dims([batch, channels, height, width]);
+            let shape = Shape([&[batch], &input.image[..]].concat());
             part = net.reshape(&format!("{}.sample", input.name), part, shape)?;
         }
-        let value = match Permutation::new(&[0, 2, 3, 1]).filter(|_| input.channels_last) {
+        let last: Vec<usize> = [0].into_iter().chain(2..input.axes).chain([1]).collect();
+        let value = match Permutation::new(&last).filter(|_| input.channels_last) {
             Some(order) => Value::Partly(PartialActivation::Turned(order), part),
             None => Value::Tensor(with_axes(net, part, input.axes)?),
         };

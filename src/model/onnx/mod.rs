@@ -19,13 +19,15 @@ use prost::Message;
 
 use crate::error::{Error, Result};
 use crate::files::{self, Crc};
-use crate::graph::{Builder, TensorId};
+use crate::graph::{Builder, SampleShape, TensorId};
 use crate::model::{CLASS_NAMES, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
 use tensor::OnnxTensor;
 
 /// Height and width of images where the file leaves them open, as ImageNet's are cut.
 const USUAL_SIZE: usize = 224;
+/// That of cubes.
+const USUAL_DEPTH: usize = 64;
 /// The versions of ONNX's set of ops whose words are known.
 const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 
@@ -158,11 +160,11 @@ impl OnnxFile {
         &self.label
     }
 
-    /// (C, H, W) of its images; of several inputs all of a sample's numbers as channels, one behind the other.
-    pub fn image(&self) -> [usize; 3] {
+    /// (C, H, W) of its images, or of cubes (C, D, H, W); of several inputs all of a sample's numbers as channels, one behind the other.
+    pub fn image(&self) -> SampleShape {
         match &self.inputs[..] {
             [input] => input.image,
-            inputs => [inputs.iter().map(FileInput::numbers).sum(), 1, 1],
+            inputs => SampleShape::image([inputs.iter().map(FileInput::numbers).sum(), 1, 1]),
         }
     }
 
@@ -347,8 +349,7 @@ struct FileInput {
     channels_last: bool,
     /// The batch that the file's shapes are written for, where that is fixed.
     batch: Option<usize>,
-    /// (C, H, W)
-    image: [usize; 3],
+    image: SampleShape,
     /// Axes that the file has: 2 for vectors, 3 for sequences, which come as images of one row, or of one pixel.
     axes: usize,
 }
@@ -372,6 +373,20 @@ impl FileInput {
         self.image.iter().product()
     }
 
+    /// What is not said of the size of images or cubes is taken to be usual.
+    fn of_places(channels: usize, places: &[usize]) -> SampleShape {
+        let size = |at: usize, usual: usize| if places[at] == 0 { usual } else { places[at] };
+        match places.len() {
+            3 => SampleShape::cube([
+                channels,
+                size(0, USUAL_DEPTH),
+                size(1, USUAL_DEPTH),
+                size(2, USUAL_DEPTH),
+            ]),
+            _ => SampleShape::image([channels, size(0, USUAL_SIZE), size(1, USUAL_SIZE)]),
+        }
+    }
+
     fn of(input: &ValueInfoProto) -> std::result::Result<FileInput, String> {
         let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
         let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
@@ -380,35 +395,33 @@ impl FileInput {
             // Some writers give −1 or less for an extent that is not known.
             axes.iter().map(|axis| Some(node::lengths(&[axis.dim_value.max(0)])?[0])).collect();
         match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
-            (Some(&[batch, a, b, c]), true) if a > 0 || PICTURE.contains(&c) => {
+            (Some(&[batch, a, ref between @ .., c]), true)
+                if [1, 2].contains(&between.len()) && (a > 0 || PICTURE.contains(&c)) =>
+            {
                 let channels_last = PICTURE.contains(&c) && !PICTURE.contains(&a);
-                let [channels, height, width] = if channels_last { [c, a, b] } else { [a, b, c] };
-                let size = |length| if length == 0 { USUAL_SIZE } else { length };
                 let (name, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
-                Ok(FileInput {
-                    name,
-                    channels_last,
-                    batch,
-                    image: [channels, size(height), size(width)],
-                    axes: 4,
-                })
+                let image = match channels_last {
+                    true => FileInput::of_places(c, &[&[a], between].concat()),
+                    false => FileInput::of_places(a, &[between, &[c]].concat()),
+                };
+                Ok(FileInput { name, channels_last, batch, image, axes: between.len() + 3 })
             }
             (Some(&[batch, features]), true) if features > 0 => Ok(FileInput {
                 name: input.name.clone(),
                 channels_last: false,
                 batch: Some(batch).filter(|&batch| batch > 0),
-                image: [features, 1, 1],
+                image: SampleShape::image([features, 1, 1]),
                 axes: 2,
             }),
             (Some(&[batch, channels, length]), true) if channels > 0 => Ok(FileInput {
                 name: input.name.clone(),
                 channels_last: false,
                 batch: Some(batch).filter(|&batch| batch > 0),
-                image: [channels, 1, if length == 0 { USUAL_SIZE } else { length }],
+                image: SampleShape::image([channels, 1, if length == 0 { USUAL_SIZE } else { length }]),
                 axes: 3,
             }),
             _ => Err(format!(
-                "its input {} is no batch of samples: real numbers of two to four axes, of which that of the channels \
+                "its input {} is no batch of samples: real numbers of two to five axes, of which that of the channels \
                  is fixed",
                 input.name
             )),

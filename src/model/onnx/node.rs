@@ -2,6 +2,7 @@
 
 use super::schema::{AttributeProto, GraphProto, NodeProto, TensorProto};
 use super::tensor::Reason;
+use crate::graph::Volume;
 
 /// A node of the file.
 #[derive(Clone, Copy)]
@@ -113,12 +114,14 @@ impl<'a> OnnxNode<'a> {
         self.attribute(name)?.t.as_ref()
     }
 
-    /// Two lengths, for height and width, with this value where they are not said. A row says its width alone.
-    pub fn pair(&self, name: &str, default: usize) -> Result<[usize; 2], Reason> {
-        let Some(ints) = self.ints(name) else { return Ok([default; 2]) };
+    /// Lengths for depth, height and width, with this value where they are not said: images say two, a row its width
+    /// alone.
+    pub fn along_axes(&self, name: &str, default: usize) -> Result<Volume, Reason> {
+        let Some(ints) = self.ints(name) else { return Ok([default; 3]) };
         match lengths(ints).as_deref() {
-            Some(&[height, width]) => Ok([height, width]),
-            Some(&[width]) => Ok([default, width]),
+            Some(&[depth, height, width]) => Ok([depth, height, width]),
+            Some(&[height, width]) => Ok([default, height, width]),
+            Some(&[width]) => Ok([default, default, width]),
             _ => Err(format!("{name} {ints:?}")),
         }
     }

@@ -19,17 +19,17 @@ impl Case {
         let mut stream = stream(which);
         let mut below = |n: u32| stream.below(n) as usize;
         loop {
-            let kernel = [1 + below(3), 1 + below(4)];
-            let padding = [below(2).min(kernel[0] / 2), below(2).min(kernel[1] / 2)];
+            let kernel = [1, 1 + below(3), 1 + below(4)];
+            let padding = [0, below(2).min(kernel[1] / 2), below(2).min(kernel[2] / 2)];
             let pool = Pool {
                 kernel,
-                stride: [1 + below(3), 1 + below(3)],
+                stride: [1, 1 + below(3), 1 + below(3)],
                 padding,
                 count_include_pad: below(2) == 0,
                 ceil: below(2) == 0,
             };
             let x = [1 + below(2), [3, 4, 8, 20][below(4)], 1 + below(9), 1 + below(9)];
-            if let Some([h, w]) = pool.windows([x[2], x[3]]) {
+            if let Some([_, h, w]) = pool.windows([1, x[2], x[3]]) {
                 return Case { pool, x, y: [x[0], x[1], h, w] };
             }
         }
@@ -39,8 +39,8 @@ impl Case {
         let Pool { kernel, stride, padding, .. } = self.pool;
         let [n, c, h, w] = self.x;
         let all = [
-            n, h, w, c, self.y[2], self.y[3], kernel[0], kernel[1], stride[0], stride[1], padding[0],
-            padding[1],
+            n, h, w, c, self.y[2], self.y[3], kernel[1], kernel[2], stride[1], stride[2], padding[1],
+            padding[2],
         ];
         all.map(|v| Argument::Int(v as i32))
     }
@@ -126,15 +126,9 @@ fn common_poolings_are_those_of_the_definition_both_ways() {
         {
             let t = NUMBERS[(which + at) % 3];
             let group = if t == "f32" { 4 } else { 8 };
-            let square = |extent: usize| [extent; 2];
-            let pool = Pool {
-                kernel: square(kernel),
-                stride: square(2),
-                padding: square(padding),
-                count_include_pad: false,
-                ceil,
-            };
-            let Some([h, w]) = pool.windows(size) else { continue };
+            let pool =
+                Pool { count_include_pad: false, ceil, ..Pool::square(kernel).stride(2).padding(padding) };
+            let Some([_, h, w]) = pool.windows([1, size[0], size[1]]) else { continue };
             let (n, c) = (1 + at % 2, group * [1, 3, 2][at % 3]);
             let case = Case { pool, x: [n, c, size[0], size[1]], y: [n, c, h, w] };
             let run = |kernel: String, mut arguments: Vec<Argument>| {
@@ -255,7 +249,7 @@ fn a_window_that_a_byte_cannot_number_is_refused() {
 #[test]
 #[ignore = "a child of another test"]
 fn child_with_a_window_too_large() {
-    let pool = Pool { kernel: [17, 17], ..Pool::square(17) };
+    let pool = Pool::square(17);
     let case = Case { pool, x: [1, 1, 17, 17], y: [1, 1, 1, 1] };
     let (x, y) = (Buffer::f32s(&[0.0; 289]), Buffer::f32s(&[0.0]));
     launch!("fill_f32", Shape::any(), &x, 289i64, 1.0f32);

@@ -288,7 +288,7 @@ fn a_file_with_channels_last_is_the_network_that_its_framework_has() {
     let images: Vec<f32> = numbers(&expected["images"]).iter().map(|&v| v as f32).collect();
     for (name, orders) in [("tf2onnx.onnx", 0), ("keras-torch.onnx", 5)] {
         let model = model::open(&fixture(name)).unwrap();
-        assert_eq!((model.image, model.classes), ([3, 9, 9], 5), "{name}");
+        assert_eq!((model.image, model.classes), ([3, 9, 9].into(), 5), "{name}");
         let graph = model.build_to_test(4, model.image, model.classes).unwrap();
         let found = graph.nodes.iter().filter(|node| matches!(node.op, Op::Permute(_))).count();
         assert!(found <= orders, "{name}: {found} orders of axes");

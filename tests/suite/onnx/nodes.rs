@@ -315,7 +315,7 @@ fn a_dilated_convolution_reaches_further() {
     let model = model::open(&path).unwrap();
     let graph = model.build(2, model.image, model.classes).unwrap();
     let Op::Conv(conv) = graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
-    assert_eq!((conv.dilation, conv.padding, conv.reach()), ([2, 1], [2, 1], [5, 3]));
+    assert_eq!((conv.dilation, conv.padding, conv.reach()), ([1, 2, 1], [0, 2, 1], [1, 5, 3]));
 }
 
 /// The file of a network, its model, and the graph for so many images.

@@ -52,7 +52,7 @@ impl OnnxWriter<'_> {
             None => self.reals(&format!("{}.bias", node.name), &[bias.len()], &bias),
         };
         let x = self.read(node.inputs[0])?;
-        let y = self.convolution(&node.name, conv, vec![x, weight, bias]);
+        let y = self.convolution(node, conv, vec![x, weight, bias]);
         Ok(self.relu(settings.relu, &norm.name, y))
     }
 }

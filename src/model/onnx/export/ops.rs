@@ -2,16 +2,19 @@
 
 use super::super::schema::AttributeProto;
 use super::OnnxWriter;
+use super::batch::unwritable;
 use super::proto::{int, ints, real};
 use crate::error::{Error, Result};
-use crate::graph::{Activation, BatchNorm, Binary, Conv, MatMul, Node, Op, Pool, TensorId, adaptive_window};
+use crate::graph::{
+    Activation, BatchNorm, Binary, Conv, MatMul, Node, Op, Pool, TensorId, Volume, adaptive_window,
+};
 
 impl OnnxWriter<'_> {
     /// The table: writes a node, and gives the name of what it computes.
     pub(super) fn value(&mut self, node: &Node) -> Result<String> {
         let name = &node.name;
         match node.op {
-            Op::Conv(conv) => self.all(&node.inputs).map(|inputs| self.convolution(name, conv, inputs)),
+            Op::Conv(conv) => self.all(&node.inputs).map(|inputs| self.convolution(node, conv, inputs)),
             Op::ConvBackwardData(conv) => self.transposed(node, conv),
             Op::Linear { relu, .. } => self.linear(node).map(|y| self.relu(relu, name, y)),
             Op::BatchNorm(norm) | Op::BatchNormInference(norm) => self.batch_norm(node, norm),
@@ -90,19 +93,21 @@ impl OnnxWriter<'_> {
         self.node(&format!("{layer}.scaled"), "Mul", vec![y, by], Vec::new())
     }
 
-    pub(super) fn convolution(&mut self, layer: &str, conv: Conv, inputs: Vec<String>) -> String {
-        let y = self.node(layer, "Conv", inputs, window(&conv));
+    pub(super) fn convolution(&mut self, node: &Node, conv: Conv, inputs: Vec<String>) -> String {
+        let (layer, geometry) = (&node.name, self.window(node, &conv));
+        let y = self.node(layer, "Conv", inputs, geometry);
         self.relu(conv.relu, layer, y)
     }
 
     /// What the window's way back does not reach is said by itself.
     fn transposed(&mut self, node: &Node, conv: Conv) -> Result<String> {
-        let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
-        let more = [0, 1].map(|axis| {
+        let (x, y) = (self.size(node.inputs[0]), self.size(node.outputs[0]));
+        let more = [0, 1, 2].map(|axis| {
             let least = (x[axis] - 1) * conv.stride[axis] + conv.reach()[axis];
             (y[axis] + 2 * conv.padding[axis]).saturating_sub(least)
         });
-        let attributes = [window(&conv), vec![ints("output_padding", &more)]].concat();
+        let attributes =
+            [self.window(node, &conv), vec![ints("output_padding", self.along(node, &more))]].concat();
         self.simple(node, "ConvTranspose", attributes)
     }
 
@@ -217,32 +222,48 @@ impl OnnxWriter<'_> {
         }
     }
 
-    /// (H, W) of images.
-    fn image(&self, id: TensorId) -> [usize; 2] {
-        let dims = &self.graph.tensor(id).spec.shape.0;
-        [2, 3].map(|axis| dims.get(axis).copied().unwrap_or(1))
+    /// (D, H, W) of images or cubes.
+    fn size(&self, id: TensorId) -> Volume {
+        self.graph.tensor(id).spec.shape.spatial().unwrap_or(([1; 2], [1; 3])).1
+    }
+
+    /// What of depth, height and width the node's images or cubes have.
+    fn along<'a>(&self, node: &Node, of: &'a Volume) -> &'a [usize] {
+        &of[usize::from(self.graph.tensor(node.inputs[0]).spec.shape.rank() < 5)..]
+    }
+
+    /// The geometry of a convolution.
+    fn window(&self, node: &Node, conv: &Conv) -> Vec<AttributeProto> {
+        let padding = self.along(node, &conv.padding);
+        vec![
+            int("group", conv.groups as i64),
+            ints("kernel_shape", self.along(node, &conv.kernel)),
+            ints("strides", self.along(node, &conv.stride)),
+            ints("pads", &[padding, padding].concat()),
+            ints("dilations", self.along(node, &conv.dilation)),
+        ]
     }
 
     fn pool(&mut self, node: &Node, op: &str, pool: Pool, rest: AttributeProto) -> Result<String> {
         let x = self.read(node.inputs[0])?;
         let attributes = vec![
-            ints("kernel_shape", &pool.kernel),
-            ints("strides", &pool.stride),
-            ints("pads", &[pool.padding, pool.padding].concat()),
+            ints("kernel_shape", self.along(node, &pool.kernel)),
+            ints("strides", self.along(node, &pool.stride)),
+            ints("pads", &[self.along(node, &pool.padding); 2].concat()),
             rest,
         ];
         Ok(self.node(&node.name, op, vec![x], attributes))
     }
 
     fn max_pool(&mut self, node: &Node, pool: Pool) -> Result<String> {
-        let (x, y) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
+        let (x, y) = (self.size(node.inputs[0]), self.size(node.outputs[0]));
         // Readers differ in whether they count a last window that covers nothing; where there is one, what is left
         // without it is what is left of the rounding down.
         let counts = |axis: usize| {
             let room = (x[axis] + 2 * pool.padding[axis]).saturating_sub(pool.kernel[axis]);
             room.div_ceil(pool.stride[axis]) + 1 == y[axis]
         };
-        let ceil = pool.ceil && counts(0) && counts(1);
+        let ceil = pool.ceil && (0..3).all(counts);
         self.pool(node, "MaxPool", pool, int("ceil_mode", i64::from(ceil)))
     }
 
@@ -253,13 +274,17 @@ impl OnnxWriter<'_> {
 
     /// An ordinary pooling where windows are alike; else a product from each side with the shares that each place has.
     fn adaptive(&mut self, node: &Node) -> Result<String> {
-        let ([h, w], [oh, ow]) = (self.image(node.inputs[0]), self.image(node.outputs[0]));
+        let (from, to) = (self.size(node.inputs[0]), self.size(node.outputs[0]));
         let x = self.read(node.inputs[0])?;
-        if [h, w] == [oh, ow] {
+        if from == to {
             return Ok(x);
         }
-        if let Some(pool) = Pool::adaptive([h, w], [oh, ow]) {
+        if let Some(pool) = Pool::adaptive(from, to) {
             return self.average(node, pool);
+        }
+        let ([depth, h, w], [_, oh, ow]) = (from, to);
+        if depth > 1 {
+            return Err(unwritable(&node.name, "it averages unlike many places of cubes"));
         }
         let share = |place: usize, input: usize, output: usize| {
             let (row, column) = (place / input, place % input);
@@ -370,17 +395,6 @@ impl OnnxWriter<'_> {
         shape.splice(at..=at, vec![1; batch.axes()]);
         Ok(self.reshaped(&format!("{}.{}", node.name, x), x, &shape))
     }
-}
-
-/// The geometry of a convolution.
-fn window(conv: &Conv) -> Vec<AttributeProto> {
-    vec![
-        int("group", conv.groups as i64),
-        ints("kernel_shape", &conv.kernel),
-        ints("strides", &conv.stride),
-        ints("pads", &[conv.padding, conv.padding].concat()),
-        ints("dilations", &conv.dilation),
-    ]
 }
 
 /// What the format calls it.

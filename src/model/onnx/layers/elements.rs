@@ -581,7 +581,7 @@ pub fn largest_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[V
     let layer = import.layer(&node.layer());
     let as_image = dims([first, shape.elements() / count / first, count, 1]);
     let y = import.net.reshape(&format!("{layer}.rows"), y, as_image)?;
-    let pool = Pool { kernel: [count, 1], ..Pool::square(1) };
+    let pool = Pool { kernel: [1, count, 1], ..Pool::square(1) };
     let y = import.net.max_pool(&layer, y, pool)?;
     let extent = |axis: usize| if axes.contains(&axis) { 1 } else { shape.0[axis] };
     let y = super::shapes::shaped(import, node, y, (0..shape.rank()).map(extent).collect())?;

@@ -128,7 +128,7 @@ pub fn handler(node: OnnxNode) -> std::result::Result<Option<Handler>, Reason> {
     }
 }
 
-/// The tensor of four axes that a node reads.
+/// The images or cubes that a node reads.
 fn image<'a>(
     import: &mut Import<'a>,
     node: OnnxNode<'a>,
@@ -136,7 +136,7 @@ fn image<'a>(
 ) -> std::result::Result<TensorId, Stop> {
     let x = import.tensor(node, value)?;
     match import.net.shape(x).rank() {
-        4 => Ok(x),
+        4 | 5 => Ok(x),
         _ => Err(format!("reads {}, and not images (N, C, H, W)", import.net.shape(x)).into()),
     }
 }

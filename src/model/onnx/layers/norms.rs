@@ -44,13 +44,13 @@ pub fn batch_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Val
     let layer = import.layer_of(node, &stored[0]);
     let as_image = dims([shape.0[0], channels, shape.0[2..].iter().product(), 1]);
     let x = match shape.rank() {
-        4 => x,
+        4 | 5 => x,
         _ => import.net.reshape(&format!("{layer}.image"), x, as_image)?,
     };
     let y = import.net.batch_norm(&layer, x, norm)?;
     import.learned(&stored.iter().collect::<Vec<_>>())?;
     match shape.rank() {
-        4 => Ok(Value::Tensor(y)),
+        4 | 5 => Ok(Value::Tensor(y)),
         _ => Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, shape)?)),
     }
 }

@@ -1,6 +1,7 @@
 //! What moves numbers and changes none: shapes, parts, orders; and what is no layer.
 
 use super::elements::{self, first, multiply};
+use super::windows::axes;
 use super::{Lowered, stated};
 use crate::graph::{Permutation, Shape, TensorId};
 use crate::model::onnx::constant::{
@@ -442,15 +443,17 @@ pub fn padded_along<'a>(
     Ok(x)
 }
 
-/// Zeros around an image.
+/// Zeros around images or cubes, along depth, height and width; of a number below 0 as many less.
 pub fn padded<'a>(
     import: &mut Import<'a>,
     node: OnnxNode<'a>,
-    x: TensorId,
-    [top, left, bottom, right]: [usize; 4],
+    mut x: TensorId,
+    around: [[i64; 3]; 2],
 ) -> std::result::Result<TensorId, Stop> {
-    let x = padded_along(import, node, x, 2, [top as i64, bottom as i64])?;
-    padded_along(import, node, x, 3, [left as i64, right as i64])
+    for (along, axis) in axes(import, x) {
+        x = padded_along(import, node, x, axis, around.map(|side| side[along]))?;
+    }
+    Ok(x)
 }
 
 pub fn expand<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {

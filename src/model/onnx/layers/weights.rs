@@ -1,8 +1,8 @@
 //! Layers with weights: convolutions and products with a stored matrix.
 
-use super::windows::{as_images, pads, strides};
+use super::windows::{as_images, both_sides, pads, size, strides};
 use super::{Lowered, elements, image, products, shapes};
-use crate::graph::{Conv, TensorId, dims};
+use crate::graph::{Conv, Shape, TensorId, Volume, dims};
 use crate::model::onnx::import::{Import, Stop, StoredTensor, Value};
 use crate::model::onnx::node::{OnnxNode, lengths};
 use crate::model::onnx::tensor::Reason;
@@ -21,21 +21,23 @@ fn convolution<'a>(
 ) -> Lowered {
     let extents = import.shape_of(node, w)?.0;
     let ([outputs, of_group], kernel) = match extents[..] {
-        [o, i, width] => ([o, i], [1, width]),
-        [o, i, height, width] => ([o, i], [height, width]),
-        _ => return Err(format!("its weight has the shape {extents:?}, not one of images or rows").into()),
+        [o, i, width] => ([o, i], [1, 1, width]),
+        [o, i, height, width] => ([o, i], [1, height, width]),
+        [o, i, depth, height, width] => ([o, i], [depth, height, width]),
+        _ => return Err(format!("its weight has the shape {extents:?}, of no images, rows or cubes").into()),
     };
-    if extents.contains(&0) {
+    let rank = import.net.shape(x).rank();
+    if extents.contains(&0) || extents.len().max(4) != rank {
         return Err(format!("its weight has the shape {extents:?}").into());
     }
     let (groups, dilation) = groups_and_dilation(node, &extents[2..])?;
     let channels = import.net.shape(x).0[1];
     let reach =
-        [0, 1].map(|axis| dilation[axis].saturating_mul(kernel[axis].saturating_sub(1)).saturating_add(1));
+        [0, 1, 2].map(|axis| dilation[axis].saturating_mul(kernel[axis].saturating_sub(1)).saturating_add(1));
     let pads = pads(import, node, x, reach)?;
     let (x, padding) = match pads {
-        [top, left, bottom, right] if top == bottom && left == right => (x, [top, left]),
-        _ => (shapes::padded(import, node, x, pads)?, [0, 0]),
+        [before, behind] if before == behind => (x, before),
+        _ => (shapes::padded(import, node, x, pads.map(|side| side.map(|by| by as i64)))?, [0; 3]),
     };
     let conv = Conv { kernel, stride: strides(node)?, padding, dilation, groups, bias: false, relu: false };
     let wanted = of_group.saturating_mul(groups);
@@ -53,7 +55,7 @@ fn convolution<'a>(
         learned(import, &[Some(weight), bias])?;
         return Ok(Value::Tensor(y));
     }
-    let of_image = (extents.len() == 3).then_some([outputs, of_group, 1, kernel[1]]);
+    let of_image = (extents.len() == 3).then_some([outputs, of_group, 1, kernel[2]]);
     with_shared_weight(import, node, x, (w, of_image), bias, conv)
 }
 
@@ -78,10 +80,15 @@ fn with_shared_weight<'a>(
         None => Ok(y),
         Some(bias) => {
             let bias = import.tensor(node, bias)?;
-            let bias = shapes::shaped(import, node, bias, vec![channels, 1, 1])?;
+            let bias = shapes::shaped(import, node, bias, of_channels(import, x, channels))?;
             elements::add(import, node, &[y, bias])
         }
     }
+}
+
+/// The shape of a number for each of so many channels of images or cubes.
+fn of_channels(import: &Import, x: TensorId, channels: usize) -> Vec<usize> {
+    import.net.shape(x).with_spatial([1, channels], [1; 3]).0.split_off(1)
 }
 
 /// The bias, unless it is none or has no elements.
@@ -94,14 +101,14 @@ fn bias_of(rest: &[Value]) -> Option<&Value> {
 }
 
 /// `group` and `dilations`, after a look at whether `kernel_shape` is that of the weight.
-fn groups_and_dilation(node: OnnxNode, kernel: &[usize]) -> std::result::Result<(usize, [usize; 2]), Reason> {
+fn groups_and_dilation(node: OnnxNode, kernel: &[usize]) -> std::result::Result<(usize, Volume), Reason> {
     if node.ints("kernel_shape").is_some_and(|ints| lengths(ints).as_deref() != Some(kernel)) {
         return Err(format!("kernel_shape is not that of its weight, {kernel:?}"));
     }
     let groups = node.int("group").unwrap_or(1);
     let groups = usize::try_from(groups).map_err(|_| format!("group {groups}"))?;
-    match node.pair("dilations", 1)? {
-        [0, _] | [_, 0] => Err("dilations of 0".into()),
+    match node.along_axes("dilations", 1)? {
+        dilation if dilation.contains(&0) => Err("dilations of 0".into()),
         dilation => Ok((groups, dilation)),
     }
 }
@@ -111,39 +118,39 @@ fn groups_and_dilation(node: OnnxNode, kernel: &[usize]) -> std::result::Result<
 pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
     let x = image(import, node, x)?;
-    let (weight, extents) = import.stored(w, "weight", 4)?;
-    let kernel = [extents[2], extents[3]];
-    let (groups, dilation) = groups_and_dilation(node, &kernel)?;
-    let (stride, more, shape) =
-        (strides(node)?, node.pair("output_padding", 0)?, import.net.shape(x).clone());
+    let shape = import.net.shape(x).clone();
+    let (weight, extents) = import.stored(w, "weight", shape.rank())?;
+    let (_, kernel) = Shape(extents.clone()).spatial().ok_or("its weight is of no images")?;
+    let (groups, dilation) = groups_and_dilation(node, &extents[2..])?;
+    let (stride, more) = (strides(node)?, node.along_axes("output_padding", 0)?);
     if shape.0[1] != extents[0] {
         return Err(format!("its weight is for {} channels, not for {}", extents[0], shape.0[1]).into());
     }
     let mut conv = Conv { stride, dilation, groups, bias: false, ..Conv::square(1) };
     conv.kernel = kernel;
-    // Rows and columns that the layer would have without any padding.
-    let whole = [0, 1].map(|axis| {
-        let windows = (shape.0[axis + 2] - 1).saturating_mul(stride[axis]);
+    // Planes, rows and columns that the layer would have without any padding.
+    let size = size(import, x);
+    let whole = [0, 1, 2].map(|axis| {
+        let windows = (size[axis] - 1).saturating_mul(stride[axis]);
         let reach = dilation[axis].saturating_mul(kernel[axis] - 1).saturating_add(1);
         windows.saturating_add(reach)
     });
-    let [top, left, bottom, right] = transposed_pads(node, &shape.0[2..], whole, stride, more)?;
+    let [before, behind] = transposed_pads(node, size, whole, stride, more)?;
     let layer = import.layer_of(node, &weight);
     let channels = extents[1].saturating_mul(groups);
-    let fits = top == bottom && left == right && more[0] < stride[0] && more[1] < stride[1];
-    let y = match [usize::try_from(top), usize::try_from(left)] {
-        [Ok(top), Ok(left)] if fits => {
-            conv.padding = [top, left];
+    let fits = before == behind && (0..3).all(|axis| before[axis] >= 0 && more[axis] < stride[axis]);
+    let y = match fits {
+        true => {
+            conv.padding = before.map(|by| by as usize);
             let y = import.net.conv_transpose(&layer, x, channels, conv, more)?;
             learned(import, &[Some(weight)])?;
             y
         }
-        _ => {
-            let y = import.net.conv_transpose(&layer, x, channels, conv, [0; 2])?;
+        false => {
+            let y = import.net.conv_transpose(&layer, x, channels, conv, [0; 3])?;
             learned(import, &[Some(weight)])?;
-            let behind = [more[0] as i64 - bottom, more[1] as i64 - right];
-            let y = shapes::padded_along(import, node, y, 2, [-top, behind[0]])?;
-            shapes::padded_along(import, node, y, 3, [-left, behind[1]])?
+            let last = [0, 1, 2].map(|axis| more[axis] as i64 - behind[axis]);
+            shapes::padded(import, node, y, [before.map(|by| -by), last])?
         }
     };
     match bias_of(rest) {
@@ -151,7 +158,8 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
         Some(bias) => {
             import.stored(bias, "bias", 1)?;
             let bias = import.tensor(node, bias)?;
-            let Value::Tensor(bias) = shapes::shaped(import, node, bias, vec![channels, 1, 1])? else {
+            let Value::Tensor(bias) = shapes::shaped(import, node, bias, of_channels(import, x, channels))?
+            else {
                 return Err("its bias is computed, not stored".into());
             };
             elements::add(import, node, &[Value::Tensor(y), Value::Tensor(bias)])
@@ -159,20 +167,27 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
     }
 }
 
-/// What is cut off at the top, at the left, at the bottom and at the right.
+/// What is cut off before and behind, along depth, height and width.
 fn transposed_pads(
     node: OnnxNode,
-    size: &[usize],
-    whole: [usize; 2],
-    stride: [usize; 2],
-    more: [usize; 2],
-) -> std::result::Result<[i64; 4], Reason> {
+    size: Volume,
+    whole: Volume,
+    stride: Volume,
+    more: Volume,
+) -> std::result::Result<[[i64; 3]; 2], Reason> {
     let same = node.text("auto_pad").unwrap_or("NOTSET");
     let wanted = match (node.ints("output_shape").map(lengths), same) {
-        (Some(Some(shape)), _) if shape.len() >= 2 => Some([shape[shape.len() - 2], shape[shape.len() - 1]]),
+        (Some(Some(shape)), _) if shape.len() >= 2 => {
+            let last = &shape[shape.len().saturating_sub(3)..];
+            let mut wanted = whole;
+            wanted[3 - last.len()..].copy_from_slice(last);
+            // Of images there may be channels before.
+            wanted[0] = if shape.len() % 2 == 0 { whole[0] } else { wanted[0] };
+            Some(wanted)
+        }
         (Some(_), _) => return Err(format!("output_shape {:?}", node.ints("output_shape"))),
         (None, "SAME_UPPER" | "SAME_LOWER") => {
-            Some([0, 1].map(|axis| size[axis].saturating_mul(stride[axis])))
+            Some([0, 1, 2].map(|axis| size[axis].saturating_mul(stride[axis])))
         }
         (None, "NOTSET" | "VALID") => None,
         (None, other) => return Err(format!("auto_pad {other}")),
@@ -180,12 +195,12 @@ fn transposed_pads(
     let Some(wanted) = wanted else {
         let given = node.ints("pads").filter(|_| same != "VALID").unwrap_or(&[0; 4]);
         let pads = lengths(given).map(|pads| pads.iter().map(|&by| by as i64).collect::<Vec<_>>());
-        return pads.and_then(|pads| pads.try_into().ok()).ok_or_else(|| format!("pads {given:?}"));
+        return pads.and_then(|pads| both_sides(&pads)).ok_or_else(|| format!("pads {given:?}"));
     };
-    let cut = [0, 1].map(|axis| (whole[axis] + more[axis]) as i64 - wanted[axis] as i64);
+    let cut = [0, 1, 2].map(|axis| (whole[axis] + more[axis]) as i64 - wanted[axis] as i64);
     let (less, rest) = (cut.map(|all| all.div_euclid(2)), cut.map(|all| all - all.div_euclid(2)));
     let [first, last] = if same == "SAME_UPPER" { [less, rest] } else { [rest, less] };
-    Ok([first[0], first[1], last[0], last[1]])
+    Ok([first, last])
 }
 
 /// With a stored matrix a linear layer; else a product, and what is added to it.

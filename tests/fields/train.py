@@ -56,8 +56,9 @@ class CosmoFlow(nn.Module):
 def cubic():
     """Layers of cubes, one of each kind."""
     return nn.Sequential(nn.Conv3d(2, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), nn.MaxPool3d(2),
-                         nn.Conv3d(6, 8, (3, 1, 3), padding=(2, 0, 2), dilation=2, groups=2), nn.InstanceNorm3d(8, affine=True),
-                         nn.AvgPool3d(3, 1, 1), nn.ConvTranspose3d(8, 6, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
+                         nn.Conv3d(6, 8, (3, 1, 3), padding=(2, 0, 2), dilation=2, groups=2),
+                         nn.InstanceNorm3d(8, affine=True), nn.AvgPool3d(3, 1, 1),
+                         nn.ConvTranspose3d(8, 6, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
                          nn.AdaptiveAvgPool3d((4, 4, 2)), nn.Upsample(scale_factor=2, mode="trilinear"), nn.Conv3d(6, 3, 1))
 
 
@@ -81,7 +82,8 @@ def data(path, rng):
         u = rng.normal(size=(SAMPLES, 8, 8)).astype("f4")
         u[3, 2, 2] = np.nan
         file.create_dataset("u", data=u)
-        file.create_dataset("full", data=rng.poisson(3, size=(SAMPLES, 32, 32, 32, 4)).astype("i2"), chunks=(1, 16, 16, 16, 4), compression="gzip")
+        full = rng.poisson(3, size=(SAMPLES, 32, 32, 32, 4)).astype("i2")
+        file.create_dataset("full", data=full, chunks=(1, 16, 16, 16, 4), compression="gzip")
         file.create_dataset("unitPar", data=rng.uniform(-1, 1, size=(SAMPLES, 4)).astype("f4"))
         file.create_dataset("cubes", data=rng.normal(size=(SAMPLES, 2, 8, 8, 8)).astype("f4"))
         file.create_dataset("kinds", data=rng.integers(0, 3, size=(SAMPLES, 8, 8, 4)).astype("u1"))
@@ -101,8 +103,8 @@ def standard(array, axes):
 def cases(path):
     """Name, network, what it reads, its target, loss of output and target, flags, and the metric."""
     with h5py.File(path) as file:
-        get = {name: file[name][()] for name in ("climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance", "full", "unitPar", "cubes",
-                                                   "kinds")}
+        names = ["climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance", "full", "unitPar", "cubes"]
+        get = {name: file[name][()] for name in [*names, "kinds"]}
     climate = standard(get["climate/data"], (0, 1, 2)).transpose(0, 3, 1, 2)
     labels = torch.tensor(get["climate/labels"].astype("i8"))
     weights = torch.tensor([1.0, 2.5, 1.7])

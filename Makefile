@@ -193,7 +193,7 @@ test-dist: ## what make dist leaves builds in a network namespace that has none 
 	@.ci/deps $(MPI)
 	@tests/dist.sh $(MPI)
 
-test-site: ## dltrain as sites install it: EasyBuild, ReFrame, containers, Spack, Slurm (PARTS="easybuild"; root; an hour)
+test-site: ## dltrain as sites install it: EasyBuild, ReFrame, containers (PARTS="easybuild"; root; an hour)
 	@.ci/deps $(MPIS) wheels slurm
 	@tests/site.sh $(PARTS)
 

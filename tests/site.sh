@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dltrain as a site's support team installs it (docs/site.md), each step by the tool that a site has for it: nothing
-# here is a double of a tool. Every part says what it ran, and one whose tool cannot be had is skipped by name.
+# dltrain as a site's support team installs it (docs/site.md), each step by the tool that a site has for it: but for PBS
+# and LSF nothing here is a double of a tool. Every part says what it ran, and one whose tool cannot be had is skipped by name.
 #
 # Usage: tests/site.sh [PART…]    (make test-site) the files of tests/site/ without .sh; without PART all of them
 #   SITE=DIR            where it works: the tarball, tools from PyPI, what was built (target/site; it goes on there)
@@ -11,7 +11,7 @@ export SITE=${SITE:-$PWD/target/site} ROOT=$PWD
 mkdir -p "$SITE"
 [ -z "${SITE_OPT_LEVEL:-}" ] || export CARGO_PROFILE_RELEASE_OPT_LEVEL=$SITE_OPT_LEVEL
 parts=("$@")
-[ $# -gt 0 ] || parts=(easybuild reframe containers)
+[ $# -gt 0 ] || parts=(easybuild reframe containers batch)
 declare -A outcome
 for part in "${parts[@]}"; do
     [ -e "tests/site/$part.sh" ] || { echo "site: no part $part" >&2; exit 2; }

@@ -3,8 +3,8 @@
 #     bsub -n 256 -R "span[ptile=64]" -x -W 60 jobs/lsf.sh --data $SCRATCH/imagenet
 set -euo pipefail
 if type module >&/dev/null; then module load openmpi; fi
-# LSF tells no program when its job ends: a run that keeps checkpoints is to stop in time. It says "1:30 L", in hours and
-# minutes.
+# LSF tells no program when its job ends: a run that keeps checkpoints is to stop in time. It says "1:30 L", in hours
+# and minutes.
 left=$(bjobs -noheader -o time_left "$LSB_JOBID" | sed -n 's/^ *\([0-9]*:[0-9]*\).*/\1:00/p')
 hosts=$(mktemp)
 trap 'rm -f "$hosts"' EXIT

@@ -1,6 +1,6 @@
 #!/bin/bash
 # CPU nodes under PBS (OpenPBS, PBS Professional, Torque), a rank for each node. Flags of dltrain are given as ARGS:
-#     qsub -l select=4:ncpus=64 -l place=scatter:excl -l walltime=01:00:00 -v ARGS="--data $SCRATCH/imagenet" jobs/pbs.sh
+#     qsub -l select=4:ncpus=64 -l place=scatter:excl -v ARGS="--data $SCRATCH/imagenet" jobs/pbs.sh
 #PBS -N dltrain
 #PBS -l walltime=01:00:00
 set -euo pipefail

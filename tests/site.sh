@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # dltrain as a site's support team installs it (docs/site.md), each step by the tool that a site has for it: but for PBS
-# and LSF nothing here is a double of a tool. Every part says what it ran, and one whose tool cannot be had is skipped by
-# name.
+# and LSF nothing here is a double of a tool. Every part says what it ran, and one without its tool is skipped by name.
 #
 # Usage: tests/site.sh [PART…]    (make test-site) the files of tests/site/ without .sh; without PART all of them
 #   SITE=DIR            where it works: the tarball, tools from PyPI, what was built (target/site; it goes on there)

@@ -40,7 +40,8 @@ class CosmoFlow(nn.Module):
     def __init__(self, size):
         super().__init__()
         widths = [4, 32, 64, 128, 256, 512]
-        layers = [[nn.Conv3d(a, b, 3, padding=1), nn.LeakyReLU(0.3), nn.MaxPool3d(2)] for a, b in zip(widths, widths[1:])]
+        layers = [[nn.Conv3d(a, b, 3, padding=1), nn.LeakyReLU(0.3), nn.MaxPool3d(2)]
+                  for a, b in zip(widths, widths[1:])]
         self.convolutions = nn.Sequential(*sum(layers, []))
         self.dense = nn.Sequential(nn.Linear(512 * (size // 32) ** 3, 128), nn.LeakyReLU(0.3), nn.Linear(128, 64),
                                    nn.LeakyReLU(0.3), nn.Linear(64, 4), nn.Tanh())
@@ -59,7 +60,8 @@ def cubic():
                          nn.Conv3d(6, 8, (3, 1, 3), padding=(2, 0, 2), dilation=2, groups=2),
                          nn.InstanceNorm3d(8, affine=True), nn.AvgPool3d(3, 1, 1),
                          nn.ConvTranspose3d(8, 6, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
-                         nn.AdaptiveAvgPool3d((4, 4, 2)), nn.Upsample(scale_factor=2, mode="trilinear"), nn.Conv3d(6, 3, 1))
+                         nn.AdaptiveAvgPool3d((4, 4, 2)), nn.Upsample(scale_factor=2, mode="trilinear"),
+                         nn.Conv3d(6, 3, 1))
 
 
 def convolutions(channels, classes, last=None):
@@ -103,7 +105,8 @@ def standard(array, axes):
 def cases(path):
     """Name, network, what it reads, its target, loss of output and target, flags, and the metric."""
     with h5py.File(path) as file:
-        names = ["climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance", "full", "unitPar", "cubes"]
+        names = ["climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance", "full", "unitPar",
+                 "cubes"]
         get = {name: file[name][()] for name in [*names, "kinds"]}
     climate = standard(get["climate/data"], (0, 1, 2)).transpose(0, 3, 1, 2)
     labels = torch.tensor(get["climate/labels"].astype("i8"))

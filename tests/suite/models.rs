@@ -241,7 +241,8 @@ fn full_images(name: &str) {
 
 #[test]
 fn every_model_has_a_fixture() {
-    for model in model::all() {
+    // Cubes are compared with PyTorch's by tests/fields/train.py (unet3d not yet).
+    for model in model::all().filter(|model| model.image.len() == 3) {
         assert!(
             path(model.name(), "").exists(),
             "{0}: no tests/fixtures/models/{0}.json, which tests/fixtures/make_models.py writes",

@@ -4,13 +4,12 @@
 
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use hdf5::types::{TypeDescriptor, VarLenUnicode};
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::{Dtype, Metadata};
 
 use super::checkpoint::{Array, StoredCheckpoint, text};
 use super::names;
@@ -18,7 +17,7 @@ use super::read::RunRecord;
 use super::safetensors_file::{self, BATCHES, WAYS};
 use crate::error::{Error, Result};
 use crate::fields::lacking_filter;
-use crate::files::{self, crc32_from, write_new, write_whole};
+use crate::files::{self, KeptFile, crc32_from, write_new, write_whole};
 use crate::model::onnx::export::TensorValues;
 use crate::model::{self, CLASS_NAMES, FIELDS, FieldScale, Model, PREPROCESSING, Preprocessing};
 
@@ -76,7 +75,7 @@ pub struct WeightsFile {
 }
 
 enum Content {
-    SafeTensors(Vec<u8>),
+    SafeTensors(SafeTensorsFile),
     /// By name.
     Hdf5(Hdf5Sets),
     /// By name, the number of the array.
@@ -86,6 +85,14 @@ enum Content {
 }
 
 type Hdf5Sets = HashMap<String, hdf5::Dataset>;
+
+/// A file of safetensors, of which one tensor at a time is in memory.
+struct SafeTensorsFile {
+    file: KeptFile,
+    header: Metadata,
+    /// Where the first tensor begins.
+    start: u64,
+}
 
 impl WeightsFile {
     /// # Errors
@@ -167,10 +174,13 @@ impl WeightsFile {
     pub fn values(&self, name: &str) -> Result<Vec<f32>> {
         let wrong = |error: &dyn Display| Error::data(&self.path, format!("tensor {name}: {error}"));
         match &self.content {
-            Content::SafeTensors(bytes) => {
-                let tensors = SafeTensors::deserialize(bytes).map_err(|e| wrong(&e))?;
-                let view = tensors.tensor(name).map_err(|e| wrong(&e))?;
-                numbers(&view).ok_or_else(|| wrong(&format!("holds {:?}, no real numbers", view.dtype())))
+            Content::SafeTensors(SafeTensorsFile { file, header, start }) => {
+                let tensor = header.info(name).ok_or_else(|| wrong(&"is not there"))?;
+                let (first, end) = tensor.data_offsets;
+                let mut bytes = vec![0; end - first];
+                file.read_exact_at(&mut bytes, start + first as u64).map_err(|e| wrong(&e))?;
+                let values = numbers(tensor.dtype, &bytes);
+                values.ok_or_else(|| wrong(&format!("holds {:?}, no real numbers", tensor.dtype)))
             }
             Content::Network(model) => {
                 model.file().ok_or_else(|| wrong(&"is not there")).and_then(|file| file.values(name))
@@ -228,19 +238,38 @@ fn open_safetensors(path: &Path) -> Result<WeightsFields> {
     let wrong = |error: &dyn Display| {
         Error::data(path, format!("is neither HDF5 nor a whole safetensors file: {error}"))
     };
-    let bytes = files::read(path).map_err(|e| wrong(&e))?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(&e))?;
+    let content = safetensors_file(path).map_err(|e| wrong(&e))?;
     let (mut shapes, mut unread) = (Vec::new(), Vec::new());
-    for (name, view) in tensors.iter() {
-        match width(view.dtype()) {
-            Some(_) => shapes.push((name.to_string(), view.shape().to_vec())),
-            None => unread.push((name.to_string(), format!("{:?}", view.dtype()))),
+    for (name, tensor) in content.header.tensors() {
+        match width(tensor.dtype) {
+            Some(_) => shapes.push((name, tensor.shape.clone())),
+            None => unread.push((name, format!("{:?}", tensor.dtype))),
         }
     }
-    let said = SafeTensors::read_metadata(&bytes).ok().and_then(|(_, said)| said.metadata().clone());
-    let said = said.unwrap_or_default();
+    let said = content.header.metadata().clone().unwrap_or_default();
     let about = ModelMetadata::read(path, |name| said.get(name).cloned().unwrap_or_default())?;
-    Ok(WeightsFields { content: Content::SafeTensors(bytes), shapes, unread, about })
+    Ok(WeightsFields { content: Content::SafeTensors(content), shapes, unread, about })
+}
+
+/// Reads the header. The tensors behind it fill the file to its end.
+fn safetensors_file(path: &Path) -> io::Result<SafeTensorsFile> {
+    /// The format's own limit.
+    const LONGEST: u64 = 100_000_000;
+    let (file, opened) = KeptFile::open(path)?;
+    let (whole, mut length) = (opened.metadata()?.len(), [0; 8]);
+    file.read_exact_at(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
+    let start = length.saturating_add(8);
+    if length > LONGEST || start > whole {
+        return Err(io::Error::other("invalid header length"));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact_at(&mut text, 8)?;
+    let header: Metadata = serde_json::from_slice(&text)?;
+    match start + header.data_len() as u64 == whole {
+        true => Ok(SafeTensorsFile { file, header, start }),
+        false => Err(io::Error::other("incomplete metadata, file not fully covered")),
+    }
 }
 
 /// Bytes of one number; `None` for what is no real number.
@@ -253,9 +282,9 @@ fn width(dtype: Dtype) -> Option<usize> {
     }
 }
 
-fn numbers(view: &TensorView) -> Option<Vec<f32>> {
-    let words = view.data().chunks_exact(width(view.dtype())?);
-    Some(match view.dtype() {
+fn numbers(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+    let words = bytes.chunks_exact(width(dtype)?);
+    Some(match dtype {
         Dtype::BF16 => words.map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         Dtype::F16 => words.map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         Dtype::F32 => words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
@@ -505,6 +534,7 @@ mod tests {
     use crate::error::ErrorKind;
     use proptest::prelude::*;
     use safetensors::serialize_to_file;
+    use safetensors::tensor::TensorView;
 
     fn shapes() -> Vec<(String, Vec<usize>)> {
         let shape = |name: &str, shape: &[usize]| (name.to_string(), shape.to_vec());

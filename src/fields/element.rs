@@ -48,20 +48,11 @@ impl fmt::Display for NumberType {
     }
 }
 
-/// The numbers of a row, each read by `$read` from so many bytes, `$step` bytes apart, which go to places `$stride`
-/// apart.
-macro_rules! spread {
-    ($from:expr, $step:expr, $to:expr, $stride:expr, $bytes:literal, $read:expr) => {{
-        let (numbers, _) = $from.as_chunks::<$bytes>();
-        if $step != $bytes {
-            for (to, number) in $to.iter_mut().zip($from.chunks($step)) {
-                *to = number.first_chunk::<$bytes>().map_or(0.0, |&number| $read(number));
-            }
-        } else if $stride == 1 {
-            $to.iter_mut().zip(numbers).for_each(|(to, &number)| *to = $read(number));
-        } else {
-            $to.iter_mut().step_by($stride).zip(numbers).for_each(|(to, &number)| *to = $read(number));
-        }
+/// Numbers, each read by `$read` from so many bytes.
+macro_rules! numbers {
+    ($from:expr, $to:expr, $bytes:literal, $read:expr) => {{
+        let numbers = $from.as_chunks::<$bytes>().0;
+        $to.iter_mut().zip(numbers).for_each(|(to, &number)| *to = $read(number));
     }};
 }
 
@@ -84,72 +75,62 @@ impl NumberType {
         !matches!(self.kind, NumberKind::F16 | NumberKind::F32 | NumberKind::F64)
     }
 
-    /// A row of numbers as they lie in the file, rounded to `f32`: the first goes to `to[0]`, the next to `to[stride]`.
-    /// `to` is as long as the shorter of both takes.
-    pub fn spread(self, from: &[u8], to: &mut [f32], stride: usize) {
-        self.convert(from, self.bytes(), to, stride);
-    }
-
-    /// Numbers that lie so many bytes apart, rounded to `f32`, one after the other. `to` has a place for each.
-    pub fn gather(self, from: &[u8], step: usize, to: &mut [f32]) {
-        self.convert(from, step, to, 1);
-    }
-
-    fn convert(self, from: &[u8], step: usize, to: &mut [f32], stride: usize) {
+    /// Numbers as they lie in the file, rounded to `f32`.
+    pub fn numbers(self, from: &[u8], to: &mut [f32]) {
         match (self.kind, self.big_endian) {
-            (NumberKind::U8, _) => spread!(from, step, to, stride, 1, |[byte]: [u8; 1]| f32::from(byte)),
+            (NumberKind::U8, _) => numbers!(from, to, 1, |[byte]: [u8; 1]| f32::from(byte)),
             (NumberKind::I8, _) => {
-                spread!(from, step, to, stride, 1, |[byte]: [u8; 1]| f32::from(byte as i8))
+                numbers!(from, to, 1, |[byte]: [u8; 1]| f32::from(byte as i8))
             }
             (NumberKind::F16, false) => {
-                spread!(from, step, to, stride, 2, |number| f16::from_le_bytes(number).to_f32())
+                numbers!(from, to, 2, |number| f16::from_le_bytes(number).to_f32())
             }
             (NumberKind::F16, true) => {
-                spread!(from, step, to, stride, 2, |number| f16::from_be_bytes(number).to_f32())
+                numbers!(from, to, 2, |number| f16::from_be_bytes(number).to_f32())
             }
             (NumberKind::I16, false) => {
-                spread!(from, step, to, stride, 2, |number| f32::from(i16::from_le_bytes(number)))
+                numbers!(from, to, 2, |number| f32::from(i16::from_le_bytes(number)))
             }
             (NumberKind::I16, true) => {
-                spread!(from, step, to, stride, 2, |number| f32::from(i16::from_be_bytes(number)))
+                numbers!(from, to, 2, |number| f32::from(i16::from_be_bytes(number)))
             }
             (NumberKind::U16, false) => {
-                spread!(from, step, to, stride, 2, |number| f32::from(u16::from_le_bytes(number)))
+                numbers!(from, to, 2, |number| f32::from(u16::from_le_bytes(number)))
             }
             (NumberKind::U16, true) => {
-                spread!(from, step, to, stride, 2, |number| f32::from(u16::from_be_bytes(number)))
+                numbers!(from, to, 2, |number| f32::from(u16::from_be_bytes(number)))
             }
-            (NumberKind::F32, false) => spread!(from, step, to, stride, 4, f32::from_le_bytes),
-            (NumberKind::F32, true) => spread!(from, step, to, stride, 4, f32::from_be_bytes),
+            (NumberKind::F32, false) => numbers!(from, to, 4, f32::from_le_bytes),
+            (NumberKind::F32, true) => numbers!(from, to, 4, f32::from_be_bytes),
             (NumberKind::I32, false) => {
-                spread!(from, step, to, stride, 4, |number| i32::from_le_bytes(number) as f32)
+                numbers!(from, to, 4, |number| i32::from_le_bytes(number) as f32)
             }
             (NumberKind::I32, true) => {
-                spread!(from, step, to, stride, 4, |number| i32::from_be_bytes(number) as f32)
+                numbers!(from, to, 4, |number| i32::from_be_bytes(number) as f32)
             }
             (NumberKind::U32, false) => {
-                spread!(from, step, to, stride, 4, |number| u32::from_le_bytes(number) as f32)
+                numbers!(from, to, 4, |number| u32::from_le_bytes(number) as f32)
             }
             (NumberKind::U32, true) => {
-                spread!(from, step, to, stride, 4, |number| u32::from_be_bytes(number) as f32)
+                numbers!(from, to, 4, |number| u32::from_be_bytes(number) as f32)
             }
             (NumberKind::F64, false) => {
-                spread!(from, step, to, stride, 8, |number| f64::from_le_bytes(number) as f32)
+                numbers!(from, to, 8, |number| f64::from_le_bytes(number) as f32)
             }
             (NumberKind::F64, true) => {
-                spread!(from, step, to, stride, 8, |number| f64::from_be_bytes(number) as f32)
+                numbers!(from, to, 8, |number| f64::from_be_bytes(number) as f32)
             }
             (NumberKind::I64, false) => {
-                spread!(from, step, to, stride, 8, |number| i64::from_le_bytes(number) as f32)
+                numbers!(from, to, 8, |number| i64::from_le_bytes(number) as f32)
             }
             (NumberKind::I64, true) => {
-                spread!(from, step, to, stride, 8, |number| i64::from_be_bytes(number) as f32)
+                numbers!(from, to, 8, |number| i64::from_be_bytes(number) as f32)
             }
             (NumberKind::U64, false) => {
-                spread!(from, step, to, stride, 8, |number| u64::from_le_bytes(number) as f32)
+                numbers!(from, to, 8, |number| u64::from_le_bytes(number) as f32)
             }
             (NumberKind::U64, true) => {
-                spread!(from, step, to, stride, 8, |number| u64::from_be_bytes(number) as f32)
+                numbers!(from, to, 8, |number| u64::from_be_bytes(number) as f32)
             }
         }
     }

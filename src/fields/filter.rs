@@ -37,8 +37,10 @@ impl Default for ChunkDecoder {
 }
 
 impl ChunkDecoder {
-    /// Undoes the filters of a chunk in place, from the last to the first, but those whose bit in `skipped` is set. The
-    /// chunk then has `bytes` bytes, of numbers of `number` bytes.
+    /// Undoes the filters of a chunk, from the last to the first, but those whose bit in `skipped` is set: `to` becomes
+    /// what the chunk was, `bytes` bytes of numbers of `number` bytes. What is in `chunk` is lost; buffers that are
+    /// given again for chunks of one size are not filled with zeros again. Where shuffling came first it is not undone,
+    /// and the answer is true: `unshuffle_part` does it for the numbers that are wanted, while they are near.
     ///
     /// # Errors
     /// What is wrong with the chunk. Nothing is allocated that its bytes cannot become.
@@ -48,9 +50,11 @@ impl ChunkDecoder {
         skipped: u32,
         number: usize,
         bytes: usize,
-        chunk: &mut Vec<u8>,
-    ) -> Result<(), String> {
-        for (at, filter) in filters.iter().enumerate().rev().filter(|(at, _)| skipped >> at & 1 == 0) {
+        (chunk, to): (&mut Vec<u8>, &mut Vec<u8>),
+    ) -> Result<bool, String> {
+        let in_planes = filters.first() == Some(&Filter::Shuffle) && skipped & 1 == 0 && number > 1;
+        let undone = filters.iter().enumerate().skip(usize::from(in_planes));
+        for (at, filter) in undone.rev().filter(|(at, _)| skipped >> at & 1 == 0) {
             // A checksum that was made before the compression is part of what was compressed.
             let sums = filters[..at].iter().enumerate();
             let sums =
@@ -59,39 +63,35 @@ impl ChunkDecoder {
             match filter {
                 Filter::Fletcher32 => verify(chunk)?,
                 Filter::Shuffle => {
-                    self.resized(chunk.len());
+                    self.other.resize(chunk.len(), 0);
                     unshuffle(chunk, &mut self.other, number);
                     std::mem::swap(chunk, &mut self.other);
                 }
                 Filter::Deflate => {
-                    self.room(chunk.len(), whole, MOST_OF_DEFLATE)?;
-                    let inflated = self.inflate.zlib_decompress(chunk, &mut self.other);
-                    let inflated = inflated.map_err(|error| format!("deflate: {error}"))?;
-                    expect(inflated, whole)?;
-                    std::mem::swap(chunk, &mut self.other);
+                    room(chunk.len(), to, whole, MOST_OF_DEFLATE)?;
+                    let inflated = self.inflate.zlib_decompress(chunk, to);
+                    expect(inflated.map_err(|error| format!("deflate: {error}"))?, whole)?;
+                    std::mem::swap(chunk, to);
                 }
                 Filter::Lzf => {
-                    self.room(chunk.len(), whole, MOST_OF_LZF)?;
-                    expect(expand(chunk, &mut self.other)?, whole)?;
-                    std::mem::swap(chunk, &mut self.other);
+                    room(chunk.len(), to, whole, MOST_OF_LZF)?;
+                    expect(expand(chunk, to)?, whole)?;
+                    std::mem::swap(chunk, to);
                 }
             }
         }
-        expect(chunk.len(), bytes)
+        std::mem::swap(chunk, to);
+        expect(to.len(), bytes).map(|()| in_planes)
     }
+}
 
-    fn room(&mut self, compressed: usize, whole: usize, most: usize) -> Result<(), String> {
-        if whole > compressed.saturating_mul(most) {
-            return Err(format!("{compressed} bytes cannot become {whole}"));
-        }
-        self.resized(whole);
-        Ok(())
+/// Makes room for what some bytes become; every byte of it is written before it is read.
+fn room(compressed: usize, to: &mut Vec<u8>, whole: usize, most: usize) -> Result<(), String> {
+    if whole > compressed.saturating_mul(most) {
+        return Err(format!("{compressed} bytes cannot become {whole}"));
     }
-
-    /// Every byte is written before it is read: what was there stays.
-    fn resized(&mut self, bytes: usize) {
-        self.other.resize(bytes, 0);
-    }
+    to.resize(whole, 0);
+    Ok(())
 }
 
 fn expect(is: usize, wanted: usize) -> Result<(), String> {
@@ -136,22 +136,28 @@ fn fletcher32(data: &[u8]) -> u32 {
 
 /// Puts the bytes of each number together again. What is behind the last whole number was left as it is.
 fn unshuffle(from: &[u8], to: &mut [u8], number: usize) {
-    let count = from.len() / number.max(1);
-    match number {
-        2 => gather::<2>(from, to, count),
-        4 => gather::<4>(from, to, count),
-        8 => gather::<8>(from, to, count),
-        _ => to.copy_from_slice(from),
-    }
-    let whole = count * number;
-    to[whole..].copy_from_slice(&from[whole..]);
+    let whole = from.len() - from.len() % number.max(1);
+    let (numbers, rest) = to.split_at_mut(whole);
+    unshuffle_part(&from[..whole], 0, numbers, number);
+    rest.copy_from_slice(&from[whole..]);
 }
 
-fn gather<const N: usize>(from: &[u8], to: &mut [u8], count: usize) {
+/// Puts together the bytes of some numbers, from one of them on, of a chunk that has the first bytes of all numbers,
+/// then the second bytes, and so on.
+pub fn unshuffle_part(planes: &[u8], first: usize, to: &mut [u8], number: usize) {
+    match number {
+        2 => gather::<2>(planes, first, to),
+        4 => gather::<4>(planes, first, to),
+        8 => gather::<8>(planes, first, to),
+        _ => to.copy_from_slice(&planes[first..first + to.len()]),
+    }
+}
+
+fn gather<const N: usize>(from: &[u8], first: usize, to: &mut [u8]) {
     /// Numbers at a time: the planes' lines of cache are then read once, and the loop inside becomes shuffles.
     const BLOCK: usize = 64;
-    let planes: [&[u8]; N] = std::array::from_fn(|plane| &from[plane * count..][..count]);
-    let (numbers, _) = to[..count * N].as_chunks_mut::<N>();
+    let (count, (numbers, _)) = (from.len() / N, to.as_chunks_mut::<N>());
+    let planes: [&[u8]; N] = std::array::from_fn(|plane| &from[plane * count + first..][..numbers.len()]);
     for (block, at) in numbers.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
         let planes: [&[u8]; N] = planes.map(|plane| &plane[at..at + block.len()]);
         for (at, number) in block.iter_mut().enumerate() {
@@ -247,13 +253,16 @@ mod tests {
     #[test]
     fn what_is_no_chunk_is_refused_without_room_for_it() {
         let mut decoder = ChunkDecoder::default();
+        let mut decode = |filter, skipped, bytes, chunk: &[u8]| {
+            decoder.decode(&[filter], skipped, 4, bytes, (&mut chunk.to_vec(), &mut Vec::new()))
+        };
         for filter in [Filter::Deflate, Filter::Lzf] {
-            let said = decoder.decode(&[filter], 0, 4, 1 << 40, &mut vec![1, 2, 3]).unwrap_err();
+            let said = decode(filter, 0, 1 << 40, &[1, 2, 3]).unwrap_err();
             assert!(said.contains("cannot become"), "{said}");
-            assert!(decoder.decode(&[filter], 0, 4, 16, &mut vec![255, 2, 3]).is_err());
+            assert!(decode(filter, 0, 16, &[255, 2, 3]).is_err());
         }
-        assert!(decoder.decode(&[Filter::Fletcher32], 0, 4, 4, &mut vec![1, 2, 3]).is_err());
-        assert!(decoder.decode(&[Filter::Fletcher32], 0, 4, 4, &mut vec![0, 0, 0, 1, 9, 9, 9, 9]).is_err());
-        assert!(decoder.decode(&[Filter::Deflate], 1, 4, 4, &mut vec![0, 0, 0, 1]).is_ok(), "skipped");
+        assert!(decode(Filter::Fletcher32, 0, 4, &[1, 2, 3]).is_err());
+        assert!(decode(Filter::Fletcher32, 0, 4, &[0, 0, 0, 1, 9, 9, 9, 9]).is_err());
+        assert!(decode(Filter::Deflate, 1, 4, &[0, 0, 0, 1]).is_ok(), "skipped");
     }
 }

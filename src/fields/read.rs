@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::array::{ArrayStorage, FileArray, StoredChunk};
 use super::element::NumberType;
-use super::filter::ChunkDecoder;
+use super::filter::{ChunkDecoder, unshuffle_part};
 use super::view::{ArrayBox, ViewSamples, place_in};
 use crate::error::{Error, Result};
 
@@ -14,9 +14,12 @@ use crate::error::{Error, Result};
 #[derive(Default)]
 pub struct ArrayReader {
     decoder: ChunkDecoder,
+    /// A chunk as it is stored.
+    stored: Vec<u8>,
     bytes: Vec<u8>,
-    /// The array and the number of the chunk in `bytes`.
+    /// The array and the number of the chunk in `bytes`, and whether these are still shuffled.
     holds: Option<(u64, usize)>,
+    in_planes: bool,
     /// Bytes since the last call of `take_amount`.
     amount: Amount,
 }
@@ -46,8 +49,14 @@ impl Sum for Amount {
 /// What is read of a contiguous array at once, in bytes, also where some of it is not needed.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// Places whose channels are put apart at a time.
-const NEAR: usize = 512;
+/// Numbers that are converted at a time where they do not go to their place one after the other: they stay near.
+const NEAR: usize = 1024;
+
+/// Numbers whose bytes are put together at a time.
+const PART: usize = 256;
+
+/// The most bytes of a number.
+const WIDEST: usize = 8;
 
 /// For each axis of a box how many places, how far apart the numbers are where they come from, and in the output.
 type Walk = Vec<[usize; 3]>;
@@ -146,7 +155,8 @@ impl ArrayReader {
         let numbers = array.by_library(window)?;
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.amount.decoded += bytes.len() as u64;
-        place(NumberType::F32, &bytes, 0, &walk(&window.len, &row_major(&window.len), strides), to, 0);
+        let numbers = Numbers { element: NumberType::F32, bytes: &bytes, in_planes: false };
+        numbers.place(0, &walk(&window.len, &row_major(&window.len), strides), to, 0);
         Ok(())
     }
 
@@ -172,9 +182,11 @@ impl ArrayReader {
             let sum =
                 |strides: &[usize], of: &[usize]| strides.iter().zip(of).map(|(a, b)| a * b).sum::<usize>();
             let start = sum(&from, first) + sum(&from, &outer);
-            self.fetch(array, at + (start * number) as u64, bytes as u64)?;
+            fetch(array, at + (start * number) as u64, bytes as u64, &mut self.bytes)?;
+            self.amount.read += bytes as u64;
             self.amount.decoded += bytes as u64;
-            place(array.element, &self.bytes, 0, &inside, to, sum(strides, &outer));
+            let numbers = Numbers { element: array.element, bytes: &self.bytes, in_planes: false };
+            numbers.place(0, &inside, to, sum(strides, &outer));
         }
         Ok(())
     }
@@ -212,7 +224,8 @@ impl ArrayReader {
                 continue;
             }
             self.decode(array, chunk, number, stored)?;
-            place(array.element, &self.bytes, source * array.element.bytes(), &inside, to, target);
+            let (bytes, in_planes) = (&self.bytes[..], self.in_planes);
+            Numbers { element: array.element, bytes, in_planes }.place(source, &inside, to, target);
         }
         Ok(())
     }
@@ -233,8 +246,11 @@ impl ArrayReader {
         let ArrayStorage::Chunked(_, filters) = &array.storage else { return Ok(()) };
         let size = array.element.bytes();
         let whole = shape.iter().product::<usize>() * size;
-        self.fetch(array, chunk.at, chunk.bytes)?;
-        self.decoder.decode(filters, chunk.skipped, size, whole, &mut self.bytes).map_err(|what| {
+        fetch(array, chunk.at, chunk.bytes, &mut self.stored)?;
+        self.amount.read += chunk.bytes;
+        let buffers = (&mut self.stored, &mut self.bytes);
+        let decoded = self.decoder.decode(filters, chunk.skipped, size, whole, buffers);
+        self.in_planes = decoded.map_err(|what| {
             let what = format!("{}: the chunk at byte {} is damaged: {what}", array.name, chunk.at);
             Error::data(array.path(), what)
         })?;
@@ -242,22 +258,20 @@ impl ArrayReader {
         self.holds = holds;
         Ok(())
     }
+}
 
-    /// Makes `bytes` those of the file from one place on.
-    fn fetch(&mut self, array: &FileArray, at: u64, bytes: u64) -> Result<()> {
-        if at.checked_add(bytes).is_none_or(|end| end > array.file.bytes) {
-            let what = format!(
-                "{}: {bytes} bytes at {at} are behind the end of the file, which has {}: it was cut off",
-                array.name, array.file.bytes
-            );
-            return Err(Error::data(array.path(), what));
-        }
-        self.bytes.resize(bytes as usize, 0);
-        let read = array.file.kept.read_exact_at(&mut self.bytes, at);
-        read.map_err(|error| Error::data(array.path(), format!("{}: {error}", array.name)))?;
-        self.amount.read += bytes;
-        Ok(())
+/// Makes `to` some bytes of the file, from one place on.
+fn fetch(array: &FileArray, at: u64, bytes: u64, to: &mut Vec<u8>) -> Result<()> {
+    if at.checked_add(bytes).is_none_or(|end| end > array.file.bytes) {
+        let what = format!(
+            "{}: {bytes} bytes at {at} are behind the end of the file, which has {}: it was cut off",
+            array.name, array.file.bytes
+        );
+        return Err(Error::data(array.path(), what));
     }
+    to.resize(bytes as usize, 0);
+    let read = array.file.kept.read_exact_at(to, at);
+    read.map_err(|error| Error::data(array.path(), format!("{}: {error}", array.name)))
 }
 
 /// What numbers of a file stand for.
@@ -301,32 +315,77 @@ fn walk(len: &[usize], from: &[usize], to: &[usize]) -> Walk {
     walk
 }
 
-/// Copies a box from the bytes of a chunk, from one byte on, to places of the output, from one place on.
-fn place(element: NumberType, bytes: &[u8], at: usize, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
-    let size = element.bytes();
-    match walk {
-        [] => element.spread(&bytes[at..at + size], &mut to[first..first + 1], 1),
-        // Channels last become channels first: some places at a time, so that what is read stays near.
-        &[[len, from, 1], [channels, 1, stride]] if stride != 1 => {
-            for start in (0..len).step_by(NEAR) {
-                for channel in 0..channels {
-                    let target = first + start + channel * stride;
-                    let source = &bytes[at + (start * from + channel) * size..];
-                    element.gather(source, from * size, &mut to[target..target + NEAR.min(len - start)]);
+/// The numbers of a chunk.
+struct Numbers<'a> {
+    element: NumberType,
+    bytes: &'a [u8],
+    /// The first bytes of all numbers come first, then the second bytes, and so on.
+    in_planes: bool,
+}
+
+impl Numbers<'_> {
+    /// Copies a box, from one number of the chunk on, to places of the output, from one place on.
+    fn place(&self, at: usize, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
+        match walk {
+            [] => self.read(at, &mut to[first..first + 1]),
+            // Channels last become channels first: some places at a time, so that what is read stays near.
+            &[[len, from, 1], [channels, 1, stride]] if stride != 1 && from <= NEAR => {
+                let (step, mut near) = (NEAR / from, [0.0; NEAR]);
+                for start in (0..len).step_by(step) {
+                    let places = step.min(len - start);
+                    let near = &mut near[..(places - 1) * from + channels];
+                    self.read(at + start * from, near);
+                    for channel in 0..channels {
+                        let target = &mut to[first + start + channel * stride..][..places];
+                        apart(&near[channel..], from, target);
+                    }
                 }
             }
+            &[[len, 1, 1]] => self.read(at, &mut to[first..first + len]),
+            &[[len, 1, stride]] => {
+                let mut near = [0.0; NEAR];
+                for start in (0..len).step_by(NEAR) {
+                    let near = &mut near[..NEAR.min(len - start)];
+                    self.read(at + start, near);
+                    let places = to[first + start * stride..].iter_mut().step_by(stride);
+                    places.zip(near).for_each(|(to, number)| *to = *number);
+                }
+            }
+            [[len, from, stride], inner @ ..] => {
+                (0..*len).for_each(|k| self.place(at + k * from, inner, to, first + k * stride));
+            }
         }
-        &[[len, 1, stride]] => {
-            element.spread(
-                &bytes[at..at + len * size],
-                &mut to[first..first + (len - 1) * stride + 1],
-                stride,
-            );
+    }
+
+    /// Numbers that are one after the other, from one on.
+    fn read(&self, first: usize, to: &mut [f32]) {
+        let size = self.element.bytes();
+        if !self.in_planes {
+            return self.element.numbers(&self.bytes[first * size..][..to.len() * size], to);
         }
-        [[len, from, stride], inner @ ..] => {
-            (0..*len)
-                .for_each(|k| place(element, bytes, at + k * from * size, inner, to, first + k * stride));
+        let mut near = [0; PART * WIDEST];
+        for (to, first) in to.chunks_mut(PART).zip((first..).step_by(PART)) {
+            let near = &mut near[..to.len() * size];
+            unshuffle_part(self.bytes, first, near, size);
+            self.element.numbers(near, to);
         }
+    }
+}
+
+/// Takes every `step`-th number. Of steps that are known beforehand processors take several at once.
+fn apart(from: &[f32], step: usize, to: &mut [f32]) {
+    fn known<const STEP: usize>(from: &[f32], to: &mut [f32]) {
+        let (groups, rest) = from.as_chunks::<STEP>();
+        let firsts = groups.iter().map(|group| group[0]).chain(rest.first().copied());
+        to.iter_mut().zip(firsts).for_each(|(to, number)| *to = number);
+    }
+    match step {
+        2 => known::<2>(from, to),
+        3 => known::<3>(from, to),
+        4 => known::<4>(from, to),
+        8 => known::<8>(from, to),
+        16 => known::<16>(from, to),
+        _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, number)| *to = *number),
     }
 }
 

@@ -73,6 +73,10 @@ pub trait Kernel {
     fn workspace(&self) -> usize {
         0
     }
+    /// Bytes of its workspace that it asks for and never touches, so that the system brings no memory for them.
+    fn untouched(&self) -> usize {
+        0
+    }
     /// An input of which it reads a copy in halves that the device keeps: half of the bytes.
     fn halved(&self) -> Option<usize> {
         None

@@ -624,6 +624,11 @@ impl<'a> Planner<'a> {
         Sizes {
             activations,
             workspace: steps.iter().map(|step| step.kernel.workspace()).max().unwrap_or(0),
+            touched: steps
+                .iter()
+                .map(|step| step.kernel.workspace() - step.kernel.untouched())
+                .max()
+                .unwrap_or(0),
             inputs: used(Region::Inputs),
             metrics: used(Region::Metrics),
             parameters: used(Region::Parameters),

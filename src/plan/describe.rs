@@ -14,6 +14,8 @@ pub struct Sizes {
     pub activations: usize,
     /// Scratch memory of the kernels, shared by all.
     pub workspace: usize,
+    /// What any of them touches of it.
+    pub touched: usize,
     /// Images and labels of a batch.
     pub inputs: usize,
     /// Losses and hits of a batch.
@@ -34,6 +36,7 @@ impl Sizes {
         Sizes {
             activations: self.activations.max(other.activations),
             workspace: self.workspace.max(other.workspace),
+            touched: self.touched.max(other.touched),
             inputs: self.inputs.max(other.inputs),
             metrics: self.metrics.max(other.metrics),
             parameters: self.parameters.max(other.parameters),

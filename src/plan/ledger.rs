@@ -65,7 +65,7 @@ impl Ledger {
         let mut ledger = Ledger { own_memory, sharers, lines: Vec::new() };
         ledger.on_device(MemoryKind::Activations, sizes.activations);
         ledger.on_device(MemoryKind::Statistics, sizes.statistics + sizes.constants);
-        ledger.on_device(MemoryKind::Workspace, sizes.workspace);
+        ledger.on_device(MemoryKind::Workspace, sizes.touched);
         ledger.on_device(MemoryKind::Input, sizes.metrics);
         ledger
     }

@@ -99,7 +99,7 @@ impl Needs<'_> {
     /// Where some ranks serve: bytes of state by which one has more than another. It has none of what steps need.
     fn served(&self, plan: &Plan, held: &Held) -> Option<usize> {
         let sizes = &plan.sizes;
-        let steps = sizes.activations + sizes.workspace + sizes.inputs;
+        let steps = sizes.activations + sizes.touched + sizes.inputs;
         let serves = held.owners.serves(self.world.size() - 1);
         serves.then(|| (self.copies() * held.share).saturating_sub(steps))
     }

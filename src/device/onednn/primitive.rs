@@ -25,6 +25,7 @@ pub struct PrimitiveKernel {
     /// Inputs that stand for further arguments.
     again: Vec<(usize, c_int)>,
     scratchpad: Layout,
+    untouched: usize,
     in_place: Option<usize>,
     subject: Rc<str>,
 }
@@ -50,6 +51,7 @@ impl PrimitiveKernel {
             scratchpad: layout(desc.desc(sys::ARG_SCRATCHPAD)?)?,
             seen: Vec::new(),
             again: Vec::new(),
+            untouched: 0,
             in_place: None,
             subject: Rc::from(""),
             desc,
@@ -91,6 +93,11 @@ impl PrimitiveKernel {
         self
     }
 
+    /// States that so much of the scratch memory that it asks for is never touched.
+    pub fn leaving(self, untouched: usize) -> PrimitiveKernel {
+        PrimitiveKernel { untouched: untouched.min(self.scratchpad.bytes()), ..self }
+    }
+
     /// States that output 0 may be written over an input.
     pub fn in_place(mut self, input: usize) -> PrimitiveKernel {
         self.in_place = Some(input).filter(|&input| self.inputs[input].bytes() == self.outputs[0].bytes());
@@ -109,6 +116,10 @@ impl Kernel for PrimitiveKernel {
 
     fn workspace(&self) -> usize {
         self.scratchpad.bytes()
+    }
+
+    fn untouched(&self) -> usize {
+        self.untouched
     }
 
     fn in_place(&self) -> Option<usize> {

@@ -89,6 +89,7 @@ test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and 
 	@.ci/deps $(MPI) fields torch
 	@$(WITH_MPI) .deps/fields/bin/python tests/fields/read.py $(DLTRAIN) .deps/fields/lib
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/train.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/deepcam.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/layouts.py $(DLTRAIN) .deps/fields/lib \
 	    $$DLTRAIN_MPIRUN -n 2
 
@@ -140,9 +141,10 @@ bench-data: build ## measure decoding and preparing images against torchvision
 	@.ci/deps $(MPI) torch
 	@$(WITH_MPI) benchmarks/data/run.sh $(DLTRAIN)
 
-bench-fields: build ## measure reading samples of HDF5 files against h5py and PyTorch's DataLoader
-	@.ci/deps $(MPI) torch
+bench-fields: build ## measure reading samples of HDF5 files, and training from them, against h5py and PyTorch
+	@.ci/deps $(MPI) torch fields
 	@$(WITH_MPI) benchmarks/fields/run.sh $(DLTRAIN)
+	@$(WITH_MPI) benchmarks/fields/train.sh $(DLTRAIN) "$$(find .deps/fields/lib/ -name A1B_north_america.nc)"
 
 bench-checkpoint: build ## measure how much checkpoints disturb training (MODEL=resnet50)
 	@.ci/deps $(MPI) torch

@@ -106,6 +106,7 @@ fn prepared(path: &Path, mut parts: Parts, wanted: &Wanted) -> Result<Sets> {
         said,
         colours: about.colours,
         begins_at_0: empty.first() != Some(&0),
+        seconds: None,
     })
 }
 
@@ -168,6 +169,7 @@ pub fn open_to_predict(path: &Path, wanted: &Wanted) -> Result<Sets> {
         said,
         colours: about.colours,
         begins_at_0: true,
+        seconds: None,
     })
 }
 

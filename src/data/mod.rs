@@ -140,6 +140,8 @@ pub struct Sets {
     pub colours: &'static str,
     /// Whether an image has the first class.
     pub begins_at_0: bool,
+    /// Seconds in which a thread reads a sample, where the first rank has tried it.
+    pub seconds: Option<f64>,
 }
 
 impl Sets {

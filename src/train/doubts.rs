@@ -33,7 +33,7 @@ pub fn fitting(
         size(config, network, weights)?;
         names(&sets, path, config, weights)?;
     }
-    let Sets { training, test, mut said, colours, begins_at_0 } = sets;
+    let Sets { training, test, mut said, colours, begins_at_0, seconds } = sets;
     let expected = weights.as_ref().and_then(|weights| weights.about.preprocessing.clone());
     let (training, test) = match &expected {
         None => (training, test),
@@ -50,7 +50,7 @@ pub fn fitting(
         (None, _) => colours.to_string(),
     };
     said.push(normalised(training.expected(), &whose));
-    Ok(Sets { training, test, said, colours, begins_at_0 })
+    Ok(Sets { training, test, said, colours, begins_at_0, seconds })
 }
 
 /// "images are normalised by mean 0.485 0.456 0.406 and deviation 0.229 0.224 0.225 (ImageNet's)".

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fields::Amount;
 use crate::model::onnx::OnnxFile;
 use crate::model::{self, FieldScale, Model};
-use crate::plan::describe_bytes as bytes;
+use crate::plan::{describe_bytes as bytes, describe_seconds};
 
 /// Samples by which a rescaling is found out, at most, and numbers of these: evenly spread over the training samples.
 const MEASURED: [usize; 2] = [1024, 1 << 30];
@@ -94,8 +94,11 @@ pub fn open(
     };
     let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
     said.extend(rescaled(&scales, &whose));
+    let mut seconds = None;
     if purpose == "train" {
-        said.push(world.agree(reading(world, &set))?);
+        let (line, tried) = world.agree(reading(world, &set))?;
+        said.push(line);
+        seconds = tried;
     }
     let to_test = if config.evaluate { Some(set.clone()) } else { others };
     Ok(Sets {
@@ -104,6 +107,7 @@ pub fn open(
         said,
         colours: "",
         begins_at_0: true,
+        seconds,
     })
 }
 
@@ -175,23 +179,50 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> 
     Ok((world.agree(set.rescaling(&total))?, whose))
 }
 
-/// What reading an epoch takes, by some samples that the first rank reads: for rank 0, which says it.
-fn reading(world: &World, set: &FieldSet) -> Result<String> {
+/// What reading an epoch takes, by some samples that the first rank reads: for rank 0, which says it; and the seconds
+/// of one.
+fn reading(world: &World, set: &FieldSet) -> Result<(String, Option<f64>)> {
     if !world.is_first() {
-        return Ok(String::new());
+        return Ok((String::new(), None));
     }
     let (Amount { read, decoded, used }, seconds) = set.reading()?;
     let samples = set.len() as u64;
     let times = decoded as f64 / used.max(1) as f64;
     let advice = if times >= 2.0 { ": dltrain inspect says what chunks would be read whole" } else { "" };
-    Ok(format!(
-        "reading: a sample takes {} of the files, {times:.2} times what it uses is decoded{advice}; {} an epoch, {} a \
-         rank; {:.2} ms of a thread",
+    // What is decoded once for several samples is counted for each.
+    let most = if set.blocks().is_empty() { "" } else { "at most " };
+    let text = format!(
+        "reading: a sample takes {} of the files, {times:.2} times what it uses is decoded{advice}; {most}{} an epoch, {} \
+         a rank, which opens all {} files; {:.2} ms of a thread",
         bytes(read as usize),
         bytes((read * samples) as usize),
         bytes((read * samples) as usize / world.size()),
+        set.files(),
         1000.0 * seconds
-    ))
+    );
+    Ok((text, Some(seconds)))
+}
+
+/// How reading the samples of a step goes beside computing it, where a sample takes so many seconds of a thread.
+pub fn beside(config: &Config, sample: f64, step: f64) -> String {
+    let samples = config.batch * config.accumulation;
+    let threads = config.input.loader_threads.unwrap_or(0);
+    let all = sample * samples as f64;
+    let read = all / threads.max(1) as f64;
+    let by = match threads {
+        0 => "the rank itself, between its steps".into(),
+        1 => "a loader thread".into(),
+        threads => format!("{threads} loader threads"),
+    };
+    let bound = match (threads, read > step) {
+        (0, _) => "both add up; --loader-threads 1 reads meanwhile".into(),
+        (_, false) => "computing decides".into(),
+        (_, true) => format!("reading decides; so fast read --loader-threads {}", (all / step).ceil()),
+    };
+    let [read, step] = [read, step].map(describe_seconds);
+    format!(
+        "input: {samples} samples a step and rank take {read} of {by}, and computing takes {step}: {bound}"
+    )
 }
 
 /// "t[n,h,w]:standard is (x - 280.12) / 15.3 (of all samples)", of the first channels of each field that is rescaled.

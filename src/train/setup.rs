@@ -9,6 +9,7 @@ use super::assemble::Assembly;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::commit::Commits;
 use super::evaluate::Evaluator;
+use super::fields;
 use super::greatest;
 use super::groups::Groups;
 use super::length::Length;
@@ -174,6 +175,8 @@ struct OpenedRun<'a> {
     /// Which images there are, in words.
     images: String,
     about: record::ModelMetadata,
+    /// Seconds in which a thread reads a sample, where that was tried.
+    reading: Option<f64>,
 }
 
 impl<'a> OpenedRun<'a> {
@@ -201,6 +204,7 @@ impl<'a> OpenedRun<'a> {
         let fields = fields.map_or_else(Vec::new, |fields| fields.scales().to_vec());
         let about = record::ModelMetadata { class_names, preprocessing, fields };
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
+        let reading = sets.as_ref().and_then(|sets| sets.seconds);
         let (source, test) = open_data(groups, config, &network, sets)?;
         tell(started, "data sets open");
         comm::enter(RunPhase::Plan, 0);
@@ -218,6 +222,7 @@ impl<'a> OpenedRun<'a> {
             test,
             images,
             about,
+            reading,
         })
     }
 
@@ -276,10 +281,17 @@ impl<'a> PlannedRun<'a> {
     /// What `--dry-run` prints.
     fn print(self, asked: &Config, interconnect: Option<Interconnect>) -> Result<()> {
         let PlannedRun { opened, plans, averaging } = self;
-        let OpenedRun { groups, config, network, device, test, .. } = opened;
+        let OpenedRun { groups, config, network, device, test, reading, .. } = opened;
         let world = &groups.job;
         world.agree(plans.write_steps(world, &config))?;
         record::say(world, &world.agree(plans.describe(groups.layout(), &config, &*device, &averaging))?);
+        // The first rank has tried it, and says it.
+        if let Some(sample) = reading {
+            let (_, rehearsal) = plans.rehearse(groups.layout(), &config, &averaging)?;
+            if rehearsal.seconds.is_finite() {
+                record::say(world, &fields::beside(&config, sample, rehearsal.seconds));
+            }
+        }
         if let Some(prediction) = &config.prediction {
             let evaluate = test.is_some();
             let subject = (&network, &*device, evaluate);

@@ -200,6 +200,22 @@ fn what_inspect_says_to_train_with_does_train() {
 }
 
 #[test]
+fn a_dry_run_says_what_reading_takes_beside_computing() {
+    let place = Place::new();
+    let data = place.text("train");
+    let views =
+        ["--input", "air/wind[n,h,w,c]:standard", "--target", "heat[n,h,w]:standard", "--loss", "mse"];
+    let fixed = ["--model", EMULATOR, "--data", &data, "--batch", "4", "--threads", "1", "--dry-run"];
+    for (threads, by) in [("0", "the rank itself"), ("1", "a loader thread"), ("3", "3 loader threads")] {
+        let said = run(2, &[&fixed[..], &views, &["--loader-threads", threads]].concat());
+        let reading = said.lines().find(|line| line.starts_with("input: ")).expect(&said);
+        assert!(reading.contains("4 samples a step and rank take "), "{reading}");
+        assert!(reading.contains(by) && reading.contains("computing takes "), "{reading}");
+        assert!(said.contains("a rank, which opens all 2 files; "), "{said}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_said_in_one_message() {
     let place = Place::new();
     let data = place.text("train");

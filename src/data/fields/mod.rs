@@ -171,6 +171,11 @@ impl FieldSet {
         FieldSet { list: Arc::new(list), ..self }
     }
 
+    /// How many files there are.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
     /// Bytes that a thread holds which reads samples.
     pub fn buffers(&self) -> usize {
         self.files[0].arrays.iter().map(|(array, _)| array.buffer()).sum()

@@ -226,6 +226,7 @@ fn line(array: &FileArray) -> String {
     text += &match &array.storage {
         ArrayStorage::Contiguous(_) => format!("; {} in one piece", bytes(array.bytes() as usize)),
         ArrayStorage::Unwritten => "; never written".into(),
+        ArrayStorage::Computed(_) => "; computed".into(),
         ArrayStorage::Library(why) => format!("; read through the HDF5 library, one thread at a time: {why}"),
         ArrayStorage::Chunked(chunk, filters) => {
             let size = chunk.iter().product::<usize>() * array.element.bytes();

@@ -5,6 +5,8 @@
 //! whole is left alone when the command is given again, and one that is not is written anew.
 //! May use: every module below. Used by: `main`.
 
+mod universes;
+
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +20,7 @@ use crate::config::{DataFormat, Input, JpegDecoder};
 use crate::data::packed::{CHUNK, Header, Packed, files_of};
 use crate::data::{self, ColourSums, Dataset, Jpeg, Parts, Picture, Wanted};
 use crate::error::{Error, Result};
+use crate::fields::Universe;
 use crate::files::{self, crc32};
 use crate::random::{Purpose, Stream, key};
 use crate::record::{self, ProgressLine};
@@ -27,7 +30,8 @@ use crate::record::{self, ProgressLine};
 pub struct Args {
     /// What to pack: whatever --data of a training run takes.
     source: PathBuf,
-    /// The file to write, NAME.h5; where it takes several, NAME-training-1-of-8.h5 and so on. With --verify: not given.
+    /// The file to write, NAME.h5; where it takes several, NAME-training-1-of-8.h5 and so on. Of synthetic:universes a
+    /// directory, for a file each. With --verify: not given.
     output: Option<PathBuf>,
     /// Scale every image so that its shorter side has so many pixels.
     #[arg(long, default_value_t = 256, value_name = "N")]
@@ -71,6 +75,9 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
     let pool =
         world.agree(pool.map_err(|error| Error::environment(format!("--threads {threads}: {error}"))))?;
+    if let Some(universes) = Universe::set(&args.source) {
+        return universes::pack(args, &world.agree(universes)?, world, &pool);
+    }
     if args.verify { verify(args, world, &pool) } else { pack(args, world, &pool) }
 }
 

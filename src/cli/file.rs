@@ -20,7 +20,7 @@ use dltrain::record;
 pub type Origins = Vec<(String, String)>;
 
 /// Where a run leaves something of its own: a repeated run has to be given new places, or leaves nothing there.
-pub const PLACES: [&str; 8] = [
+pub const PLACES: [&str; 10] = [
     "results",
     "timeline",
     "timeline-steps",
@@ -29,6 +29,8 @@ pub const PLACES: [&str; 8] = [
     "resume",
     "tensorboard",
     "tensorboard-histograms",
+    "mllog",
+    "mllog-key",
 ];
 /// Bytes of a run file at most.
 const LONGEST: u64 = 1 << 20;

@@ -49,7 +49,8 @@ pub struct Args {
     model: String,
     #[command(flatten)]
     network: NetworkOptions,
-    /// Images: a directory or a file (see --data-format), or synthetic:shapes; without it images are random.
+    /// Images: a directory or a file (see --data-format), synthetic:shapes, or synthetic:universes for cubes; without it
+    /// images are random.
     #[arg(long, value_name = "PATH", help_heading = "Model and data")]
     data: Option<PathBuf>,
     #[command(flatten)]
@@ -198,6 +199,7 @@ impl Args {
             ("--results", file, Use::Write),
             ("--results", results.filter(|_| file.is_none()), Use::Directory),
             ("--save-weights", self.outputs.save_weights.as_deref(), Use::Write),
+            ("--mllog", self.outputs.mllog.as_deref(), Use::Write),
             ("--timeline", self.outputs.timeline.as_deref(), Use::Write),
             ("--plan-steps", self.plan.plan_steps.as_deref(), Use::Write),
             ("--network", self.prediction.network.as_deref(), Use::Read),

@@ -26,6 +26,12 @@ pub struct Outputs {
     /// Histograms of all weights and gradients there, every N steps.
     #[arg(long = "tensorboard-histograms", value_name = "N", requires = "tensorboard")]
     pub histograms: Option<u64>,
+    /// File for MLPerf's log of the run, lines of :::MLLOG that mlperf-logging reads.
+    #[arg(long, value_name = "FILE")]
+    pub mllog: Option<PathBuf>,
+    /// What it is to say of the run, in place of what the run says: submission_org=NAME, submission_division=closed.
+    #[arg(long = "mllog-key", value_name = "KEY=VALUE", requires = "mllog")]
+    pub mllog_keys: Vec<String>,
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE")]
     pub save_weights: Option<PathBuf>,

@@ -13,10 +13,11 @@ use hdf5::{
     ReferencedObject,
 };
 
-use super::element::NumberType;
+use super::element::{NumberKind, NumberType};
 use super::filter::Filter;
 use super::library;
 use super::read::PIECE;
+use super::universe::{self, Universe};
 use super::view::{ArrayBox, place_in};
 use crate::error::{Error, Result};
 use crate::files::{self, KeptFile};
@@ -55,7 +56,8 @@ pub struct FileArray {
 /// A file that arrays are read from.
 pub(super) struct SourceFile {
     pub path: PathBuf,
-    pub kept: KeptFile,
+    /// None of what is computed.
+    pub kept: Option<KeptFile>,
     pub bytes: u64,
     /// What the library tells open files apart by.
     number: u64,
@@ -72,6 +74,8 @@ pub enum ArrayStorage {
     Unwritten,
     /// Where only the library finds them, and why.
     Library(String),
+    /// In no file: they are computed.
+    Computed(Universe),
 }
 
 /// Where one chunk lies; without bytes it was never written.
@@ -102,6 +106,11 @@ impl Arrays {
     /// # Errors
     /// `Data`: no HDF5 file, or one that the library does not read.
     pub fn of(path: &Path) -> Result<Arrays> {
+        if let Some(universe) = Universe::of(path) {
+            let arrays =
+                universe::ARRAYS.iter().filter_map(|name| FileArray::computed(path, &universe, name));
+            return Ok(Arrays { arrays: arrays.collect(), left_out: Vec::new(), bytes: 0 });
+        }
         let (file, source) = open(path)?;
         let mut arrays = Arrays { arrays: Vec::new(), left_out: Vec::new(), bytes: source.bytes };
         arrays.list(&source, &file).map_err(|error| Error::data(path, first_line(&error)))?;
@@ -170,7 +179,7 @@ fn open(path: &Path) -> Result<(File, Arc<SourceFile>)> {
         _ => files::unreadable(path, "no HDF5 or netCDF-4 file".into()),
     })?;
     let number = file.loc_info().map_err(|error| Error::data(path, first_line(&error)))?.fileno;
-    Ok((file, Arc::new(SourceFile { path: path.to_path_buf(), kept, bytes, number })))
+    Ok((file, Arc::new(SourceFile { path: path.to_path_buf(), kept: Some(kept), bytes, number })))
 }
 
 fn first_line(error: &hdf5::Error) -> String {
@@ -193,6 +202,13 @@ impl FileArray {
         path: &Path,
         names: impl IntoIterator<Item = &'a str>,
     ) -> Result<Vec<std::result::Result<FileArray, String>>> {
+        if let Some(universe) = Universe::of(path) {
+            let of = |name| FileArray::computed(path, &universe, name);
+            return Ok(names
+                .into_iter()
+                .map(|name| of(name).ok_or_else(|| format!("it has no array {name}")))
+                .collect());
+        }
         let (file, source) = open(path)?;
         let of = |name: &str| {
             let dataset = file.dataset(name).map_err(|_| format!("it has no array {name}"))?;
@@ -202,7 +218,6 @@ impl FileArray {
     }
 
     fn from(file: &Arc<SourceFile>, name: &str, dataset: &Dataset) -> std::result::Result<FileArray, String> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
         let library = |error: hdf5::Error| first_line(&error);
         let datatype = dataset.dtype().map_err(library)?;
         let shape = dataset.get_shape().map_err(library)?;
@@ -225,12 +240,37 @@ impl FileArray {
             missing: ["_FillValue", "missing_value"].iter().flat_map(|name| numbers(dataset, name)).collect(),
             packing: scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0))),
             fill: fill(&list),
-            id: COUNT.fetch_add(1, Ordering::Relaxed),
+            id: another(),
             file: file.clone(),
             dataset: OnceLock::new(),
             chunks: RwLock::default(),
             shape,
             element,
+        })
+    }
+
+    /// An array of a universe, if it has one of this name.
+    fn computed(path: &Path, universe: &Universe, name: &str) -> Option<FileArray> {
+        let edge = universe.edge();
+        let (shape, kind) = match universe::ARRAYS.iter().position(|of| *of == name)? {
+            0 => (vec![edge, edge, edge, 4], NumberKind::I16),
+            _ => (vec![4], NumberKind::F32),
+        };
+        Some(FileArray {
+            name: name.into(),
+            element: NumberType { kind, big_endian: false },
+            storage: ArrayStorage::Computed(universe.clone()),
+            axes: vec![String::new(); shape.len()],
+            is_coordinate: false,
+            unit: None,
+            missing: Vec::new(),
+            packing: None,
+            fill: 0.0,
+            id: another(),
+            file: Arc::new(SourceFile { path: path.to_path_buf(), kept: None, bytes: 0, number: 0 }),
+            dataset: OnceLock::new(),
+            chunks: RwLock::default(),
+            shape,
         })
     }
 
@@ -249,6 +289,7 @@ impl FileArray {
         match &self.storage {
             ArrayStorage::Chunked(chunk, _) => 2 * chunk.iter().product::<usize>() * self.element.bytes(),
             ArrayStorage::Unwritten => 0,
+            ArrayStorage::Computed(universe) => self.bytes() as usize + universe.scratch(),
             _ => (self.bytes() as usize).min(PIECE),
         }
     }
@@ -258,7 +299,7 @@ impl FileArray {
         match &self.storage {
             ArrayStorage::Contiguous(_) => Some(self.bytes()),
             ArrayStorage::Chunked(..) => self.dataset().ok().map(|dataset| dataset.storage_size()),
-            ArrayStorage::Unwritten => Some(0),
+            ArrayStorage::Unwritten | ArrayStorage::Computed(_) => Some(0),
             ArrayStorage::Library(_) => None,
         }
     }
@@ -333,6 +374,12 @@ impl FileArray {
         let numbers = self.dataset().and_then(|dataset| read(dataset).map_err(|error| first_line(&error)));
         numbers.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))
     }
+}
+
+/// A number that no other array has.
+fn another() -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    COUNT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Where the bytes of a dataset lie.

@@ -11,10 +11,12 @@ mod filter;
 #[allow(unsafe_code)]
 mod library;
 mod read;
+mod universe;
 mod view;
 
 pub use array::{ArrayStorage, Arrays, FileArray, lacking_filter};
 pub use element::NumberType;
 pub use filter::{ChunkDecoder, Filter};
 pub use read::{Amount, ArrayReader};
+pub use universe::Universe;
 pub use view::{ArrayBox, View, ViewSamples, place_in};

@@ -5,8 +5,9 @@ use std::iter::Sum;
 use std::ops::Range;
 
 use super::array::{ArrayStorage, FileArray, StoredChunk};
-use super::element::NumberType;
+use super::element::{NumberKind, NumberType};
 use super::filter::{ChunkDecoder, unshuffle_part};
+use super::universe::Universe;
 use super::view::{ArrayBox, ViewSamples, place_in};
 use crate::error::{Error, Result};
 
@@ -122,6 +123,7 @@ impl ArrayReader {
             ArrayStorage::Library(_) => self.by_library(array, window, strides, to)?,
             ArrayStorage::Contiguous(at) => self.contiguous(array, *at, window, strides, to)?,
             ArrayStorage::Chunked(chunk, _) => self.chunked(array, chunk, window, strides, to)?,
+            ArrayStorage::Computed(universe) => self.computed(array, universe, window, strides, to),
         }
         means(array, to);
         Ok(())
@@ -189,6 +191,33 @@ impl ArrayReader {
             numbers.place(0, &inside, to, sum(strides, &outer));
         }
         Ok(())
+    }
+
+    /// What is computed is computed whole.
+    fn computed(
+        &mut self,
+        array: &FileArray,
+        universe: &Universe,
+        window: &ArrayBox,
+        strides: &[usize],
+        to: &mut [f32],
+    ) {
+        let holds = Some((array.id, 0));
+        if self.holds != holds {
+            self.bytes.clear();
+            match array.element.kind {
+                NumberKind::I16 => {
+                    self.bytes.extend(universe.counts().iter().flat_map(|count| count.to_le_bytes()));
+                }
+                _ => self.bytes.extend(universe.parameters().iter().flat_map(|number| number.to_le_bytes())),
+            }
+            self.amount.decoded += self.bytes.len() as u64;
+            self.holds = holds;
+        }
+        let from = row_major(&array.shape);
+        let first: usize = window.first.iter().zip(&from).map(|(first, stride)| first * stride).sum();
+        let inside = walk(&window.len, &from, strides);
+        place(array.element, &self.bytes, first * array.element.bytes(), &inside, to, 0);
     }
 
     fn chunked(
@@ -270,7 +299,8 @@ fn fetch(array: &FileArray, at: u64, bytes: u64, to: &mut Vec<u8>) -> Result<()>
         return Err(Error::data(array.path(), what));
     }
     to.resize(bytes as usize, 0);
-    let read = array.file.kept.read_exact_at(to, at);
+    let kept = array.file.kept.as_ref().ok_or_else(|| Error::internal("bytes of what is computed"))?;
+    let read = kept.read_exact_at(to, at);
     read.map_err(|error| Error::data(array.path(), format!("{}: {error}", array.name)))
 }
 

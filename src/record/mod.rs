@@ -11,6 +11,7 @@ mod checkpoint_dir;
 mod field_predictions;
 mod file;
 mod logging;
+mod mllog;
 mod names;
 mod path;
 mod predictions;
@@ -35,6 +36,8 @@ pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest
 pub use field_predictions::{FieldOrigin, FieldPredictions};
 use file::ResultsFile;
 pub use logging::{Volume, start_logging};
+use mllog::MlperfLog;
+pub use mllog::{MlperfKeys, check_mllog};
 pub use names::check_names;
 pub use path::{is_results_file, results_path, resumed_path};
 pub use predictions::Predictions;
@@ -141,6 +144,10 @@ impl Recorder {
             EventFile::create(directory, *every, resumed, layers)
         });
         let events = events.transpose()?;
+        let mllog = about.mllog.as_ref();
+        let mllog =
+            mllog.map(|of| MlperfLog::create(of, about.metric, about.started.elapsed(), at.is_some()));
+        let mllog = mllog.transpose()?;
         terminal::tell(&table::introduction(place, about));
         terminal::start_bar(about.size.steps);
         Ok(Recorder {
@@ -150,6 +157,7 @@ impl Recorder {
                 path: path.map(Path::to_path_buf),
                 file,
                 events,
+                mllog,
                 lost: None,
                 flushed: Instant::now(),
                 closing: at.map_or_else(Closing::new, |at| Closing::from_numbers(&at.numbers)),
@@ -239,6 +247,7 @@ struct RecordWriter {
     path: Option<PathBuf>,
     file: Option<ResultsFile>,
     events: Option<EventFile>,
+    mllog: Option<MlperfLog>,
     /// Why one of them was given up.
     lost: Option<Error>,
     flushed: Instant,
@@ -267,6 +276,7 @@ impl RecordWriter {
         }
         let metric = self.about.metric;
         self.on_events(|events| events.step(r, metric));
+        self.on_mllog(|log| log.step(r));
         if self.flushed.elapsed() >= FLUSH_EVERY {
             self.flush();
         }
@@ -296,6 +306,7 @@ impl RecordWriter {
         }
         let metric = self.about.metric;
         self.on_events(|events| events.epoch(r, metric));
+        self.on_mllog(|log| log.epoch(r));
         self.flush();
     }
 
@@ -305,6 +316,16 @@ impl RecordWriter {
         if let Err(error) = write(events) {
             log::error!("{error}; training goes on without them");
             self.events = None;
+            self.lost = Some(error);
+        }
+    }
+
+    /// The same of MLPerf's log.
+    fn on_mllog(&mut self, write: impl FnOnce(&mut MlperfLog) -> Result<()>) {
+        let Some(log) = &mut self.mllog else { return };
+        if let Err(error) = write(log) {
+            log::error!("{error}; training goes on without it");
+            self.mllog = None;
             self.lost = Some(error);
         }
     }
@@ -334,6 +355,7 @@ impl RecordWriter {
             Err(why) => format!("failed: {}", why.message),
         };
         self.on_events(EventFile::flush);
+        self.on_mllog(|log| log.finish(outcome.is_ok()));
         let kept = self.file.take().map_or(Ok(()), |file| file.finish(&self.closing, &status));
         let kept = kept.and(self.lost.take().map_or(Ok(()), Err));
         let path = self.path.as_deref().filter(|_| kept.is_ok());
@@ -462,6 +484,8 @@ pub struct Description {
     pub attributes: Vec<(String, String)>,
     /// Directory for TensorBoard, and how many steps lie between its histograms.
     pub events: Option<(PathBuf, Option<u64>)>,
+    /// MLPerf's log, and what it says of the run.
+    pub mllog: Option<MlperfKeys>,
     /// What TensorBoard draws of the network.
     pub layers: Vec<Layer>,
     /// When the program started.

@@ -186,6 +186,7 @@ pub fn describe(
         staleness: staleness_bins(world, config),
         attributes,
         events: config.outputs.tensorboard.clone().map(|directory| (directory, config.outputs.histograms)),
+        mllog: None,
         layers: if config.outputs.tensorboard.is_some() { layers(&plans.training.graph) } else { Vec::new() },
         started,
     }

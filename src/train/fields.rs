@@ -9,7 +9,7 @@ use crate::comm::World;
 use crate::config::{Config, Loss};
 use crate::data::{Dataset, FieldSet, Samples, Sets};
 use crate::error::{Error, Result};
-use crate::fields::Amount;
+use crate::fields::{Amount, Universe};
 use crate::model::onnx::OnnxFile;
 use crate::model::{self, FieldScale, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
@@ -64,7 +64,9 @@ pub fn open(
     path: &Path,
     weights: Option<&Weights>,
 ) -> Result<Sets> {
-    let test = config.fields.test_data.as_deref().filter(|_| !config.evaluate);
+    // Universes have others to test on.
+    let test = config.fields.test_data.clone().or_else(|| Universe::tests_of(path));
+    let test = test.as_deref().filter(|_| !config.evaluate && config.predict.is_none());
     let opened = || -> Result<(FieldSet, Option<FieldSet>)> {
         let inputs = inputs(Some(&network.model));
         let open = |path: &Path| FieldSet::open(path, &config.fields, &inputs);
@@ -188,7 +190,8 @@ fn reading(world: &World, set: &FieldSet) -> Result<(String, Option<f64>)> {
     let (Amount { read, decoded, used }, seconds) = set.reading()?;
     let samples = set.len() as u64;
     let times = decoded as f64 / used.max(1) as f64;
-    let advice = if times >= 2.0 { ": dltrain inspect says what chunks would be read whole" } else { "" };
+    let advice =
+        if times >= 2.0 && read > 0 { ": dltrain inspect says what chunks would be read whole" } else { "" };
     // What is decoded once for several samples is counted for each.
     let most = if set.blocks().is_empty() { "" } else { "at most " };
     let text = format!(

@@ -2,7 +2,7 @@
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `fields` where they are arrays, `doubts` whether data, network and weights go together, `plans`,
-//! of stages by `cutting`, their memory by `ledger`, `describe` for the record),
+//! of stages by `cutting`, their memory by `ledger`, `describe` for the record, `mlperf` for MLPerf's),
 //! `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the losses on theirs, `device`
 //! what a rank drives, `meeting` where ranks with parameters of their own come together, `shards` what does not depend
 //! on their number, `asynchronous` and `server` what ranks and servers do that do not wait for all, `evaluate` the test
@@ -32,6 +32,7 @@ mod max_batch;
 mod meeting;
 mod memory;
 mod metrics;
+mod mlperf;
 mod network;
 mod owned;
 mod pace;

@@ -26,10 +26,10 @@ use super::step::Trainer;
 use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
-use super::{describe, device, owning};
+use super::{describe, device, mlperf, owning};
 use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric, Prediction, Strategy, Wire, environment};
-use crate::data::{Sets, TestLoader};
+use crate::data::{Samples, Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -172,6 +172,8 @@ struct OpenedRun<'a> {
     workers: usize,
     source: Source,
     test: Option<TestLoader>,
+    /// How many there are to train and to test on.
+    samples: [usize; 2],
     /// Which images there are, in words.
     images: String,
     about: record::ModelMetadata,
@@ -205,6 +207,9 @@ impl<'a> OpenedRun<'a> {
         let about = record::ModelMetadata { class_names, preprocessing, fields };
         let all_pixels = sets.as_ref().and_then(Sets::pixels);
         let reading = sets.as_ref().and_then(|sets| sets.seconds);
+        let samples = sets
+            .as_ref()
+            .map_or([0; 2], |sets| [sets.training.len(), sets.test.as_ref().map_or(0, Samples::len)]);
         let (source, test) = open_data(groups, config, &network, sets)?;
         tell(started, "data sets open");
         comm::enter(RunPhase::Plan, 0);
@@ -220,6 +225,7 @@ impl<'a> OpenedRun<'a> {
             workers,
             source,
             test,
+            samples,
             images,
             about,
             reading,
@@ -309,7 +315,7 @@ impl<'a> PlannedRun<'a> {
     /// Goes through the step, and compares the run with what it goes on from.
     fn ready(&self, kept: &RunFiles) -> Result<ReadyRun> {
         let PlannedRun { opened, plans, averaging } = self;
-        let OpenedRun { groups, config, network, device, source, .. } = opened;
+        let OpenedRun { groups, config, network, device, source, samples, .. } = opened;
         let (world, device) = (&groups.job, &**device);
         // All ranks have the same plan, and one goes through the step for all of them.
         let rehearsed = match world.rank() {
@@ -333,6 +339,9 @@ impl<'a> PlannedRun<'a> {
         let mut description =
             describe::describe(groups, config, plans, device, opened.threads, length, opened.started);
         description.script = script;
+        let (global_batch, steps) = (description.size.global_batch, source.steps());
+        let extent = mlperf::RunExtent { samples: *samples, global_batch, steps, epochs: length.epochs };
+        description.mllog = mlperf::keys(world, config, &plans.training.graph, device, &extent);
         description.attributes.push(("images".into(), opened.images.clone()));
         description.attributes.push(("network".into(), network.model.identity()));
         let texts = opened.about.texts().into_iter().map(|(name, text)| (name.into(), text));
@@ -527,7 +536,7 @@ fn outputs(
     model: &str,
     resumed: Option<&Resumed>,
 ) -> Result<(Option<PathBuf>, Checkpoints)> {
-    let (place, given) = (world.into(), config.outputs.results.as_deref());
+    let (place, given): (record::RankInfo, _) = (world.into(), config.outputs.results.as_deref());
     let path = match resumed {
         _ if config.plan.dry_run => None,
         None => record::results_path(place, given, model)?,
@@ -538,6 +547,9 @@ fn outputs(
     };
     if let (Some(events), true) = (&config.outputs.tensorboard, path.is_some()) {
         record::check_events(events, resumed.is_some())?;
+    }
+    if let (Some(log), true) = (&config.outputs.mllog, path.is_some() && place.rank == 0) {
+        record::check_mllog(log, resumed.is_some())?;
     }
     let directory = config.session.checkpoint.as_deref().filter(|_| !config.plan.dry_run);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);

@@ -4,6 +4,7 @@
 //! - a run goes on from a checkpoint in the middle of an epoch with other ranks, and has the same losses;
 //! - weights keep by what their arrays were rescaled: evaluation and prediction take that, and the file of predictions
 //!   has the test's error in the target's own numbers;
+//! - universes are the same computed and packed, by whatever ranks, and MLPerf's log says what was trained;
 //! - what does not fit is said in one message before the first step.
 //!
 //! `make test-fields` compares losses and metrics with PyTorch's.
@@ -197,6 +198,53 @@ fn what_inspect_says_to_train_with_does_train() {
             file.flush().unwrap();
         }
     }
+}
+
+/// Six universes: as they are computed by one rank, and as two ranks packed them.
+#[test]
+fn universes_are_the_same_computed_and_packed() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name).display().to_string();
+    let [packed, others, log] = ["packed", "others", "log"].map(place);
+    for (set, to) in [("synthetic:universes:6:16:3", &packed), ("synthetic:universes-test:2:16:3", &others)] {
+        fs::create_dir(to).unwrap();
+        run(2, &["pack", set, to]);
+    }
+    let file = File::open(directory.path().join("packed/universe-5-16-3.hdf5")).unwrap();
+    let counts = file.dataset("full").unwrap();
+    assert_eq!((counts.shape(), counts.dtype().unwrap().size()), (vec![16, 16, 16, 4], 2));
+    assert_eq!(file.dataset("unitPar").unwrap().shape(), [4]);
+    let train = |ranks: usize, name: &str, flags: &[&str]| {
+        let results = place(name);
+        let fixed = "--model mlp --classes 4 --input full[3,h,w,c]:log1p --target unitPar[c] --loss mse --metric mae \
+                     --epochs 2 --optimizer sgd --lr 0.01 --threads 1 --results";
+        let fixed: Vec<&str> = fixed.split_whitespace().collect();
+        run(ranks, &[&fixed[..], &[&results], flags].concat());
+        ["steps/loss", "epochs/test_mae"].map(|name| series(Path::new(&results), name))
+    };
+    let keys = ["--mllog", &log, "--mllog-key", "submission_benchmark=cosmoflow"];
+    let computed =
+        train(1, "a.h5", &[&["--data", "synthetic:universes:6:16:3", "--batch", "2"], &keys[..]].concat());
+    assert_eq!(train(1, "b.h5", &["--data", &packed, "--test-data", &others, "--batch", "2"]), computed);
+    let shared = train(2, "c.h5", &["--data", &packed, "--test-data", &others, "--batch", "1"]);
+    shared.iter().zip(&computed).for_each(|(shared, one)| near(shared, one, "two ranks"));
+    let said = fs::read_to_string(log).unwrap();
+    let line = |key: &str| {
+        let line =
+            said.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line.get(9..)?).ok());
+        let found: Vec<_> =
+            line.filter(|line| line["key"] == key).map(|line| line["value"].clone()).collect();
+        assert!(found.iter().all(|value| *value == found[0]), "{key}: {said}");
+        found[0].clone()
+    };
+    assert_eq!(line("submission_benchmark"), "cosmoflow");
+    assert_eq!([line("global_batch_size"), line("train_samples"), line("eval_samples")], [2, 6, 2]);
+    assert_eq!((line("opt_name"), line("opt_base_learning_rate").to_string()), ("sgd".into(), "0.01".into()));
+    let error = refused(&[(
+        2,
+        &["--data", "synthetic:universes:6:20", "--input", "full", "--target", "unitPar", "--loss", "mse"],
+    )]);
+    assert!(error.contains("power of two from 16 to 1024"), "{error}");
 }
 
 #[test]

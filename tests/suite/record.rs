@@ -7,7 +7,8 @@
 //! 5. the tables, their last line, and no control character where no terminal is;
 //! 6. on a terminal: a bar, and lines that it does not tear;
 //! 7. log messages carry the rank, and other ranks are silent unless something is wrong;
-//! 8. a step costs microseconds, writing a second's rows milliseconds.
+//! 8. a step costs microseconds, writing a second's rows milliseconds;
+//! 9. MLPerf's log has its lines in MLPerf's order.
 //!
 //! Writers that must die, or whose output counts, are this program run again as a child: `child_*`.
 
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 use dltrain::config::Metric;
 use dltrain::error::{Error, ErrorKind};
 use dltrain::record::{
-    BucketTime, Description, EpochRecord, RankInfo, Recorder, RunSize, Scheduled, Spread, StepRecord,
-    results_path, start_logging,
+    BucketTime, Description, EpochRecord, MlperfKeys, RankInfo, Recorder, RunSize, Scheduled, Spread,
+    StepRecord, results_path, start_logging,
 };
 use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{File, OpenMode};
@@ -72,6 +73,7 @@ fn description(epochs: u64, steps: u64) -> Description {
         .map(|(name, value)| (name.into(), value.into()))
         .to_vec(),
         events: None,
+        mllog: None,
         layers: Vec::new(),
         started: Instant::now(),
     }
@@ -817,4 +819,51 @@ fn a_step_costs_microseconds_and_writing_a_second_of_them_milliseconds() {
     times.sort();
     println!("epoch of 125 steps: median {:?}, most {:?}", times[20], times[39]);
     assert!(times[20] < Duration::from_millis(50), "median {:?}", times[20]);
+}
+
+/// The keys of MLPerf's log from one on, with the values and what is said about them.
+fn logged(path: &Path, from: &str) -> Vec<(String, serde_json::Value, serde_json::Value)> {
+    let lines = fs::read_to_string(path).unwrap();
+    let lines = lines.lines().map(|line| line.strip_prefix(":::MLLOG ").unwrap());
+    let lines: Vec<serde_json::Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    let times: Vec<u64> = lines.iter().map(|line| line["time_ms"].as_u64().unwrap()).collect();
+    assert!(times[0] > 1_600_000_000_000 && times.is_sorted(), "{times:?}");
+    let of = |line: &serde_json::Value| {
+        (line["key"].as_str().unwrap().to_string(), line["value"].clone(), line["metadata"].clone())
+    };
+    lines.iter().map(of).skip_while(|(key, ..)| key != from).collect()
+}
+
+#[test]
+fn mlperfs_log_has_its_lines_in_mlperfs_order() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, accuracy, ends, status) in
+        [("whole", 0.9, true, "success"), ("poor", 0.5, true, "aborted"), ("failed", 0.9, false, "aborted")]
+    {
+        let path = directory.path().join(name);
+        let keys = vec![("submission_benchmark".into(), "deepcam".into())];
+        let mllog = Some(MlperfKeys { path: path.clone(), keys });
+        let mut recorder = Recorder::create(ONE, None, &Description { mllog, ..description(2, 2) }).unwrap();
+        recorder.step(&step(0, 1));
+        recorder.epoch(&epoch(1, accuracy));
+        recorder.step(&step(1, 2));
+        if ends {
+            recorder.epoch(&epoch(2, 0.4));
+            recorder.finish(Ok(())).unwrap();
+        } else {
+            recorder.finish(Err(&Error::internal("of a test"))).unwrap();
+        }
+        let lines = logged(&path, "cache_clear");
+        let keys: Vec<&str> = lines.iter().map(|(key, ..)| &**key).collect();
+        let tested =
+            ["epoch_start", "tracked_stats", "eval_start", "eval_stop", "eval_accuracy", "epoch_stop"];
+        let last = if ends { &tested[..] } else { &["epoch_start", "epoch_stop"] };
+        let begin = ["cache_clear", "init_start", "submission_benchmark", "init_stop", "run_start"];
+        assert_eq!(keys, [&begin[..], &tested, last, &["run_stop"]].concat(), "{name}");
+        let numbers =
+            lines.iter().filter_map(|(.., about)| about["epoch_num"].as_u64()).collect::<Vec<u64>>();
+        assert_eq!(numbers, [[1; 6].to_vec(), vec![2; last.len()]].concat(), "{name}");
+        assert_eq!((&lines[9].0[..], lines[9].1.as_f64()), ("eval_accuracy", Some(accuracy)));
+        assert_eq!(lines.last().unwrap().2["status"], status, "{name}");
+    }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::field::Field;
 use crate::error::{Error, Result};
-use crate::fields::{FileArray, ViewSamples};
+use crate::fields::{FileArray, Universe, ViewSamples};
 
 /// One file of a data set.
 pub struct FieldFile {
@@ -29,11 +29,15 @@ const ENDINGS: [&str; 6] = ["h5", "hdf5", "hdf", "he5", "nc", "nc4"];
 /// The axes that number samples, in the order in which they count.
 const COUNTED: &str = "ntdhw";
 
-/// The files that a path means: itself, those of a directory, or those whose names fit where it has * or ?.
+/// The files that a path means: itself, those of a directory, those whose names fit where it has * or ?, or
+/// universes.
 ///
 /// # Errors
 /// `Data`: there is none.
 pub fn of(path: &Path) -> Result<Vec<PathBuf>> {
+    if let Some(universes) = Universe::set(path) {
+        return universes;
+    }
     let wrong = |error: &dyn std::fmt::Display| Error::data(path, error.to_string());
     let mut files = Vec::new();
     if path.is_dir() {
@@ -65,17 +69,17 @@ pub fn of(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// By which files are in order: their names, of which numbers count as numbers (run9 before run10).
-fn in_order(path: &Path) -> Vec<(String, u128)> {
+fn in_order(path: &Path) -> Vec<(String, Option<u128>)> {
     let text = path.to_string_lossy();
-    let mut parts: Vec<(String, u128)> = Vec::new();
+    let mut parts: Vec<(String, Option<u128>)> = Vec::new();
     for letter in text.chars() {
         match (letter.to_digit(10), parts.last_mut()) {
             (Some(digit), Some((_, number))) => {
-                *number = number.saturating_mul(10).saturating_add(u128::from(digit))
+                *number = Some(number.unwrap_or(0).saturating_mul(10).saturating_add(u128::from(digit)))
             }
-            (Some(digit), None) => parts.push((String::new(), u128::from(digit))),
-            (None, Some((text, 0))) => text.push(letter),
-            (None, _) => parts.push((letter.to_string(), 0)),
+            (Some(digit), None) => parts.push((String::new(), Some(u128::from(digit)))),
+            (None, Some((text, None))) => text.push(letter),
+            (None, _) => parts.push((letter.to_string(), None)),
         }
     }
     parts

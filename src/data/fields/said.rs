@@ -57,17 +57,20 @@ impl FieldSet {
     pub fn reading(&self) -> Result<(Amount, f64)> {
         /// Samples that are read, evenly spread.
         const TRIED: usize = 8;
+        /// Seconds after which no other is.
+        const LONG: f64 = 1.0;
         let (mut readers, mut total) = (Vec::new(), Vec::new());
         let mut sample = [vec![0.0; self.image.iter().product()], vec![0.0; self.target_len()]];
-        let tried = self.len().min(TRIED);
-        let begun = Instant::now();
-        for number in 0..tried {
+        let most = self.len().min(TRIED);
+        let (begun, mut tried) = (Instant::now(), 0);
+        while tried < most && (tried == 0 || begun.elapsed().as_secs_f64() < LONG) {
             let [input, target] = &mut sample;
-            self.read_sample(number * self.len() / tried, input, target, [None; 2], &mut readers)?;
+            self.read_sample(tried * self.len() / most, input, target, [None; 2], &mut readers)?;
             for reader in &mut readers {
                 total.push(reader.take_amount());
                 reader.forget();
             }
+            tried += 1;
         }
         let each = |bytes: u64| bytes / tried as u64;
         let Amount { read, decoded, used } = total.into_iter().sum();

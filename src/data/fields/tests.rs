@@ -209,10 +209,10 @@ fn weights_of_other_arrays_or_in_another_order_are_refused_and_logarithms_are_th
 #[test]
 fn files_are_in_the_order_of_their_numbers() {
     let directory = tempfile::tempdir().unwrap();
-    for name in ["run10.h5", "run9.h5", "run1b.h5"] {
+    for name in ["run10.h5", "run9.h5", "run1b.h5", "run0.h5"] {
         file(&directory, name);
     }
     let set = FieldSet::open(directory.path(), &options(&["t"], &["s"]), &[]).unwrap();
-    let names = [0, 10, 20].map(|index| set.name(index));
-    assert_eq!(names, ["run1b.h5 n 0", "run9.h5 n 0", "run10.h5 n 0"]);
+    let names = [0, 10, 20, 30].map(|index| set.name(index));
+    assert_eq!(names, ["run0.h5 n 0", "run1b.h5 n 0", "run9.h5 n 0", "run10.h5 n 0"]);
 }

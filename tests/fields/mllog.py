@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Has MLPerf's own checker (PyPI: mlperf-logging) read what `dltrain --mllog` writes, by the rules of MLPerf HPC 3.0 for
-CosmoFlow and DeepCAM, closed and open division.
+"""Has MLPerf's own checker (PyPI: mlperf-logging) read what `dltrain --mllog` writes, by the rules of MLPerf HPC 3.0
+for CosmoFlow and DeepCAM, closed and open division.
 
 Usage: mllog.py DLTRAIN [LAUNCHER...]    (make test-fields)
 
@@ -39,14 +39,18 @@ def main(program, directory, launcher):
     for name, count in sets.items():
         data(directory / f"{name}.h5", count, random)
     place = lambda name: str(directory / f"{name}.h5")
-    numbers = ["--input", "x", "--target", "y", "--loss", "mse", "--metric", "mae", "--classes", "4", "--data", place("small"),
-               "--test-data", place("small"), "--batch", "32", "--optimizer", "sgd", "--lr-schedule", "step",
+    numbers = ["--input", "x", "--target", "y", "--loss", "mse", "--metric", "mae",
+               "--classes", "4",
+               "--data", place("small"), "--test-data", place("small"), "--batch", "32", "--optimizer", "sgd",
+               "--lr-schedule", "step",
                "--lr-step-epochs", "1", "--lr-warmup", "1"]
-    classes = ["--input", "x", "--target", "class", "--loss", "cross-entropy", "--metric", "iou", "--classes", "3", "--data",
-               place("train"), "--test-data", place("test"), "--batch", "1024", "--epsilon", "1e-6"]
+    classes = ["--input", "x", "--target", "class", "--loss", "cross-entropy", "--metric", "iou",
+               "--classes", "3",
+               "--data", place("train"), "--test-data", place("test"), "--batch", "1024", "--epsilon", "1e-6"]
     cases = [
         ("cosmoflow", numbers),
-        ("deepcam", [*classes, "--optimizer", "lamb", "--clip-norm", "1", "--lr-schedule", "step", "--lr-step-epochs", "1"]),
+        ("deepcam", [*classes, "--optimizer", "lamb", "--clip-norm", "1", "--lr-schedule", "step",
+                     "--lr-step-epochs", "1"]),
         ("deepcam", [*classes, "--optimizer", "adamw", "--lr-schedule", "cosine"]),
     ]
     for number, (benchmark, flags) in enumerate(cases):
@@ -54,8 +58,8 @@ def main(program, directory, launcher):
             log = directory / f"{number}-{division}.log"
             keys = [f"submission_benchmark={benchmark}", f"submission_division={division}", "submission_org=test"]
             keys = [word for key in keys for word in ("--mllog-key", key)]
-            command = [*launcher, program, "--model", "mlp", *flags, "--epochs", 2, "--results", log.with_suffix(".h5"), "--device",
-                       "cpu", "--threads", 1, "--quiet", "--mllog", log, *keys]
+            command = [*launcher, program, "--model", "mlp", *flags, "--epochs", 2, "--results",
+                       log.with_suffix(".h5"), "--device", "cpu", "--threads", 1, "--quiet", "--mllog", log, *keys]
             subprocess.run([str(word) for word in command], check=True)
             good, said = accepted(log)
             lines = log.read_text().splitlines()

@@ -216,8 +216,8 @@ impl ArrayReader {
         }
         let from = row_major(&array.shape);
         let first: usize = window.first.iter().zip(&from).map(|(first, stride)| first * stride).sum();
-        let inside = walk(&window.len, &from, strides);
-        place(array.element, &self.bytes, first * array.element.bytes(), &inside, to, 0);
+        let numbers = Numbers { element: array.element, bytes: &self.bytes, in_planes: false };
+        numbers.place(first, &walk(&window.len, &from, strides), to, 0);
     }
 
     fn chunked(

@@ -190,8 +190,8 @@ mod tests {
                 let tensor = graph.tensors.iter().find(|tensor| tensor.name == name).unwrap();
                 Ok((0..tensor.spec.shape.elements()).map(|at| at as f32 + name.len() as f32).collect())
             });
-            // An empty name is no input in ONNX.
-            let stored = |name: &String| if name.is_empty() { " ".into() } else { name.clone() };
+            // An empty name is no input in ONNX; none that is drawn is this one.
+            let stored = |name: &String| if name.is_empty() { "empty".into() } else { name.clone() };
             let named: Vec<String> = names.iter().map(stored).collect();
             std::fs::write(at("a.onnx"), renamed(&bytes.unwrap(), &named)).unwrap();
             let model = model::open(&at("a.onnx")).unwrap();

@@ -47,7 +47,9 @@ impl WindowGeometry {
     fn new(window: &Pool, input: &Shape, output: &Shape) -> Result<WindowGeometry> {
         let Pool { kernel, stride, padding, .. } = *window;
         let (Some((_, from)), Some((_, to))) = (input.spatial(), output.spatial()) else {
-            return Err(Error::internal(format!("an image is needed, or a cube: windows over {input} that give {output}")));
+            return Err(Error::internal(format!(
+                "an image is needed, or a cube: windows over {input} that give {output}"
+            )));
         };
         let said = |size: Volume| Shape(input.with_spatial([0; 2], size).0.split_off(2));
         if stride.contains(&0) || kernel.contains(&0) {

@@ -412,8 +412,11 @@ fn cube(array: &ArrayD<f32>) -> Result<ArrayView5<'_, f32>> {
 
 /// (N,C,D,H,W), of images with a depth of 1.
 fn volumes(shape: &[usize]) -> [usize; 5] {
-    let ([n, c], [d, h, w]) = Shape(shape.to_vec()).spatial().unwrap_or_default();
-    [n, c, d, h, w]
+    match *shape {
+        [n, c, h, w] => [n, c, 1, h, w],
+        [n, c, d, h, w] => [n, c, d, h, w],
+        _ => [0; 5],
+    }
 }
 
 /// In f32, as the host does where it reads images as numbers.

@@ -269,39 +269,7 @@ impl Batched<'_> {
                 let values = values.ok_or_else(|| self.mixed(reader))?;
                 self.net.constant(&tensor.name, Shape(each), &values)?
             }
-            (Some(node), _) => match node.op {
-                Op::Reshape => {
-                    let from = followed(
-                        &tensor.spec.shape.0,
-                        place,
-                        &self.one.shape(node.inputs[0]).0,
-                        self.images[0],
-                    );
-                    let from = from.ok_or_else(|| self.mixed(reader))?;
-                    let x = self.same_for_all(reader, node.inputs[0], from)?;
-                    self.net.seen(&node.name, x, each)?
-                }
-                Op::Permute(order) => {
-                    let from = BatchPlace { axis: order.axes()[place.axis], ..place };
-                    let x = self.same_for_all(reader, node.inputs[0], from)?;
-                    self.net.permute(&node.name, x, &order.axes())?
-                }
-                Op::Expand { .. } | Op::Activation(_) | Op::Add { .. } | Op::Binary(_) => {
-                    let mut inputs = Vec::new();
-                    for &input in &node.inputs {
-                        inputs.push(self.operand(reader, input, place, each.len())?.0);
-                    }
-                    self.net.node(&node.name, node.op, inputs, Shape(each))
-                }
-                // Of places, say: what takes images along the first axis gives the same of the same.
-                Op::Conv(_) if place.axis == 0 && place.inner == 1 => {
-                    let x = self.same_for_all(reader, node.inputs[0], place)?;
-                    let weights = node.inputs[1..].iter().map(|&weight| self.made_of(weight).0);
-                    let inputs = std::iter::once(x).chain(weights).collect();
-                    self.net.node(&node.name, node.op, inputs, Shape(each))
-                }
-                _ => return Err(self.mixed(reader)),
-            },
+            (Some(node), _) => self.once(reader, node, place, each)?,
             (None, None) => {
                 let apart = place.inner * tensor.spec.shape.0[place.axis + 1..].iter().product::<usize>();
                 let images = self.images[0];
@@ -319,6 +287,43 @@ impl Batched<'_> {
         };
         self.shared.insert((id, place), made);
         Ok(made)
+    }
+
+    /// The op of what one image has of operands that were stretched over the images; `each` is what it then gives.
+    fn once(&mut self, reader: &Node, node: &Node, place: BatchPlace, each: Vec<usize>) -> Result<TensorId> {
+        match node.op {
+            Op::Reshape => {
+                let from = followed(
+                    &self.one.shape(node.outputs[0]).0,
+                    place,
+                    &self.one.shape(node.inputs[0]).0,
+                    self.images[0],
+                );
+                let from = from.ok_or_else(|| self.mixed(reader))?;
+                let x = self.same_for_all(reader, node.inputs[0], from)?;
+                self.net.seen(&node.name, x, each)
+            }
+            Op::Permute(order) => {
+                let from = BatchPlace { axis: order.axes()[place.axis], ..place };
+                let x = self.same_for_all(reader, node.inputs[0], from)?;
+                self.net.permute(&node.name, x, &order.axes())
+            }
+            Op::Expand { .. } | Op::Activation(_) | Op::Add { .. } | Op::Binary(_) => {
+                let mut inputs = Vec::new();
+                for &input in &node.inputs {
+                    inputs.push(self.operand(reader, input, place, each.len())?.0);
+                }
+                Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
+            }
+            // Of places, say: what takes images along the first axis gives the same of the same.
+            Op::Conv(_) if place.axis == 0 && place.inner == 1 => {
+                let x = self.same_for_all(reader, node.inputs[0], place)?;
+                let weights = node.inputs[1..].iter().map(|&weight| self.made_of(weight).0);
+                let inputs = std::iter::once(x).chain(weights).collect();
+                Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
+            }
+            _ => Err(self.mixed(reader)),
+        }
     }
 
     // ---- what layers are ----

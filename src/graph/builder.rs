@@ -204,7 +204,7 @@ impl Builder {
     pub(super) fn too_small(&self, name: &str, x: TensorId, kernel: Volume, padding: Volume) -> Error {
         let shape = self.shape(x);
         let (_, size) = shape.spatial().unwrap_or_default();
-        let said = |size: Volume| Shape(shape.with_spatial([0; 2], size).0.split_off(2));
+        let said = |size: Volume| Shape(shape.along(&size).to_vec());
         let room = [0, 1, 2].map(|axis| size[axis] + 2 * padding[axis]);
         Error::usage(format!(
             "model {}: the images are too small: layer {name} has a {} kernel, larger than its {} input",

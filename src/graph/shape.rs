@@ -57,9 +57,19 @@ impl Shape {
         }
     }
 
-    /// As many axes with other extents: those of images have no depth.
+    /// What of depth, height and width these images or cubes have: images have no depth.
+    pub fn along<'a>(&self, of: &'a Volume) -> &'a [usize] {
+        &of[5usize.saturating_sub(self.rank()).min(3)..]
+    }
+
+    /// As many axes with other extents.
     pub fn with_spatial(&self, first: [usize; 2], size: Volume) -> Shape {
-        Shape([&first[..], &size[5usize.saturating_sub(self.rank()).min(3)..]].concat())
+        Shape([&first[..], self.along(&size)].concat())
+    }
+
+    /// Of a number for each of so many channels of such images or cubes.
+    pub fn of_channels(&self, channels: usize) -> Shape {
+        Shape([&[channels], self.along(&[1; 3])].concat())
     }
 
     /// Elements of one sample: everything but the first dimension.

@@ -1,6 +1,6 @@
-//! The network of MLPerf HPC's CosmoFlow: parameters of cosmology from the dark matter in a cube of space, after Mathuriya
-//! et al., "CosmoFlow: using deep learning to learn the universe at scale", SC18, with the kernels and activations of the
-//! benchmark's version 1. First values are those of Keras.
+//! The network of MLPerf HPC's CosmoFlow: parameters of cosmology from the dark matter in a cube of space, after
+//! Mathuriya et al., "CosmoFlow: using deep learning to learn the universe at scale", SC18, with the kernels and
+//! activations of the benchmark's version 1. First values are those of Keras.
 
 use super::{Layers, Model};
 use crate::error::Result;

@@ -66,7 +66,7 @@ fn inverted_residual(
     if net.shape(x) == net.shape(y) { net.add(&format!("{name}.add"), x, y) } else { Ok(y) }
 }
 
-/// torchvision's `ConvNormActivation`: a sequence of three.
+/// torchvision's `Conv2dNormActivation`: a sequence of three.
 fn conv_norm_relu(
     net: &mut Builder,
     name: &str,

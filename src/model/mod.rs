@@ -40,7 +40,7 @@ pub struct Model {
     name: &'static str,
     /// One line for `--help` and docs.
     pub about: &'static str,
-    /// Of the images or cubes it was made for.
+    /// The shape of the images or cubes that it was made for.
     pub image: SampleShape,
     /// How many classes it was made for.
     pub classes: usize,

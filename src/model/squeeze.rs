@@ -1,5 +1,5 @@
 //! What several families have: a convolution with its normalisation and activation (torchvision's
-//! `ConvNormActivation`), and squeeze-and-excitation.
+//! `Conv2dNormActivation`), and squeeze-and-excitation.
 
 use crate::error::Result;
 use crate::graph::{Activation, BatchNorm, Binary, Builder, Conv, TensorId};

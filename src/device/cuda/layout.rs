@@ -62,14 +62,18 @@ pub fn plain(spec: &Spec) -> Layout {
     plain_in(spec, spec.dtype)
 }
 
-/// Channels last, in a given type: (N,H,W,C), a convolution's weights (O,kh,kw,C), of cubes with a depth. Where that is the same order as the
-/// host's it is the same layout.
+/// The order of axes where channels lie last.
+fn order(spec: &Spec) -> &'static str {
+    if spec.shape.rank() == 5 { "ndhwc" } else { "nhwc" }
+}
+
+/// Channels last, in a given type: (N,H,W,C), a convolution's weights (O,kh,kw,C). Cubes are (N,D,H,W,C). Where that is
+/// the same order as the host's it is the same layout.
 pub fn channels_last_in(spec: &Spec, dtype: DType) -> Layout {
     match spec.shape.spatial() {
         Some(([_, c], size)) if c > 1 && size != [1; 3] => {
-            let (bytes, deep) = (spec.shape.elements() * dtype.bytes(), spec.shape.rank() == 5);
-            let order = if deep { "ndhwc" } else { "nhwc" };
-            Layout::new(format!("{dtype:?} {order} {}", spec.shape), bytes, dtype, None)
+            let bytes = spec.shape.elements() * dtype.bytes();
+            Layout::new(format!("{dtype:?} {} {}", order(spec), spec.shape), bytes, dtype, None)
         }
         _ => plain_in(spec, dtype),
     }
@@ -83,11 +87,12 @@ pub fn padded(channels: usize, real: Real) -> usize {
 
 /// Channels last with zeros behind them, of images and of the weights that they are multiplied with.
 pub fn padded_in(spec: &Spec, real: Real) -> Layout {
-    match spec.shape.0[..] {
-        [n, c, h, w] if padded(c, real) > c => {
+    match spec.shape.spatial() {
+        Some(([n, c], size)) if padded(c, real) > c => {
             let (dtype, padded) = (real.dtype(), padded(c, real));
-            let text = format!("{dtype:?} nhwc padded to {padded} {}", spec.shape);
-            Layout::new(text, n * padded * h * w * dtype.bytes(), dtype, Some(Rc::new(padded)))
+            let text = format!("{dtype:?} {} padded to {padded} {}", order(spec), spec.shape);
+            let places: usize = size.iter().product();
+            Layout::new(text, n * padded * places * dtype.bytes(), dtype, Some(Rc::new(padded)))
         }
         _ => channels_last_in(spec, real.dtype()),
     }

@@ -311,7 +311,7 @@ fn layouts(request: &KernelRequest, shape: NormShape, norm: Option<BatchNorm>) -
     let layout = |spec: &Spec| match (spec.dtype, spec.shape.rank()) {
         (DType::Saved, _) if norm.is_some_and(|norm| norm.add) => saved(spec, "mask", shape.mask()),
         (DType::Saved, _) => saved(spec, "b", 4 * shape.channels),
-        (_, 4) => channels_last(spec),
+        (_, 4 | 5) => channels_last(spec),
         // A scale is of the type of activations.
         _ => plain_in(spec, spec.dtype),
     };

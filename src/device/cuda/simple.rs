@@ -118,8 +118,8 @@ pub fn dropout(
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, samples) = (Real::of(y.dtype)?, y.shape.batch());
     // Elements are numbered as the host has them, wherever they lie.
-    let (channels, plane) = match y.shape.0[..] {
-        [_, c, h, w] if layout != plain(y) => (c, h * w),
+    let (channels, plane) = match y.shape.spatial() {
+        Some(([_, c], size)) if layout != plain(y) => (c, size.iter().product()),
         _ => (y.shape.per_sample(), 1),
     };
     let outputs = vec![alike(request, &layout, y)?];

@@ -20,7 +20,7 @@ impl WindowGeometry {
     pub fn of_conv(conv: &Conv, input: &Shape, output: &Shape) -> Result<WindowGeometry> {
         let Conv { stride, padding, dilation, .. } = *conv;
         if dilation.contains(&0) {
-            return Err(Error::usage(format!("dilation {dilation:?} must be at least 1")));
+            return Err(Error::usage(format!("dilation {:?} must be at least 1", input.along(&dilation))));
         }
         // Of a convolution the weights say what its kernel is; here it is as long as it reaches.
         let kernel = if conv.kernel.contains(&0) { conv.kernel } else { conv.reach() };
@@ -37,7 +37,8 @@ impl WindowGeometry {
         if (0..3).any(|axis| pool.padding[axis] >= pool.kernel[axis]) {
             return Err(Error::usage(format!(
                 "a pooling's padding {:?} must be smaller than its kernel {:?}",
-                pool.padding, pool.kernel
+                input.along(&pool.padding),
+                input.along(&pool.kernel)
             )));
         }
         WindowGeometry::new(pool, input, output)
@@ -51,9 +52,13 @@ impl WindowGeometry {
                 "an image is needed, or a cube: windows over {input} that give {output}"
             )));
         };
-        let said = |size: Volume| Shape(input.with_spatial([0; 2], size).0.split_off(2));
+        let said = |size: Volume| Shape(input.along(&size).to_vec());
         if stride.contains(&0) || kernel.contains(&0) {
-            return Err(Error::usage(format!("kernel {kernel:?} and stride {stride:?} must be at least 1")));
+            return Err(Error::usage(format!(
+                "kernel {} and stride {} must be at least 1",
+                said(kernel),
+                said(stride)
+            )));
         }
         match window.windows(from) {
             None => Err(Error::usage(format!(
@@ -83,9 +88,9 @@ impl WindowGeometry {
 /// Those of the axes that the input has.
 fn along_axes(input: &Shape, numbers: Volume) -> sys::Dims {
     let mut dims: sys::Dims = [0; sys::MAX_NDIMS];
-    for (to, from) in dims.iter_mut().zip(input.with_spatial([0; 2], numbers).0.split_off(2)) {
+    for (to, from) in dims.iter_mut().zip(input.along(&numbers)) {
         // A number beyond i64 fits no image: `windows` has refused it.
-        *to = from as i64;
+        *to = *from as i64;
     }
     dims
 }

@@ -35,12 +35,13 @@ fn places([planes, rows, columns]: Covered) -> impl Iterator<Item = Volume> {
 }
 
 pub fn max_pool(pool: &Pool, x: &ArrayD<f32>, shape: &[usize]) -> Result<Vec<ArrayD<f32>>> {
-    let (x, [_, height, width]) = (cube(x)?, size(x.shape()));
+    let (x, input) = (cube(x)?, size(x.shape()));
+    let [_, height, width] = input;
     let mut y = Array5::<f32>::zeros(volumes(shape));
     let mut winners = Array5::<f32>::zeros(volumes(shape));
     for ((n, c, h, i, j), best) in y.indexed_iter_mut() {
         *best = f32::NEG_INFINITY;
-        for [d, r, q] in places(window(pool, size(x.shape()), [h, i, j])) {
+        for [d, r, q] in places(window(pool, input, [h, i, j])) {
             // NaN wins, as in PyTorch: a broken number must not hide.
             if x[[n, c, d, r, q]] > *best || x[[n, c, d, r, q]].is_nan() {
                 *best = x[[n, c, d, r, q]];

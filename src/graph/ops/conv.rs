@@ -185,7 +185,7 @@ impl Builder {
         let to = to.ok_or_else(|| {
             let of = self.shape(x);
             Error::usage(format!(
-                "layer {name}: no transposed convolution of {of} to {channels} channels: {conv:?}"
+                "layer {name}: no transposed convolution of {of}, from {c} to {channels} channels: {conv:?}"
             ))
         })?;
         let like = self.shape(x).clone();
@@ -200,8 +200,7 @@ impl Builder {
             return Ok(y);
         }
         let bias = self.bias(name, channels, bias);
-        let stretched = like.with_spatial([1, channels], [1; 3]).0.split_off(1);
-        let bias = self.reshape(&format!("{name}.bias.of_channels"), bias, Shape(stretched))?;
+        let bias = self.reshape(&format!("{name}.bias.of_channels"), bias, like.of_channels(channels))?;
         self.binary(&format!("{name}.add"), Binary::Add, y, bias)
     }
 }

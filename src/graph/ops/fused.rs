@@ -29,14 +29,21 @@ impl FusedOp {
     /// The name shown to users, and the work.
     pub(super) fn row(&self) -> (&'static str, Arithmetic) {
         match self {
-            FusedOp::ConvBackwardDataRelu(_) => ("conv2d backward data+relu", BACKWARD_DATA),
-            FusedOp::ConvBackwardDataAdd(_) => ("conv2d backward data+add", BACKWARD_DATA),
-            FusedOp::ConvMoments(_) => ("conv2d+moments", FORWARD),
-            FusedOp::ConvNormalised(_) => ("conv2d normalised", FORWARD),
-            FusedOp::ConvNormalisedBackwardWeights(_) => {
-                ("conv2d normalised backward weights", BACKWARD_WEIGHTS)
+            FusedOp::ConvBackwardDataRelu(conv) => {
+                (conv.named("conv2d backward data+relu", "conv3d backward data+relu"), BACKWARD_DATA)
             }
-            FusedOp::ConvBackwardDataNorm(..) => ("conv2d backward data+norm", BACKWARD_DATA),
+            FusedOp::ConvBackwardDataAdd(conv) => {
+                (conv.named("conv2d backward data+add", "conv3d backward data+add"), BACKWARD_DATA)
+            }
+            FusedOp::ConvMoments(conv) => (conv.named("conv2d+moments", "conv3d+moments"), FORWARD),
+            FusedOp::ConvNormalised(conv) => (conv.named("conv2d normalised", "conv3d normalised"), FORWARD),
+            FusedOp::ConvNormalisedBackwardWeights(conv) => (
+                conv.named("conv2d normalised backward weights", "conv3d normalised backward weights"),
+                BACKWARD_WEIGHTS,
+            ),
+            FusedOp::ConvBackwardDataNorm(conv, _) => {
+                (conv.named("conv2d backward data+norm", "conv3d backward data+norm"), BACKWARD_DATA)
+            }
             FusedOp::BatchNormScale(_) => ("batch norm scale", Arithmetic::Elements),
         }
     }

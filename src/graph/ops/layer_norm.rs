@@ -55,7 +55,7 @@ impl Builder {
         let y =
             self.reshape(&part("groups"), x, dims([n, groups, c / groups * size.iter().product::<usize>()]))?;
         let y = self.normalised(&part("norm"), vec![y], 2, epsilon);
-        let of_channels = Shape(shape.with_spatial([1, c], [1; 3]).0.split_off(1));
+        let of_channels = shape.of_channels(c);
         let mut y = self.reshape(&part("channels"), y, shape)?;
         for (of, parameter, what) in [(Binary::Multiply, weight, "scale"), (Binary::Add, bias, "shift")] {
             let stretched = self.reshape(&part(&format!("{what}.number")), parameter, of_channels.clone())?;

@@ -1,5 +1,5 @@
-//! Images cut by rows, and cubes by planes, over the ranks of a group (spatial parallelism), "rows" in both cases: the network of one of them, with what they tell
-//! each other as nodes of the graph.
+//! Images cut by rows, and cubes by planes (both are called rows here), over the ranks of a group: spatial parallelism.
+//! A rank's network has what ranks tell each other as nodes of the graph.
 //!
 //! A tensor that is cut has the rows of this place alone (`Rows::of`), a function of its height, so that tensors of one
 //! height are cut alike whatever layers they come from. A layer with windows reads more rows than the place has: before
@@ -256,7 +256,8 @@ impl RowSplit {
         &self.graph.tensor(id).spec.shape
     }
 
-    /// Where a window's geometry says what it does along the axis that is cut: the depth of cubes, the height of images.
+    /// Where a window's geometry says what it does along the axis that is cut: the depth of cubes, the height of
+    /// images.
     fn first_axis(&self, node: &Node) -> usize {
         usize::from(self.shape(node.outputs[0]).rank() < 5)
     }

@@ -327,8 +327,8 @@ fn reads(node: &NodeProto) -> impl Iterator<Item = &str> {
     node.input.iter().map(String::as_str).chain(inner)
 }
 
-/// Tensors of the file of which only numbers that are known in advance are computed, such as the frequencies of the sines
-/// of places: these are not learned.
+/// Tensors of the file of which only numbers that are known in advance are computed, such as the frequencies of the
+/// sines of places: these are not learned.
 fn tables<'a>(file: &'a OnnxFile, needed: &[usize]) -> Vec<(&'a str, usize)> {
     let mut all_readers: HashMap<&str, bool> = HashMap::new();
     for node in needed.iter().rev().map(|&index| node(file, index)) {

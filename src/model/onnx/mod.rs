@@ -26,7 +26,7 @@ use tensor::OnnxTensor;
 
 /// Height and width of images where the file leaves them open, as ImageNet's are cut.
 const USUAL_SIZE: usize = 224;
-/// That of cubes.
+/// Depth, height and width of cubes where the file leaves them open.
 const USUAL_DEPTH: usize = 64;
 /// The versions of ONNX's set of ops whose words are known.
 const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
@@ -160,7 +160,8 @@ impl OnnxFile {
         &self.label
     }
 
-    /// (C, H, W) of its images, or of cubes (C, D, H, W); of several inputs all of a sample's numbers as channels, one behind the other.
+    /// (C, H, W) of its images, or of cubes (C, D, H, W); of several inputs all of a sample's numbers as channels, one
+    /// behind the other.
     pub fn image(&self) -> SampleShape {
         match &self.inputs[..] {
             [input] => input.image,

@@ -229,7 +229,7 @@ impl OnnxWriter<'_> {
 
     /// What of depth, height and width the node's images or cubes have.
     fn along<'a>(&self, node: &Node, of: &'a Volume) -> &'a [usize] {
-        &of[usize::from(self.graph.tensor(node.inputs[0]).spec.shape.rank() < 5)..]
+        self.graph.tensor(node.inputs[0]).spec.shape.along(of)
     }
 
     /// The geometry of a convolution.

@@ -1,6 +1,6 @@
 //! Layers with weights: convolutions and products with a stored matrix.
 
-use super::windows::{as_images, both_sides, pads, size, strides};
+use super::windows::{as_images, both_sides, pads, says_axes, size, strides};
 use super::{Lowered, elements, image, products, shapes};
 use crate::graph::{Conv, Shape, TensorId, Volume, dims};
 use crate::model::onnx::import::{Import, Stop, StoredTensor, Value};
@@ -88,7 +88,7 @@ fn with_shared_weight<'a>(
 
 /// The shape of a number for each of so many channels of images or cubes.
 fn of_channels(import: &Import, x: TensorId, channels: usize) -> Vec<usize> {
-    import.net.shape(x).with_spatial([1, channels], [1; 3]).0.split_off(1)
+    import.net.shape(x).of_channels(channels).0
 }
 
 /// The bias, unless it is none or has no elements.
@@ -119,6 +119,8 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
     let x = image(import, node, x)?;
     let shape = import.net.shape(x).clone();
+    let axes = shape.rank() - 2;
+    says_axes(node, axes)?;
     let (weight, extents) = import.stored(w, "weight", shape.rank())?;
     let (_, kernel) = Shape(extents.clone()).spatial().ok_or("its weight is of no images")?;
     let (groups, dilation) = groups_and_dilation(node, &extents[2..])?;
@@ -135,7 +137,7 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
         let reach = dilation[axis].saturating_mul(kernel[axis] - 1).saturating_add(1);
         windows.saturating_add(reach)
     });
-    let [before, behind] = transposed_pads(node, size, whole, stride, more)?;
+    let [before, behind] = transposed_pads(node, axes, size, whole, stride, more)?;
     let layer = import.layer_of(node, &weight);
     let channels = extents[1].saturating_mul(groups);
     let fits = before == behind && (0..3).all(|axis| before[axis] >= 0 && more[axis] < stride[axis]);
@@ -170,6 +172,7 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
 /// What is cut off before and behind, along depth, height and width.
 fn transposed_pads(
     node: OnnxNode,
+    axes: usize,
     size: Volume,
     whole: Volume,
     stride: Volume,
@@ -177,12 +180,10 @@ fn transposed_pads(
 ) -> std::result::Result<[[i64; 3]; 2], Reason> {
     let same = node.text("auto_pad").unwrap_or("NOTSET");
     let wanted = match (node.ints("output_shape").map(lengths), same) {
-        (Some(Some(shape)), _) if shape.len() >= 2 => {
-            let last = &shape[shape.len().saturating_sub(3)..];
+        // There may be images and channels before.
+        (Some(Some(shape)), _) if shape.len() >= axes => {
             let mut wanted = whole;
-            wanted[3 - last.len()..].copy_from_slice(last);
-            // Of images there may be channels before.
-            wanted[0] = if shape.len() % 2 == 0 { whole[0] } else { wanted[0] };
+            wanted[3 - axes..].copy_from_slice(&shape[shape.len() - axes..]);
             Some(wanted)
         }
         (Some(_), _) => return Err(format!("output_shape {:?}", node.ints("output_shape"))),

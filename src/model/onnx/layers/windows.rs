@@ -17,7 +17,7 @@ pub fn strides(node: OnnxNode) -> std::result::Result<Volume, Reason> {
 
 /// Which of depth, height and width images or cubes have, with the number of each one's axis.
 pub fn axes(import: &Import, x: TensorId) -> impl Iterator<Item = (usize, usize)> + use<> {
-    let first = 5usize.saturating_sub(import.net.shape(x).rank());
+    let first = 3 - import.net.shape(x).along(&[1; 3]).len();
     (first..3).map(move |along| (along, along + 2 - first))
 }
 
@@ -69,6 +69,18 @@ pub fn both_sides<T: Copy + Default>(listed: &[T]) -> Option<[[T; 3]; 2]> {
     Some(sides)
 }
 
+/// Whether what is listed of a window has a number for each of so many axes.
+pub fn says_axes(node: OnnxNode, axes: usize) -> std::result::Result<(), Reason> {
+    for (name, each) in
+        [("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("output_padding", 1), ("pads", 2)]
+    {
+        if let Some(ints) = node.ints(name).filter(|ints| ints.len() != each * axes) {
+            return Err(format!("{name} {ints:?} of {axes} axes"));
+        }
+    }
+    Ok(())
+}
+
 /// What a layer of images makes of rows, which are images of one line.
 pub fn as_images<'a>(
     import: &mut Import<'a>,
@@ -78,6 +90,7 @@ pub fn as_images<'a>(
 ) -> Lowered {
     let x = import.tensor(node, value)?;
     let shape = import.net.shape(x).0.clone();
+    says_axes(node, shape.len().saturating_sub(2))?;
     match shape[..] {
         [n, c, width] => {
             let name = import.layer(&format!("{}.row", node.layer()));

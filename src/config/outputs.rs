@@ -29,10 +29,17 @@ pub struct Outputs {
     /// File for MLPerf's log of the run, lines of :::MLLOG that mlperf-logging reads.
     #[arg(long, value_name = "FILE")]
     pub mllog: Option<PathBuf>,
-    /// What it is to say of the run, in place of what the run says: submission_org=NAME, submission_division=closed.
-    #[arg(long = "mllog-key", value_name = "KEY=VALUE", requires = "mllog")]
+    /// A key of it, in place of the run's own where there is one: submission_org=NAME, submission_division=closed.
+    #[arg(long = "mllog-key", value_name = "KEY=VALUE", requires = "mllog", value_parser = mllog_key)]
     pub mllog_keys: Vec<String>,
     /// Write the trained weights here: safetensors, or HDF5 where the name ends in .h5.
     #[arg(long, value_name = "FILE")]
     pub save_weights: Option<PathBuf>,
+}
+
+fn mllog_key(text: &str) -> std::result::Result<String, String> {
+    match text.split_once('=') {
+        Some((key, _)) if !key.is_empty() => Ok(text.into()),
+        _ => Err("it is KEY=VALUE, such as submission_org=NAME".into()),
+    }
 }

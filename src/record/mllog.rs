@@ -1,7 +1,7 @@
 //! MLPerf's log of a run: lines of `:::MLLOG` and an object of JSON, which mlperf-logging checks and sums up.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +13,9 @@ use crate::error::{Error, Result};
 use crate::files;
 
 /// What MLPerf HPC asks a benchmark for, by its `submission_benchmark`.
-const TARGETS: [(&str, f64); 2] = [("cosmoflow", 0.124), ("deepcam", 0.82)];
+const TARGETS: [(&str, Metric, f64); 2] = [("cosmoflow", Metric::Mae, 0.124), ("deepcam", Metric::Iou, 0.82)];
+/// What each line begins with.
+const MARK: &str = ":::MLLOG ";
 
 /// Where the log goes, and what it says of the run before the first step.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,8 +31,8 @@ pub(super) struct MlperfLog {
     out: File,
     path: PathBuf,
     metric: Metric,
-    /// What the test is to come to, where the benchmark asks for something.
-    target: Option<f64>,
+    /// What the test is to come to, and by which metric, where the benchmark asks for something.
+    target: Option<(Metric, f64)>,
     reached: bool,
     /// The epoch that has begun and not ended.
     epoch: Option<u64>,
@@ -41,16 +43,23 @@ pub(super) struct MlperfLog {
     last: u64,
 }
 
-/// Whether a log can be written there.
+/// Whether a log can be written there, or be gone on with where the run does; owns the file.
 ///
 /// # Errors
-/// `Output`: it is there already, or its directory is not.
+/// `Output`: it is there already, or no log, or another run's, or its directory is not there.
 pub fn check_mllog(path: &Path, resumed: bool) -> Result<()> {
+    if !resumed {
+        return super::path::claim(path, "--mllog");
+    }
+    files::own(path, "choose another --mllog")?;
     let failed = |what: String| Error::output(path, format!("--mllog: {what}"));
-    super::path::probe(files::directory_of(path)).map_err(|error| failed(error.to_string()))?;
-    match !resumed && fs::exists(path).unwrap_or(true) {
-        true => Err(failed("is there already; choose another file".into())),
-        false => Ok(()),
+    match fs::read(path) {
+        Ok(log) if log.is_empty() || log.starts_with(MARK.as_bytes()) => Ok(()),
+        Ok(_) => Err(failed("is no log of MLPerf; choose another file".into())),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            super::path::probe(files::directory_of(path)).map_err(|error| failed(error.to_string()))
+        }
+        Err(error) => Err(failed(format!("cannot be read: {error}"))),
     }
 }
 
@@ -63,21 +72,24 @@ impl MlperfLog {
         let MlperfKeys { path, keys } = of;
         let out = OpenOptions::new().append(true).create(resumed).create_new(!resumed).open(path);
         let out = out.map_err(|error| Error::output(path, format!("cannot be made: {error}")))?;
+        let before = fs::read_to_string(path);
+        let before = before.map_err(|error| Error::output(path, format!("cannot be read: {error}")))?;
         let benchmark = keys.iter().find(|(key, _)| key == "submission_benchmark");
-        let target = TARGETS.iter().find(|(name, _)| benchmark.is_some_and(|(_, value)| value == name));
+        let target = TARGETS.iter().find(|(name, ..)| benchmark.is_some_and(|(_, value)| value == name));
         let now = SystemTime::now();
         let mut log = MlperfLog {
             out,
             path: path.clone(),
             metric,
-            target: target.map(|(_, target)| *target),
+            target: target.map(|&(_, by, target)| (by, target)),
             reached: target.is_none(),
             epoch: None,
-            begun: resumed,
+            begun: false,
             stepped: now,
             last: 0,
         };
-        if !resumed {
+        before.lines().for_each(|line| log.has(line));
+        if before.is_empty() {
             let started = now - ago;
             // Nothing of the system's is cleared here.
             log.point(started, "cache_clear", json!(false), json!({}))?;
@@ -85,6 +97,26 @@ impl MlperfLog {
             keys.iter().try_for_each(|(key, value)| log.point(now, key, value.clone(), json!({})))?;
         }
         Ok(log)
+    }
+
+    /// What a line of the part before says of where the run stands.
+    fn has(&mut self, line: &str) {
+        let line = line.strip_prefix(MARK).and_then(|line| serde_json::from_str::<Value>(line).ok());
+        let Some(line) = line else { return };
+        self.last = self.last.max(line["time_ms"].as_u64().unwrap_or(0));
+        match line["key"].as_str() {
+            Some("run_start") => self.begun = true,
+            Some("epoch_start") => self.epoch = line["metadata"]["epoch_num"].as_u64(),
+            Some("epoch_stop") => self.epoch = None,
+            Some("eval_accuracy" | "eval_error") => self.tested(line["value"].as_f64().unwrap_or(f64::NAN)),
+            _ => {}
+        }
+    }
+
+    /// Whether a test has come to what the benchmark asks for.
+    fn tested(&mut self, value: f64) {
+        let reaches = |(by, target)| by == self.metric && !self.metric.prefers(target, value);
+        self.reached |= value.is_finite() && self.target.is_some_and(reaches);
     }
 
     pub fn step(&mut self, r: &StepRecord) -> Result<()> {
@@ -111,7 +143,7 @@ impl MlperfLog {
         if r.test_metric.is_finite() {
             let is_error = self.metric.prefers(0.0, 1.0);
             let key = if is_error { "eval_error" } else { "eval_accuracy" };
-            self.reached |= self.target.is_some_and(|target| !self.metric.prefers(target, r.test_metric));
+            self.tested(r.test_metric);
             self.line(self.stepped, "INTERVAL_START", "eval_start", Value::Null, of.clone())?;
             self.line(now, "INTERVAL_END", "eval_stop", Value::Null, of.clone())?;
             self.point(now, key, json!(r.test_metric), of)?;
@@ -149,7 +181,7 @@ impl MlperfLog {
         let line = json!({
             "namespace": "", "time_ms": self.last, "event_type": kind, "key": key, "value": value, "metadata": about
         });
-        let written = self.out.write_all(format!(":::MLLOG {line}\n").as_bytes());
+        let written = self.out.write_all(format!("{MARK}{line}\n").as_bytes());
         written.map_err(|error| Error::output(&self.path, format!("cannot write MLPerf's log: {error}")))
     }
 }

@@ -355,7 +355,10 @@ impl RecordWriter {
             Err(why) => format!("failed: {}", why.message),
         };
         self.on_events(EventFile::flush);
-        self.on_mllog(|log| log.finish(outcome.is_ok()));
+        // What was only stopped goes on in the same log.
+        if outcome.err().is_none_or(|why| !why.kind.is_stop()) {
+            self.on_mllog(|log| log.finish(outcome.is_ok()));
+        }
         let kept = self.file.take().map_or(Ok(()), |file| file.finish(&self.closing, &status));
         let kept = kept.and(self.lost.take().map_or(Ok(()), Err));
         let path = self.path.as_deref().filter(|_| kept.is_ok());

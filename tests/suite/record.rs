@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use dltrain::config::Metric;
 use dltrain::error::{Error, ErrorKind};
 use dltrain::record::{
-    BucketTime, Description, EpochRecord, MlperfKeys, RankInfo, Recorder, RunSize, Scheduled, Spread,
-    StepRecord, results_path, start_logging,
+    BucketTime, Description, EpochRecord, MlperfKeys, RankInfo, Reached, Recorder, RunSize, Scheduled,
+    Spread, StepRecord, check_mllog, results_path, start_logging,
 };
 use hdf5::types::{FixedUnicode, VarLenUnicode};
 use hdf5::{File, OpenMode};
@@ -834,16 +834,54 @@ fn logged(path: &Path, from: &str) -> Vec<(String, serde_json::Value, serde_json
     lines.iter().map(of).skip_while(|(key, ..)| key != from).collect()
 }
 
+/// A log that a stopped run left is gone on with: what was tested before the stop counts, and the run ends once.
+#[test]
+fn mlperfs_log_goes_on_with_its_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run.log");
+    let keys = vec![("submission_benchmark".into(), "deepcam".into())];
+    let mllog = Some(MlperfKeys { path: path.clone(), keys });
+    let description = Description { mllog, metric: Metric::Iou, ..description(2, 3) };
+    let mut recorder = Recorder::create(ONE, None, &description).unwrap();
+    recorder.step(&step(0, 1));
+    recorder.epoch(&epoch(1, 0.9));
+    recorder.step(&step(1, 2));
+    recorder.finish(Err(&Error::new(ErrorKind::Stopped, "SIGTERM"))).unwrap();
+    assert_eq!(logged(&path, "run_start").last().unwrap().0, "epoch_start");
+
+    check_mllog(&path, true).unwrap();
+    let reached = Reached { step: 2, epochs: 1, ..Reached::default() };
+    let mut recorder = Recorder::resume(ONE, None, &description, &reached).unwrap();
+    recorder.step(&step(2, 2));
+    recorder.epoch(&epoch(2, 0.4));
+    recorder.finish(Ok(())).unwrap();
+    let lines = logged(&path, "cache_clear");
+    let all = |wanted: &str| lines.iter().filter(|(key, ..)| key == wanted).count();
+    let once = ["cache_clear", "init_start", "init_stop", "run_start", "run_stop"];
+    assert_eq!(once.map(all), [1; 5]);
+    assert_eq!(["epoch_start", "epoch_stop", "eval_accuracy"].map(all), [2; 3]);
+    assert_eq!(lines.last().unwrap().2["status"], "success");
+
+    // A file of the user's is no log, and nothing is added to it.
+    fs::write(&path, "mine").unwrap();
+    let refused = check_mllog(&path, true).unwrap_err();
+    assert!(refused.message.contains("is no log of MLPerf"), "{refused}");
+}
+
 #[test]
 fn mlperfs_log_has_its_lines_in_mlperfs_order() {
     let directory = tempfile::tempdir().unwrap();
-    for (name, accuracy, ends, status) in
-        [("whole", 0.9, true, "success"), ("poor", 0.5, true, "aborted"), ("failed", 0.9, false, "aborted")]
-    {
+    for (name, metric, accuracy, ends, status) in [
+        ("whole", Metric::Iou, 0.9, true, "success"),
+        ("poor", Metric::Iou, 0.5, true, "aborted"),
+        ("failed", Metric::Iou, 0.9, false, "aborted"),
+        ("of another metric", Metric::Accuracy, 0.9, true, "aborted"),
+    ] {
         let path = directory.path().join(name);
         let keys = vec![("submission_benchmark".into(), "deepcam".into())];
         let mllog = Some(MlperfKeys { path: path.clone(), keys });
-        let mut recorder = Recorder::create(ONE, None, &Description { mllog, ..description(2, 2) }).unwrap();
+        let mut recorder =
+            Recorder::create(ONE, None, &Description { mllog, metric, ..description(2, 2) }).unwrap();
         recorder.step(&step(0, 1));
         recorder.epoch(&epoch(1, accuracy));
         recorder.step(&step(1, 2));

@@ -53,7 +53,8 @@ pub fn open(what: &str, wanted: &Wanted) -> Result<Parts> {
     };
     let Some(len) = len else {
         return Err(Error::usage(format!(
-            "--data synthetic:{what}: there is synthetic:shapes, and synthetic:shapes:N with N training images (from 4 to {})",
+            "--data synthetic:{what}: there is synthetic:shapes, and synthetic:shapes:N with N training images (from 4 \
+             to {}); of arrays, with --input and --target, there is synthetic:universes",
             most::IMAGES
         )));
     };

@@ -372,13 +372,13 @@ impl Numbers<'_> {
                 }
             }
             &[[len, 1, 1]] => self.read(at, &mut to[first..first + len]),
-            &[[len, 1, stride]] => {
-                let mut near = [0.0; NEAR];
-                for start in (0..len).step_by(NEAR) {
-                    let near = &mut near[..NEAR.min(len - start)];
-                    self.read(at + start, near);
+            &[[len, from, stride]] if from <= NEAR => {
+                let (step, mut near) = (NEAR / from, [0.0; NEAR]);
+                for start in (0..len).step_by(step) {
+                    let near = &mut near[..(step.min(len - start) - 1) * from + 1];
+                    self.read(at + start * from, near);
                     let places = to[first + start * stride..].iter_mut().step_by(stride);
-                    places.zip(near).for_each(|(to, number)| *to = *number);
+                    places.zip(near.iter().step_by(from)).for_each(|(to, number)| *to = *number);
                 }
             }
             [[len, from, stride], inner @ ..] => {

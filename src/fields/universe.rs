@@ -24,6 +24,9 @@ const USUAL: [u64; 3] = [4096, 128, 1];
 /// The redshifts of the channels.
 const REDSHIFTS: [f32; 4] = [0.0, 0.5, 1.5, 3.0];
 
+/// The most universes of a set.
+const MOST: u64 = 1 << 24;
+
 /// Particles of a place, on the average.
 const DENSITY: f32 = 4.0;
 
@@ -52,18 +55,16 @@ impl Universe {
         let (is_test, numbers) = words(path, SET)?;
         let wrong = || {
             Error::usage(format!(
-                "{}: universes are named {SET}:N:EDGE:SEED, for N of them, 1 to {}, the edge a power of two from {LANES} \
-                 to 1024; {SET}{TEST}:… are others, to test on",
-                path.display(),
-                1 << 24
+                "{}: universes are named {SET}:N:EDGE:SEED, for N of them, 1 to {MOST}, the edge a power of two from \
+                 {LANES} to 1024; {SET}{TEST}:… are others, to test on",
+                path.display()
             ))
         };
         let [n, edge, seed] = match numbers {
             Some(numbers) => numbers,
             None => return Some(Err(wrong())),
         };
-        let fits =
-            (1..=1 << 24).contains(&n) && (LANES as u64..=1024).contains(&edge) && edge.is_power_of_two();
+        let fits = (1..=MOST).contains(&n) && may_be(edge);
         let test = if is_test { TEST } else { "" };
         let path = |number| PathBuf::from(format!("{ONE}{test}:{number}:{edge}:{seed}"));
         Some(if fits { Ok((0..n).map(path).collect()) } else { Err(wrong()) })
@@ -82,7 +83,7 @@ impl Universe {
     /// The universe of a path that `set` gave.
     pub fn of(path: &Path) -> Option<Universe> {
         let (is_test, numbers) = words(path, ONE)?;
-        let [number, edge, seed] = numbers?;
+        let [number, edge, seed] = numbers.filter(|&[number, edge, _]| number < MOST && may_be(edge))?;
         Some(Universe { is_test, number: number as u32, edge: edge as usize, seed })
     }
 
@@ -161,6 +162,11 @@ impl Universe {
         };
         (0..=3 * (self.edge / 2).pow(2)).map(share).collect()
     }
+}
+
+/// Whether a universe may have this edge: its lines are transformed by halves, and some at a time.
+fn may_be(edge: u64) -> bool {
+    (LANES as u64..=1024).contains(&edge) && edge.is_power_of_two()
 }
 
 /// Whether a path of this kind names universes to test on, and what it says of them, if it says what it may.

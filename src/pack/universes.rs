@@ -18,10 +18,10 @@ use crate::record::{self, ProgressLine};
 /// `Usage` without a directory; `Output` for what cannot be written.
 pub fn pack(args: &Args, universes: &[PathBuf], world: &World, pool: &ThreadPool) -> Result<()> {
     let place = record::RankInfo::from(world);
-    let Some(directory) = args.output.as_ref().filter(|output| output.is_dir()) else {
-        let what = format!("{}: the output is a directory that is there already", args.source.display());
-        return world.agree(Err(Error::usage(what)));
-    };
+    let directory = args.output.as_ref().filter(|output| output.is_dir()).ok_or_else(|| {
+        Error::usage(format!("{}: the output is a directory that is there already", args.source.display()))
+    });
+    let directory = world.agree(directory)?;
     let mine: Vec<&PathBuf> = universes.iter().skip(world.rank()).step_by(world.size()).collect();
     let progress = ProgressLine::start(place, mine.len() as u64);
     let one = |path: &&PathBuf| -> Result<()> {

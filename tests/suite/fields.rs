@@ -175,6 +175,30 @@ fn any_box_of_any_array_is_that_of_the_library() {
     });
 }
 
+/// One channel of several that lie last, more numbers than are put together at a time; and all, in both orders.
+#[test]
+fn channels_that_lie_last_are_taken_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("last.h5");
+    let number = |at: usize, channel: usize| (at * 7 % 30_011 + 1000 * channel) as i16;
+    let content = ndarray::Array2::from_shape_fn((5003, 3), |(at, channel)| number(at, channel));
+    for shuffled in [false, true] {
+        {
+            let file = hdf5::File::create(&path).unwrap();
+            let builder = file.new_dataset_builder().with_data(&content).chunk((4001, 3));
+            if shuffled { builder.shuffle() } else { builder }.create("a").unwrap();
+        }
+        let array = FileArray::open(&path, "a").unwrap();
+        for (view, channels) in [("a[w,2]", 2..3), ("a[w,c]", 0..3)] {
+            let samples = view.parse::<View>().unwrap().samples(&array.shape).unwrap();
+            let mut ours = vec![0.0; samples.shape().iter().product()];
+            ArrayReader::default().read(&array, &samples, 0, &mut ours).unwrap();
+            let all = channels.flat_map(|channel| (0..5003).map(move |at| f32::from(number(at, channel))));
+            assert!(all.eq(ours), "{view}");
+        }
+    }
+}
+
 /// Each byte of a chunk changed in turn, a file that was cut, and one that is cut while it is open.
 #[test]
 fn damaged_files_end_in_messages() {

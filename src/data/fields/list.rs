@@ -159,7 +159,8 @@ pub struct FieldShape {
 }
 
 impl FieldShape {
-    /// An axis without a name is one of space, but the only one, which is of channels, as the first of three or four is.
+    /// An axis without a name is one of space, but the only one, which is of channels, as the first of three or four
+    /// is.
     pub fn of(samples: &ViewSamples) -> FieldShape {
         let (shape, letters) = (samples.shape(), samples.letters());
         let is_bare = letters.iter().all(|letter| matches!(letter, None | Some('s')));

@@ -236,11 +236,12 @@ impl FieldSet {
     /// logarithms.
     fn raw(
         &self,
-        (file, numbers): &SamplePlace,
+        place: &SamplePlace,
         (at, rows): (usize, Option<&Range<usize>>),
         readers: &mut Vec<ArrayReader>,
         to: &mut [f32],
     ) -> Result<()> {
+        let (file, numbers) = place;
         let (array, samples) = &file.arrays[at];
         let of = |name: char| numbers.iter().find(|(of, _)| *of == name).map_or(0, |(_, number)| *number);
         if readers.len() <= at {
@@ -251,12 +252,7 @@ impl FieldSet {
         if self.list.fields[at].log1p {
             if let Some(value) = to.iter().find(|value| value.is_finite() && **value <= -1.0) {
                 let what = format!("{value} has no ln(1 + x)");
-                return Err(self.wrong(
-                    &(file, numbers.clone()),
-                    at,
-                    &what,
-                    "leave :log1p out for such an array",
-                ));
+                return Err(self.wrong(place, at, &what, "leave :log1p out for such an array"));
             }
             to.iter_mut().for_each(|value| *value = value.ln_1p());
         }

@@ -4,8 +4,8 @@
 set -euo pipefail
 if type module >&/dev/null; then module load openmpi; fi
 # LSF tells no program when its job ends: a run that keeps checkpoints is to stop in time. It says "1:30 L", in hours
-# and minutes.
-left=$(bjobs -noheader -o time_left "$LSB_JOBID" | sed -n 's/^ *\([0-9]*:[0-9]*\).*/\1:00/p')
+# and minutes; where a node has no bjobs, nothing is known.
+left=$({ bjobs -noheader -o time_left "$LSB_JOBID" || true; } | sed -n 's/^ *\([0-9]*:[0-9]*\).*/\1:00/p')
 hosts=$(mktemp)
 trap 'rm -f "$hosts"' EXIT
 sort -u "$LSB_DJOB_HOSTFILE" >"$hosts" # a line for each host, however many of its cores are in the job

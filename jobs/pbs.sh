@@ -6,8 +6,9 @@
 set -euo pipefail
 cd "${PBS_O_WORKDIR:-.}"
 if type module >&/dev/null; then module load openmpi; fi
-# PBS tells no program when its job ends: a run that keeps checkpoints is to stop in time. Asked are seconds or H:M:S.
-walltime=$(qstat -f "$PBS_JOBID" | sed -n 's/^ *Resource_List.walltime = //p')
+# PBS tells no program when its job ends: a run that keeps checkpoints is to stop in time. What was
+# asked for is H:M:S; where a node has no qstat, nothing is known.
+walltime=$({ qstat -f "$PBS_JOBID" || true; } | sed -n 's/^ *Resource_List.walltime = //p')
 hosts=$(mktemp)
 trap 'rm -f "$hosts"' EXIT
 sort -u "$PBS_NODEFILE" >"$hosts" # a line for each host, however many of its cores are in the job

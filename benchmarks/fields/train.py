@@ -24,19 +24,11 @@ import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / place) for place in ("tests/fixtures", "tests/fields", "benchmarks/cpu")]
-WEIGHTS = [1.0017, 2.6146, 1.7164]
+from common import CROP, WEIGHTS, smooth
+
 RATE, SAME_STEPS = 0.001, 4
-# (H, W) of DeepCAM's crop and of U-Net's images, and how many of each there are.
-CROP, CROPS, SIDE, IMAGES = (96, 144), 8, 128, 96
-
-
-def smooth(random, shape):
-    """Noise whose neighbours are alike, as fields are."""
-    field = random.standard_normal(shape).astype("f4")
-    for axis in (-2, -1):
-        for _ in range(3):
-            field = (field + np.roll(field, 1, axis) + np.roll(field, -1, axis)) / 3
-    return field / field.std()
+# Crops of DeepCAM, U-Net's images along a side, and how many there are.
+CROPS, SIDE, IMAGES = 8, 128, 96
 
 
 class Case:

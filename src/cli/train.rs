@@ -49,8 +49,8 @@ pub struct Args {
     model: String,
     #[command(flatten)]
     network: NetworkOptions,
-    /// Images: a directory or a file (see --data-format), synthetic:shapes, or synthetic:universes for cubes; without it
-    /// images are random.
+    /// Images: a directory or a file (see --data-format), synthetic:shapes, or synthetic:universes for cubes; without
+    /// it images are random.
     #[arg(long, value_name = "PATH", help_heading = "Model and data")]
     data: Option<PathBuf>,
     #[command(flatten)]

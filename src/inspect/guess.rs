@@ -47,8 +47,8 @@ pub fn view(array: &FileArray) -> Option<View> {
 }
 
 /// A command that trains from arrays with these views, as a first try: classes of points where an array of integers has
-/// the places of another one; else what follows in time; else the smaller of two arrays from the larger. None of cubes,
-/// which are not trained from so far.
+/// the places of another one; else what follows in time; else the smaller of two arrays from the larger. None of arrays
+/// with three axes of space.
 pub fn command(arrays: &[FileArray], views: &[View], data: &str) -> Option<String> {
     let array = |view: &View| arrays.iter().find(|array| array.name == view.array);
     let mut known: Vec<(&View, &FileArray)> =

@@ -195,8 +195,8 @@ fn reading(world: &World, set: &FieldSet) -> Result<(String, Option<f64>)> {
     // What is decoded once for several samples is counted for each.
     let most = if set.blocks().is_empty() { "" } else { "at most " };
     let text = format!(
-        "reading: a sample takes {} of the files, {times:.2} times what it uses is decoded{advice}; {most}{} an epoch, {} \
-         a rank, which opens all {} files; {:.2} ms of a thread",
+        "reading: a sample takes {} of the files, {times:.2} times what it uses is decoded{advice}; {most}{} an epoch, \
+         {} a rank, which opens all {} files; {:.2} ms of a thread",
         bytes(read as usize),
         bytes((read * samples) as usize),
         bytes((read * samples) as usize / world.size()),

@@ -24,19 +24,11 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import make_models
+from common import CROP, WEIGHTS, smooth
 
-STEPS, RATE, IMAGES, CROP = int(os.environ.get("STEPS", 20)), 0.001, 2, (96, 144)
+STEPS, RATE, IMAGES = int(os.environ.get("STEPS", 20)), 0.001, 2
 START = os.environ.get("START", "far")
-WEIGHTS = [1.0017, 2.6146, 1.7164]
 torch.set_num_threads(1)
-
-
-def smooth(random, shape):
-    field = random.standard_normal(shape).astype("f4")
-    for axis in (-2, -1):
-        for _ in range(3):
-            field = (field + np.roll(field, 1, axis) + np.roll(field, -1, axis)) / 3
-    return field / field.std()
 
 
 def network():

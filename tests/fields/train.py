@@ -138,7 +138,8 @@ def cases(path):
            ("r2", lambda o: (1 - ((o - flux) ** 2).mean() / flux.var(correction=0)).item()))
     cubes, kinds = get["cubes"], torch.tensor(get["kinds"].astype("i8"))
     yield ("cubes", cubic(), cubes, kinds, F.cross_entropy,
-           ["--input", "cubes[n,c,d,h,w]", "--target", "kinds[n,d,h,w]", "--loss", "cross-entropy", "--metric", "accuracy"],
+           ["--input", "cubes[n,c,d,h,w]", "--target", "kinds[n,d,h,w]", "--loss", "cross-entropy",
+             "--metric", "accuracy"],
            ("accuracy", lambda o: (o.argmax(1) == kinds).float().mean().item()))
     universe, parameters = np.log1p(get["full"].astype("f4")).transpose(0, 4, 1, 2, 3), torch.tensor(get["unitPar"])
     yield ("CosmoFlow", CosmoFlow(32), universe, parameters, F.mse_loss,

@@ -26,10 +26,12 @@ for system in pbs lsf; do
     code=0
     said=$("$ROOT/jobs/$system.sh" --model mnist_small --data "$ROOT/data/digits" --batch 16 --epochs 100000 \
         --checkpoint "$work/$system" 2>&1) || code=$?
-    grep -q "stopped by the time limit" <<<"$said" && [ $code = 75 ] && compgen -G "$work/$system/step-*.h5" >/dev/null || {
+    grep -q "stopped by the time limit" <<<"$said" && [ $code = 75 ] &&
+        compgen -G "$work/$system/step-*.h5" >/dev/null || {
         echo "$said"
         say "jobs/$system.sh ended with $code"
         exit 1
     }
-    say "jobs/$system.sh, with a double of its command: $(grep -o 'stopped by the time limit[^;]*' <<<"$said" | head -n 1)"
+    say "jobs/$system.sh, with a double of its command:" \
+        "$(grep -o 'stopped by the time limit[^;]*' <<<"$said" | head -n 1)"
 done

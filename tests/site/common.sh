@@ -28,11 +28,15 @@ from_pypi() {
     }
 }
 
-# The tarball, once.
+# The tarball of this commit, once; what was installed from another one goes.
 tarball() {
-    [ ! -e "$TARBALL" ] || return 0
+    local revision
+    revision=$(git -C "$ROOT" rev-parse HEAD)
+    [ "$(cat "$SITE/tarball-of" 2>/dev/null)" != "$revision" ] || return 0
     "$ROOT/.ci/dist"
     cp "$ROOT/dist/dltrain-$VERSION".* "$SITE"
+    rm -rf "$SITE/software"
+    echo "$revision" >"$SITE/tarball-of"
 }
 
 # A site's modules, of what this machine has: Open MPI, MPICH, HDF5, LLVM and oneDNN, each as a module of its own.

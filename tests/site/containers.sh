@@ -47,11 +47,9 @@ say "$(podman --version): two ranks in one container: $(grep '^total' <<<"$said"
     "$(grep -o 'MPICH [0-9.]*' <<<"$said" | head -n 1)"
 
 rm -rf "$work/tree"
-podman save --quiet localhost/dltrain -o "$work/dltrain.tar" 2>/dev/null || true
 container=$(podman create localhost/dltrain)
 mkdir -p "$work/tree" && podman export "$container" | tar xf - -C "$work/tree" --exclude='dev/*'
 podman rm "$container" >/dev/null
-rm -f "$work/dltrain.tar"
 # What Charliecloud binds there by itself, and what it is told to.
 mkdir -p "$work"/tree/{dev,proc,sys,run,home,root,tmp,etc,usr/bin,host-mpi,results} "$work/results"
 touch "$work"/tree/etc/{hosts,resolv.conf,machine-id} "$work/tree/usr/bin/ch-ssh"

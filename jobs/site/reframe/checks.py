@@ -35,10 +35,18 @@ class Dltrain(rfm.RunOnlyRegressionTest):
             self.env_vars["SRUN_CPUS_PER_TASK"] = self.cores
         self.job.launcher.options = ["--kill-on-bad-exit"] + ([f"--mpi={self.mpi}"] if self.mpi else [])
 
-    def held_to(self, name, reference, unit):
-        """A reference with its tolerance below; 0 is none."""
-        if reference:
-            self.reference = {"*": {name: (reference, -self.tolerance, None, unit)}}
+    figure = None  # what is measured, and its unit
+
+    def expected(self):
+        """What is expected of the figure here; 0 is nothing."""
+        return 0.0
+
+    @run_before("performance")
+    def held_to(self):
+        """A reference with its tolerance below."""
+        if self.figure and self.expected():
+            name, unit = self.figure
+            self.reference = {"*": {name: (self.expected(), -self.tolerance, None, unit)}}
 
 
 @rfm.simple_test
@@ -63,9 +71,10 @@ class Sums(Dltrain):
     # Size, elements, iterations, algorithm, type; three times; GB/s of the sum and of a link; ratio; wrong elements.
     row = r"^\s*64 MB\s+\d+\s+\d+\s+ring\s+f32(?:\s+\S+){4}\s+(?P<rate>\S+)\s+\S+\s+0$"
 
-    @run_before("performance")
-    def reference_here(self):
-        self.held_to("bandwidth", self.reference_bandwidth, "GB/s")
+    figure = ("bandwidth", "GB/s")
+
+    def expected(self):
+        return self.reference_bandwidth
 
     @sanity_function
     def is_right(self):
@@ -88,9 +97,10 @@ class Trains(Dltrain):
     def flags(self):
         self.executable_opts = ["--model", self.model, "--batch", str(self.batch)]
 
-    @run_before("performance")
-    def reference_here(self):
-        self.held_to("images", self.reference_images * self.num_tasks, "images/s")
+    figure = ("images", "images/s")
+
+    def expected(self):
+        return self.reference_images * self.num_tasks
 
     @sanity_function
     def ended(self):

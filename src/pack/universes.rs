@@ -19,7 +19,7 @@ use crate::record::{self, ProgressLine};
 pub fn pack(args: &Args, universes: &[PathBuf], world: &World, pool: &ThreadPool) -> Result<()> {
     let place = record::RankInfo::from(world);
     let directory = args.output.as_ref().filter(|output| output.is_dir()).ok_or_else(|| {
-        Error::usage(format!("{}: the output is a directory that is there already", args.source.display()))
+        Error::usage(format!("{}: the output has to be a directory that exists", args.source.display()))
     });
     let directory = world.agree(directory)?;
     let mine: Vec<&PathBuf> = universes.iter().skip(world.rank()).step_by(world.size()).collect();

@@ -69,7 +69,8 @@ fn twice(net: &mut Builder, name: &str, mut x: TensorId, channels: usize) -> Res
 }
 
 /// The published number of parameters counts biases, and not the normalisations, of which one follows each convolution
-/// but the last. A bias before a normalisation has a gradient of nothing but rounding. Convolutions keep the size of cubes, where the paper's lose their borders.
+/// but the last. A bias before a normalisation has a gradient of nothing but rounding. Convolutions keep the size of
+/// cubes, where the paper's lose their borders.
 fn unet3d(net: &mut Builder, cubes: TensorId, classes: usize) -> Result<TensorId> {
     const WIDTH: usize = 32;
     let (mut x, mut before) = (cubes, Vec::new());

@@ -118,15 +118,15 @@ gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the three b
 	@.ci/gpu-bundle
 
 gpu-minutes: ## on a machine with a GPU: what ten minutes teach, the most important first (gpu-bundle/ten-minutes)
-	@[ -x gpu-bundle/ten-minutes ] || .ci/gpu-bundle
+	@.ci/gpu-bundle if-missing
 	@gpu-bundle/ten-minutes $(ARGS)
 
 gpu-check: ## on a machine with a GPU: everything that only a GPU can show (where there is no cargo: gpu-bundle/check)
-	@[ -x gpu-bundle/check ] || .ci/gpu-bundle
+	@.ci/gpu-bundle if-missing
 	@gpu-bundle/check
 
 gpu-bench: ## on a machine with a GPU and PyTorch: both side by side (gpu-bundle/bench)
-	@[ -x gpu-bundle/bench ] || .ci/gpu-bundle
+	@.ci/gpu-bundle if-missing
 	@gpu-bundle/bench
 
 bench: build ## measure against PyTorch (installs it: 5.5 GB)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Sums what Nsight Compute measured by kernel: kernels.py NCU.csv, as `ncu --csv --log-file` writes it. Where there are
-two losses among the launches it is of the steps between them, and of one of these on average; else it ends with 1."""
+"""Sums what Nsight Compute measured by kernel: kernels.py NCU.csv..., as `ncu --csv --log-file` writes them, each of
+other metrics of the same launches. Where there are two losses among the launches it is of the steps between them, and
+of one of these on average; else it ends with 1."""
 
 import collections
 import csv
@@ -10,12 +11,17 @@ UNITS = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e
          "byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "inst": 1}
 
 
-def sums(lines):
-    """By kernel: launches, seconds, bytes of memory, warps' instructions."""
+def table(path):
+    with open(path, errors="replace") as file:
+        lines = file.readlines()
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
-        raise SystemExit("kernels: no table of ncu's in there:\n" + "".join(lines[-5:]))
-    rows = list(csv.DictReader(lines[begin:]))
+        raise SystemExit(f"kernels: no table of ncu's in {path}:\n" + "".join(lines[-5:]))
+    return list(csv.DictReader(lines[begin:]))
+
+
+def sums(rows):
+    """By kernel: launches, seconds, bytes of memory, warps' instructions."""
     losses = sorted({int(row["ID"]) for row in rows if row["Kernel Name"].startswith("softmax_cross_entropy_f32")})
     steps = max(len(losses) - 1, 1)
     if len(losses) > 1:
@@ -32,8 +38,7 @@ def sums(lines):
 
 
 def main():
-    with open(sys.argv[1], errors="replace") as file:
-        kernels, steps, whole_steps = sums(file.readlines())
+    kernels, steps, whole_steps = sums([row for path in sys.argv[1:] for row in table(path)])
     whole = sum(kernel[1] for kernel in kernels.values())
     launches = sum(len(kernel[0]) for kernel in kernels.values())
     what = f"a step, of {steps}" if whole_steps else "not a whole step"

@@ -13,6 +13,7 @@ with something else gains.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -57,15 +58,18 @@ CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "sma
 # What is done along with something else.
 JOINS = ["bias and ReLU", "a ReLU's gradient", "an addition of gradients", "sums for mean and variance",
          "an addition behind a normalisation"]
+# What a normalisation before a convolution is done along with, by the products.
+NORMALISED = {"a normalisation before a convolution": "forward,weights", "that normalisation's gradients": "data"}
 
 
 def plan(program, model, batch, precision, libraries, normalised):
-    """The steps of the training plan; without what normalises as a convolution reads it only on the doubles."""
+    """The steps of the training plan. Only on the doubles can be said which products do what a normalisation before a
+    convolution does: 0 none, 1 all, or their names."""
     with tempfile.TemporaryDirectory() as place:
         path = os.path.join(place, "steps")
         # Whatever is joined where cuDNN has an engine: nothing is timed.
         environment = dict(os.environ, DLTRAIN_CUDNN_FUSION="1", DLTRAIN_CUDNN_CACHE="/dev/null")
-        environment["FAKE_CUDNN_NORMALISED"] = str(int(normalised))
+        environment["FAKE_CUDNN_NORMALISED"] = normalised
         if libraries:
             environment.update(DLTRAIN_CUDA_PATH=libraries, FAKE_CUDA_MEMORY=str(141 << 30))
         flags = ["--model", model, "--batch", str(batch), "--precision", precision, "--device", "cuda", "--dry-run"]
@@ -261,16 +265,16 @@ def main():
     titles = ["network", "ms"] if given.short else ["network", "before", *(f"+ {change}" for change in CHANGES)]
     titles += ["images/s", "possible", "of the roofline", "+ fused set"]
     if given.joins:
-        titles = ["network", *JOINS, "a normalisation before a convolution"]
+        titles = ["network", *JOINS, *NORMALISED]
     if not given.parts:
         print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
     for model in given.models.split(","):
         for precision in given.precisions.split(","):
-            steps, fused = (plan(given.dltrain, model, given.batch, precision, given.libraries, normalised)
-                            for normalised in (False, True))
+            planned = functools.partial(plan, given.dltrain, model, given.batch, precision, given.libraries)
+            steps, fused = planned("0"), planned("1")
             made = [CHANGES[:count] for count in counts]
             if given.joins:
-                print_joins(model, precision, steps, fused)
+                print_joins(model, precision, steps, fused, [planned(names) for names in NORMALISED.values()])
             elif given.parts:
                 print_parts(model, precision, steps, fused)
             else:
@@ -289,11 +293,11 @@ def print_row(model, precision, plans, made, batch):
     print("| " + " | ".join(cells) + " |")
 
 
-def print_joins(model, precision, steps, fused):
-    """How much longer a step without each of them would be, in percent."""
-    whole = Prediction(steps, precision, CHANGES).total
-    without = [Prediction(steps, precision, CHANGES, apart=join).total for join in JOINS]
-    more = [100 * (time / whole - 1) for time in [*without, whole ** 2 / Prediction(fused, precision, CHANGES).total]]
+def print_joins(model, precision, steps, fused, normalised):
+    """How much longer a step without each of them would be, in percent; of the last two: than with both."""
+    whole, both = (Prediction(plan, precision, CHANGES).total for plan in (steps, fused))
+    more = [100 * (Prediction(steps, precision, CHANGES, apart=join).total / whole - 1) for join in JOINS]
+    more += [100 * (whole - Prediction(plan, precision, CHANGES).total) / both for plan in normalised]
     print("| " + " | ".join([f"{model} {precision}", *(f"{gain:.1f}" if gain > 0.05 else "–" for gain in more)]) + " |")
 
 

@@ -26,6 +26,8 @@ cd "$here" || exit 1
 [ revision -nt programs.txz ] || LD_LIBRARY_PATH=unpack unpack/xz -dc programs.txz | tar xmf - || exit 1
 export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PATH=$here/bin:$PATH
 export DLTRAIN_CUDNN_CACHE=$results/cudnn TORCHINDUCTOR_CACHE_DIR=$results/inductor
+# In the output is every engine of cuDNN's that did not run.
+export DLTRAIN_LOG=${DLTRAIN_LOG:-info,dltrain::device::cuda=debug}
 # PyTorch's own libraries, wherever its Python has them.
 DLTRAIN_CUDA_PATH=${DLTRAIN_CUDA_PATH:-$(python3 -c 'import glob, sysconfig
 print(":".join(glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/lib")))' 2>/dev/null)}

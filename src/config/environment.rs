@@ -41,6 +41,8 @@ variables! {
         "where choices of cuDNN's engines are kept", "dltrain/cudnn in $XDG_CACHE_HOME or ~/.cache";
     CUDNN_FUSION: "DLTRAIN_CUDNN_FUSION", "0 never, 1 wherever there is an engine",
         "ops that cuDNN computes along with convolutions", "where that is faster";
+    CUDNN_ENGINES: "DLTRAIN_CUDNN_ENGINES", "1 the first that serves",
+        "which of cuDNN's engines computes a convolution", "the fastest of ten";
     CUDA_GRAPH: "DLTRAIN_CUDA_GRAPH", "0 off", "steps between two buckets as one CUDA graph", "on";
     CUDA_CODING: "DLTRAIN_CUDA_CODING", "0 off", "--compress on the GPU where the gradients lie", "on";
     CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off", "images sent as pixels, and normalised by the GPU", "on";

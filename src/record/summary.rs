@@ -37,7 +37,9 @@ pub(super) fn closing(
 fn settings(place: RankInfo, about: &Description) -> Vec<SummaryRow> {
     let bytes = about.buckets.iter().sum::<u64>() as f64 / 1e6;
     let buckets = plural(about.buckets.len(), "bucket");
-    let allreduce = match about.buckets.is_empty() || place.size == 1 {
+    // A rank that is alone adds up nothing, but NCCL reduces all the same.
+    let alone = place.size == 1 && about.text("allreduce_used") != "nccl";
+    let allreduce = match about.buckets.is_empty() || alone {
         true => String::new(),
         false => format!("{}, {bytes:.1} MB in {buckets}", about.text("allreduce_used")),
     };

@@ -165,6 +165,7 @@ fn what_cudnn_cannot_do_is_named() {
     let message = refused(1, flags, &[("FAKE_CUDA_FAIL", "cudnnBackendExecute:2:5000")]);
     assert!(message.contains(&format!("engine 1 of {own}")), "{message}");
     assert!(message.contains("cudnnBackendExecute failed with code 5000"), "{message}");
+    an_engine_that_cannot_be_planned_is_one_less(flags);
     // The first wait behind a product, and what a product is multiplied with.
     let timed = ("DLTRAIN_CUDNN_FUSION", "timed");
     let directory = tempfile::tempdir().unwrap();
@@ -185,6 +186,28 @@ fn what_cudnn_cannot_do_is_named() {
         refused(1, flags, &[timed, ("FAKE_CUDA_FAIL", &format!("cuStreamSynchronize:{number}:700"))]);
     assert!(message.contains("trying engine 4 of Forward bf16 [3, 1, 28, 28]"), "{message}");
     assert!(message.contains("cuStreamSynchronize failed with code 700"), "{message}");
+}
+
+/// Whatever cuDNN says of it. Where no other serves the product is named too.
+fn an_engine_that_cannot_be_planned_is_one_less(flags: &str) {
+    let (mut less, mut none) = (false, false);
+    for number in 12..40 {
+        let directory = tempfile::tempdir().unwrap();
+        let words: Vec<&str> = flags.split_whitespace().collect();
+        let failing = format!("cudnnBackendFinalize:{number}:5000");
+        let variables = [("FAKE_CUDA_FAIL", failing.as_str()), ("DLTRAIN_LOG", "debug")];
+        let done = finish(with_cuda(job::job(&[(1, &words)]), &variables, directory.path()));
+        let planned = "cudnnBackendFinalize failed with code 5000";
+        let line = done.stderr.lines().find(|line| line.contains(planned)).unwrap_or_default();
+        let named = |what: &str| line.contains(what) && line.contains(" bf16 [3, 1, 28, 28] [32, 1, 3, 3]");
+        assert!(named("looking for engines of ") || named("engine "), "{number}: {}", done.stderr);
+        less |= done.success && named("planning engine ");
+        none |= !done.success && named("looking for engines of ");
+        if less && none {
+            return;
+        }
+    }
+    panic!("no engine is planned among these calls");
 }
 
 /// What is normalised between two convolutions is never written where these normalise it as they read, of one rank and

@@ -184,9 +184,10 @@ impl Convolution {
     /// # Errors
     /// `Internal` where a memory is too small; `Foreign`.
     pub fn bind(&self, memory: &[&Memory], workspace: &Memory) -> Result<impl Fn() -> Result<()> + use<>> {
-        let bound = bind(&self.plan, &self.product, memory, workspace)?;
-        let memory: Vec<Memory> = memory.iter().copied().chain([workspace]).cloned().collect();
         let (gpu, engine, words) = (self.gpu.clone(), self.engine(), self.product.words());
+        let bound = bind(&self.plan, &self.product, memory, workspace)
+            .map_err(|e| e.context(format!("engine {engine} of {words}")))?;
+        let memory: Vec<Memory> = memory.iter().copied().chain([workspace]).cloned().collect();
         Ok(move || {
             let _alive = &memory;
             // SAFETY: the plan is of this handle; `bind` compared the memory with what it wants.
@@ -226,7 +227,7 @@ pub fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<CudnnPlan>>
     if let Some(plan) = gpu.dnn.plans.borrow().get(&words) {
         return Ok(plan.clone());
     }
-    let plan = match kept(gpu, product, &words)? {
+    let plan = match kept(gpu, product, &words) {
         Some(kept) => kept,
         None => chosen(gpu, product, &words)?,
     };
@@ -235,14 +236,14 @@ pub fn planned(gpu: &Rc<Gpu>, product: &Product) -> Result<Option<Rc<CudnnPlan>>
 }
 
 /// What was kept of a choice, if it still serves.
-fn kept(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Option<Rc<CudnnPlan>>>> {
-    let Some(choice) = gpu.tuned.choice(words) else { return Ok(None) };
+fn kept(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Option<Option<Rc<CudnnPlan>>> {
+    let choice = gpu.tuned.choice(words)?;
     let wanted = is_wanted(&choice);
-    let plan = restored(gpu, product, words, choice)?;
+    let plan = restored(gpu, product, words, choice);
     if plan.is_none() && wanted {
         gpu.tuned.forget(words);
     }
-    Ok(plan)
+    plan
 }
 
 /// Whether a choice is one that is looked for.
@@ -256,28 +257,24 @@ fn restored(
     product: &Product,
     words: &str,
     choice: TunedChoice,
-) -> Result<Option<Option<Rc<CudnnPlan>>>> {
+) -> Option<Option<Rc<CudnnPlan>>> {
     let (dnn, target) = (&gpu.context.libraries.dnn, TargetGpu::Gpu(gpu.dnn.raw));
     let plan = match choice {
-        TunedChoice::Apart => return Ok(is_wanted(&choice).then_some(None)),
-        TunedChoice::Together => return Ok(None),
+        TunedChoice::Apart => return is_wanted(&choice).then_some(None),
+        TunedChoice::Together => return None,
         TunedChoice::Engine { number, plan: Some(text), .. } => {
             CudnnPlan::restored(dnn, &target, number, &text).map(|plan| Some(Rc::new(plan)))
         }
-        TunedChoice::Engine { number, place, plan: None } => {
-            let ways = product.ways(dnn, &target)?;
+        TunedChoice::Engine { number, place, plan: None } => product.ways(dnn, &target).and_then(|ways| {
             let way = ways.get(place).filter(|way| way.engine == number);
             way.map_or(Ok(None), |way| plan(way, &target))
-        }
+        }),
     };
-    match plan {
-        Ok(plan) => Ok(plan.map(Some)),
-        Err(failed) if backend::unsuitable(&failed) => {
-            log::debug!("the plan that was kept of {words}: code {}", failed.code);
-            Ok(None)
-        }
-        Err(failed) => Err(failed.into()),
-    }
+    // Where all is broken, choosing anew says so.
+    let plan = plan.inspect_err(|failed| {
+        log::debug!("the plan that was kept of {words}: {} failed with code {}", failed.call, failed.code);
+    });
+    plan.ok().flatten().map(Some)
 }
 
 /// A plan, and which of the ways that serve it is.
@@ -290,9 +287,15 @@ struct PlanCandidate {
 /// Chooses a plan by our own timing, and keeps the choice. Where the GPU's memory does not suffice to try: the first
 /// that serves for a product alone, and nothing is kept.
 fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<CudnnPlan>>> {
-    let target = TargetGpu::Gpu(gpu.dnn.raw);
-    let candidates = candidates(product, &product.ways(&gpu.context.libraries.dnn, &target)?, &target)?;
     let alone = product.then == Then::Nothing;
+    let candidates = match candidates(gpu, product, words) {
+        // It is done apart; where all is broken, that says so.
+        Err(e) if !alone => {
+            log::debug!("{e}");
+            return Ok(None);
+        }
+        candidates => candidates?,
+    };
     // What normalises is compared with more than this product (`normalised`).
     let compared = !alone && product.then != Then::Normalise && Epilogue::wanted() == Epilogue::Timed;
     let Some(first) = candidates.first() else { return Ok(None) };
@@ -316,40 +319,55 @@ fn chosen(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Option<Rc<Cud
     };
     let own = chosen.map(|chosen| chosen.plan.clone());
     // Another rank may have been faster.
-    let others = gpu.tuned.keep(words, &choice(chosen, words)?, is_wanted);
-    let others = others.map_or(Ok(None), |choice| restored(gpu, product, words, choice))?;
+    let others = gpu.tuned.keep(words, &choice(chosen, words), is_wanted);
+    let others = others.and_then(|choice| restored(gpu, product, words, choice));
     Ok(others.unwrap_or(own))
 }
 
 /// What is to be kept.
-fn choice(chosen: Option<&PlanCandidate>, words: &str) -> Result<TunedChoice> {
-    let Some(PlanCandidate { place, plan }) = chosen else { return Ok(TunedChoice::Apart) };
-    let text = match plan.text() {
-        Ok(text) => Some(text),
-        // The first releases of cuDNN 9 give only those of engines that were compiled when they were wanted.
-        Err(failed) if backend::unsuitable(&failed) => {
-            log::debug!("cuDNN does not give the plan of {words}: code {}", failed.code);
-            None
-        }
-        Err(failed) => return Err(failed.into()),
-    };
-    Ok(TunedChoice::Engine { number: plan.engine, place: *place, plan: text })
+fn choice(chosen: Option<&PlanCandidate>, words: &str) -> TunedChoice {
+    let Some(PlanCandidate { place, plan }) = chosen else { return TunedChoice::Apart };
+    // The first releases of cuDNN 9 give only those of engines that were compiled when they were wanted.
+    let text = plan.text().inspect_err(|failed| {
+        log::debug!(
+            "cuDNN does not give the plan of {words}: {} failed with code {}",
+            failed.call,
+            failed.code
+        );
+    });
+    TunedChoice::Engine { number: plan.engine, place: *place, plan: text.ok() }
 }
 
-/// Plans of the ways that are worth a try.
-fn candidates(product: &Product, ways: &[Configuration], target: &TargetGpu) -> Result<Vec<PlanCandidate>> {
-    let (mut candidates, mut compiled) = (Vec::new(), 0);
+/// Plans of the ways that are worth a try. One that cannot be planned, whatever the reason, is one less.
+///
+/// # Errors
+/// Where none is left and something is broken: the first failure.
+fn candidates(gpu: &Rc<Gpu>, product: &Product, words: &str) -> Result<Vec<PlanCandidate>> {
+    let target = TargetGpu::Gpu(gpu.dnn.raw);
+    let ways = product.ways(&gpu.context.libraries.dnn, &target);
+    let ways =
+        ways.map_err(|failed| Error::from(failed).context(format!("looking for engines of {words}")))?;
+    let most = if environment::CUDNN_ENGINES.text().as_deref() == Some("1") { 1 } else { TIMED };
+    let (mut candidates, mut compiled, mut broken) = (Vec::new(), 0, None);
     for (place, way) in ways.iter().enumerate() {
-        if candidates.len() == TIMED || (way.is_compiled() && compiled == COMPILED) {
+        if candidates.len() == most || (way.is_compiled() && compiled == COMPILED) {
             continue;
         }
         compiled += usize::from(way.is_compiled());
-        match plan(way, target)? {
-            Some(plan) => candidates.push(PlanCandidate { place, plan }),
-            None => log::debug!("engine {} does not serve {}", way.engine, product.words()),
+        match plan(way, &target) {
+            Ok(Some(plan)) => candidates.push(PlanCandidate { place, plan }),
+            Ok(None) => log::debug!("engine {} does not serve {words}", way.engine),
+            Err(failed) => {
+                let e = Error::from(failed).context(format!("planning engine {} of {words}", way.engine));
+                log::debug!("{e}");
+                broken.get_or_insert(e);
+            }
         }
     }
-    Ok(candidates)
+    match broken {
+        Some(broken) if candidates.is_empty() => Err(broken),
+        _ => Ok(candidates),
+    }
 }
 
 /// Memory to try plans in.
@@ -419,10 +437,10 @@ impl Workspace<'_> {
         limit: Option<Duration>,
     ) -> Result<Option<Duration>> {
         let memory: Vec<&Memory> = self.tensors.iter().take(product.operands().len()).collect();
-        let bound = bind(plan, product, &memory, &self.scratch)?;
+        let name = || format!("engine {} of {}", plan.engine, product.words());
+        let bound = bind(plan, product, &memory, &self.scratch).map_err(|e| e.context(name()))?;
         // SAFETY: the plan is of this handle, what is bound was compared with what it wants.
         let run = || unsafe { bound.run(self.gpu.dnn.raw) };
-        let name = || format!("engine {} of {}", plan.engine, product.words());
         // The first run loads the engine's code.
         if let Err(e) = run() {
             log::debug!("{}: {e}", name());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dltrain::comm::{self, NotStarted, World};
 use dltrain::error::{Error, Result};
-use dltrain::record::Volume;
+use dltrain::record::Verbosity;
 use dltrain::{bench, elastic, export, files, info, inspect, models, pack, record, train};
 
 use cli::{Command, Invocation, Parsed};
@@ -46,8 +46,8 @@ fn main() -> ExitCode {
         world.check_same(&[("what they run".into(), asked.name())])?;
         Ok(asked)
     });
-    let volume = outcome.as_ref().map_or(Volume::Normal, Invocation::volume);
-    record::start_logging(world.rank(), volume);
+    let verbosity = outcome.as_ref().map_or(Verbosity::Normal, Invocation::verbosity);
+    record::start_logging(world.rank(), verbosity);
     if let Some(hint) = world.hint() {
         log::warn!("{hint}");
     }

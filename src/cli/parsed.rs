@@ -7,7 +7,7 @@ use clap::{Arg, Command, CommandFactory, FromArgMatches, value_parser};
 
 use super::{Cli, evaluation, file};
 use dltrain::error::{Error, Result};
-use dltrain::record::Volume;
+use dltrain::record::Verbosity;
 
 /// A command line, whole or still to be completed by the file of --config.
 pub enum Parsed {
@@ -100,10 +100,10 @@ impl Invocation {
         }
     }
 
-    pub fn volume(&self) -> Volume {
+    pub fn verbosity(&self) -> Verbosity {
         match self {
-            Invocation::Shown(_) => Volume::Normal,
-            Invocation::Run(cli) => cli.train.volume(),
+            Invocation::Shown(_) => Verbosity::Normal,
+            Invocation::Run(cli) => cli.train.verbosity(),
         }
     }
 }

@@ -11,7 +11,7 @@ use dltrain::config::{
 };
 use dltrain::error::{Error, Result};
 use dltrain::model;
-use dltrain::record::{self, Volume};
+use dltrain::record::{self, Verbosity};
 
 use super::places::{self, Use};
 use super::together::{self, Flag};
@@ -168,11 +168,11 @@ impl Args {
     }
 
     /// How much is to be said.
-    pub fn volume(&self) -> Volume {
+    pub fn verbosity(&self) -> Verbosity {
         match (self.quiet, self.verbose) {
-            (true, _) => Volume::Quiet,
-            (_, true) => Volume::Verbose,
-            _ => Volume::Normal,
+            (true, _) => Verbosity::Quiet,
+            (_, true) => Verbosity::Verbose,
+            _ => Verbosity::Normal,
         }
     }
 

@@ -13,13 +13,13 @@ pub type Values = [f32; TAIL / 4];
 pub struct Tail {
     /// With the gradients.
     memory: Memory,
-    way: Way,
+    access: HostAccess,
     /// When the sum is where the host reads it.
     arrives: Option<DeviceEvent>,
 }
 
 /// How the host gets the sum.
-enum Way {
+enum HostAccess {
     /// It reads and writes the device's memory.
     Host,
     /// It has page-locked memory, from which the tail is copied to the device and, when it is summed, back.
@@ -37,24 +37,24 @@ impl Tail {
     /// Memory lacks.
     pub fn new(device: &dyn Device, memory: Memory, staged: Option<Memory>, ranks: usize) -> Result<Tail> {
         let locked = || device.page_locked(TAIL);
-        let way = match staged {
-            _ if device.is_host() => Way::Host,
-            _ if ranks == 1 => Way::Alone(locked()?),
-            Some(staged) => Way::Staged(locked()?, staged),
-            None => Way::Copied(locked()?),
+        let access = match staged {
+            _ if device.is_host() => HostAccess::Host,
+            _ if ranks == 1 => HostAccess::Alone(locked()?),
+            Some(staged) => HostAccess::Staged(locked()?, staged),
+            None => HostAccess::Copied(locked()?),
         };
-        Ok(Tail { memory, way, arrives: None })
+        Ok(Tail { memory, access, arrives: None })
     }
 
     /// Before the last bucket is started.
     pub fn write(&self, device: &dyn Device, values: &Values) -> Result<()> {
-        match &self.way {
-            Way::Host => device.upload(bytes_of(values), &self.memory),
-            Way::Alone(host) => {
+        match &self.access {
+            HostAccess::Host => device.upload(bytes_of(values), &self.memory),
+            HostAccess::Alone(host) => {
                 host.write(bytes_of(values));
                 Ok(())
             }
-            Way::Copied(host) | Way::Staged(host, _) => {
+            HostAccess::Copied(host) | HostAccess::Staged(host, _) => {
                 host.write(bytes_of(values));
                 device.upload_async(host, &self.memory)
             }
@@ -67,7 +67,7 @@ impl Tail {
         device: &dyn Device,
         after: impl FnOnce() -> Result<DeviceEvent>,
     ) -> Result<()> {
-        if let Way::Copied(host) = &self.way {
+        if let HostAccess::Copied(host) = &self.access {
             self.arrives = Some(device.copy_to_host_after(&self.memory, host, &after()?)?);
         }
         Ok(())
@@ -77,9 +77,9 @@ impl Tail {
     pub(super) fn read(&mut self, device: &dyn Device) -> Result<Values> {
         let mut values = Values::default();
         self.arrives.take().map_or(Ok(()), |event| until(device, &event, || Ok(false)))?;
-        match &self.way {
-            Way::Host => device.download(&self.memory, bytes_of_mut(&mut values))?,
-            Way::Copied(host) | Way::Staged(_, host) | Way::Alone(host) => {
+        match &self.access {
+            HostAccess::Host => device.download(&self.memory, bytes_of_mut(&mut values))?,
+            HostAccess::Copied(host) | HostAccess::Staged(_, host) | HostAccess::Alone(host) => {
                 host.read(bytes_of_mut(&mut values))
             }
         }

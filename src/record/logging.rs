@@ -10,7 +10,7 @@ use crate::config::environment;
 
 /// How much a run says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Volume {
+pub enum Verbosity {
     /// Warnings and errors.
     Quiet,
     /// What happens, and warnings.
@@ -24,13 +24,13 @@ pub enum Volume {
 /// Without being told otherwise rank 0 says what it does (info; nothing where quiet, debug where verbose) and the other
 /// ranks only what is wrong (warn). `DLTRAIN_LOG`, or `RUST_LOG` where that is not set, replaces this on every rank: a
 /// level (error, warn, info, debug, trace, off) or env_logger's `module=level,…`.
-pub fn start_logging(rank: usize, volume: Volume) {
-    let default = match volume {
-        Volume::Normal if rank == 0 => "info",
-        Volume::Verbose if rank == 0 => "info,dltrain=debug",
+pub fn start_logging(rank: usize, verbosity: Verbosity) {
+    let default = match verbosity {
+        Verbosity::Normal if rank == 0 => "info",
+        Verbosity::Verbose if rank == 0 => "info,dltrain=debug",
         _ => "warn",
     };
-    terminal::set_quiet(volume == Volume::Quiet);
+    terminal::set_quiet(verbosity == Verbosity::Quiet);
     let of_others = || std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
     let given = environment::LOG.text().map(|text| (environment::LOG.name, text));
     let given = given.or_else(|| of_others().map(|text| ("RUST_LOG", text)));

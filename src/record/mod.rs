@@ -35,7 +35,7 @@ pub use checkpoint::{Array, Contents};
 pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest_step, own_checkpoints};
 pub use field_predictions::{FieldOrigin, FieldPredictions};
 use file::ResultsFile;
-pub use logging::{Volume, start_logging};
+pub use logging::{Verbosity, start_logging};
 use mllog::MlperfLog;
 pub use mllog::{MlperfKeys, check_mllog};
 pub use names::check_names;

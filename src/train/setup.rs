@@ -362,10 +362,7 @@ impl<'a> PlannedRun<'a> {
         let commits = Commits::open(world, &config, resumed.is_some(), texts.clone())?;
         let saver = Saver::new(&config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
         comm::enter(RunPhase::Memory, 0);
-        let peers = match workers < data.size() {
-            true => data.split(usize::from(data.rank() >= workers), data.rank())?,
-            false => data.clone(),
-        };
+        let peers = if workers < data.size() { servers_apart(data, workers)? } else { data.clone() };
         let rule = config.optimizer.rule;
         let assembly = Assembly {
             groups,
@@ -412,6 +409,11 @@ impl<'a> PlannedRun<'a> {
         tell(started, "memory and kernels ready");
         Ok(BuiltRun { config, averaging, workers, split, resumed, path, description, job, of: groups })
     }
+}
+
+/// Of the data ranks those that are workers, or those that are servers, as the caller is.
+fn servers_apart(data: &World, workers: usize) -> Result<World> {
+    data.split(usize::from(data.rank() >= workers), data.rank())
 }
 
 /// What to do where numbers are no longer finite.

@@ -30,7 +30,7 @@ use crate::trace::{self, BucketTime};
 /// What a step adds up over ranks in the last bucket's tail, and with it what `Trainer::flags` says: how many ranks
 /// want to stop, how many want a checkpoint.
 #[derive(Clone, Copy, PartialEq, Default)]
-struct Tail {
+struct StepSums {
     loss: f32,
     /// The metric's numbers (`Metric::of`); of pictures how many are classified right.
     metric: [f32; 3],
@@ -327,7 +327,7 @@ struct Moment<'a> {
     steps: usize,
     done: usize,
     scalars: Scalars,
-    tail: Tail,
+    sums: StepSums,
     /// The sum of each micro-step's losses.
     losses: Vec<f32>,
     result: StepResult,
@@ -374,7 +374,7 @@ impl Trainer {
             steps,
             done,
             scalars,
-            tail: Tail::default(),
+            sums: StepSums::default(),
             losses: Vec::new(),
             result: StepResult { learning_rate, ..StepResult::default() },
             broken: false,
@@ -513,7 +513,7 @@ impl Trainer {
         trace::record(trace::EventKind::Input, traced, 0, 0, 0);
         at.result.input += begun.elapsed().as_secs_f64();
         // An image that could not be read has no label, and counts nowhere.
-        at.tail.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
+        at.sums.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         at.begun = trace::now();
         Ok(())
     }
@@ -575,11 +575,11 @@ impl Trainer {
         let Some(metrics) = &mut self.metrics else { return Ok(()) };
         let fusion = &mut self.fusion;
         let (loss, sums) = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
-        at.tail.loss += loss;
+        at.sums.loss += loss;
         at.losses.push(loss);
-        at.tail.metric.iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
+        at.sums.metric.iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
         if !loss.is_finite() && at.result.where_diverged.is_none() {
-            at.tail.diverged = 1.0;
+            at.sums.diverged = 1.0;
             // Parameters that were gathered have gone again.
             at.result.where_diverged = match self.gathers {
                 true => Some("in the sum of the losses (--zero 2 would say in which layer first)".into()),
@@ -595,7 +595,7 @@ impl Trainer {
 
     fn write_tail(&mut self, at: &mut Moment) -> Result<()> {
         let flag = |set| if set { 1.0 } else { 0.0 };
-        let Tail { mut loss, metric: [first, second, third], images, diverged } = at.tail;
+        let StepSums { mut loss, metric: [first, second, third], images, diverged } = at.sums;
         if self.statistics.is_some() {
             loss = shards::sum(&at.losses);
         }
@@ -609,7 +609,7 @@ impl Trainer {
     /// Tells the first server what this rank knows of the step.
     fn knock(&mut self, at: &mut Moment) -> Result<()> {
         let Some(Side::Worker(worker)) = &mut self.asynchronous else { return Ok(()) };
-        let Tail { loss, metric: [first, second, third], images, diverged } = at.tail;
+        let StepSums { loss, metric: [first, second, third], images, diverged } = at.sums;
         if let Some(found) = at.result.where_diverged.take() {
             worker.where_diverged.get_or_insert(found);
         }

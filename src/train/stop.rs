@@ -1,5 +1,5 @@
 //! Being told to stop: signals and the time limit. Each rank notices by itself; that one has is added up over ranks
-//! with the step's loss (`step::Tail`), so that all of them stop behind the same step.
+//! with the step's loss (`step::StepSums`), so that all of them stop behind the same step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

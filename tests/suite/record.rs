@@ -529,7 +529,7 @@ fn a_directory_gets_a_file_named_after_model_and_time() {
 #[test]
 #[ignore = "a child of other tests"]
 fn child_full_disk() {
-    start_logging(0, dltrain::record::Volume::Normal);
+    start_logging(0, dltrain::record::Verbosity::Normal);
     let mut recorder = Recorder::create(ONE, Some(Path::new(&argument())), &description(2, 40_000)).unwrap();
     for i in 0..40_000 {
         recorder.step(&step(i, 1));
@@ -660,7 +660,7 @@ fn a_synthetic_run_prints_a_line_every_ten_timed_steps_and_leaves_the_warm_up_ou
 #[ignore = "a child of other tests"]
 fn child_on_a_terminal() {
     println!("BEGIN");
-    start_logging(0, dltrain::record::Volume::Normal);
+    start_logging(0, dltrain::record::Verbosity::Normal);
     let mut recorder = Recorder::create(ONE, None, &description(2, 40)).unwrap();
     for i in 0..40 {
         recorder.step(&step(i, 1 + i / 20));
@@ -759,8 +759,8 @@ fn on_a_terminal_there_is_a_bar_that_tears_no_line() {
 #[ignore = "a child of other tests"]
 fn child_log() {
     let rank = argument().parse().unwrap();
-    start_logging(rank, dltrain::record::Volume::Normal);
-    start_logging(rank, dltrain::record::Volume::Normal);
+    start_logging(rank, dltrain::record::Verbosity::Normal);
+    start_logging(rank, dltrain::record::Verbosity::Normal);
     log::error!("no room");
     log::warn!("slow network");
     log::info!("reading data");

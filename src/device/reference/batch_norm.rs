@@ -43,10 +43,10 @@ pub fn forward(norm: &BatchNorm, inputs: &[ArrayD<f32>], saves: bool) -> Result<
 }
 
 /// Mean and variance of each channel.
-type Moments = (Array1<f64>, Array1<f64>);
+type MeanAndVariance = (Array1<f64>, Array1<f64>);
 
 /// The moments of a batch of which ranks have equal parts, and how many they are.
-fn combined(all: &ArrayD<f64>, channels: usize) -> Result<(usize, Moments)> {
+fn combined(all: &ArrayD<f64>, channels: usize) -> Result<(usize, MeanAndVariance)> {
     let ranks = all.len() / (2 * channels).max(1);
     let all = all.to_shape((ranks, 2, channels)).map_err(|e| Error::internal(e.to_string()))?;
     let (means, variances) = (all.index_axis(Axis(1), 0), all.index_axis(Axis(1), 1));

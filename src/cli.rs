@@ -23,6 +23,7 @@ use clap::{Parser, Subcommand};
 use dltrain::bench;
 use dltrain::elastic;
 use dltrain::export;
+use dltrain::info;
 use dltrain::inspect;
 use dltrain::pack;
 use dltrain::record;
@@ -66,11 +67,7 @@ pub enum Command {
     /// List the models: parameters, arithmetic and memory an image.
     Models,
     /// Say what this machine and this program offer: MPI, hosts, CPU, oneDNN, HDF5, GPUs.
-    Info {
-        /// Also list the switches of the environment, with the values in force.
-        #[arg(long, short)]
-        verbose: bool,
-    },
+    Info(info::Args),
     /// Test weights on the test images of --data, with the flags of a training: the same as --evaluate.
     Evaluate {
         /// --model, --data, --init-from and others, as dltrain --help has them.
@@ -129,7 +126,7 @@ impl Command {
     fn name(&self) -> &'static str {
         match self {
             Command::Models => "models",
-            Command::Info { .. } => "info",
+            Command::Info(_) => "info",
             Command::Evaluate { .. } => "evaluate",
             Command::Predict { .. } => "predict",
             Command::Export(_) => "export",

@@ -73,7 +73,7 @@ fn dispatch(world: &World, asked: Invocation, started: Instant) -> Result<()> {
     };
     match cli.command {
         Some(Command::Models) => models::print(world),
-        Some(Command::Info { verbose }) => info::print(world, verbose),
+        Some(Command::Info(args)) => info::print(world, args),
         Some(Command::Pack(args)) => pack::run(&args, world),
         Some(Command::Bench(args)) => bench::run(&args, world),
         Some(Command::Export(args)) => export::run(&args, world),

@@ -414,4 +414,19 @@ fn help_is_grouped_and_info_answers_everything() {
     for line in ["MPI", "thread level", "launcher", "2 on 1 node", "CPU", "oneDNN", "HDF5", "GPUs"] {
         assert!(info.contains(line), "{line} is missing in\n{info}");
     }
+    // For a site's support, and for its programs.
+    let site = run(2, &["info", "--site"]);
+    let facts =
+        ["system", "memory", "pinning    processors ", "locked memory ", "libmpi", "/dev/shm   /dev/shm: "];
+    for fact in facts.iter().chain(&["clocks     every rank has rank 0's", "huge pages transparent "]) {
+        assert!(site.contains(fact), "{fact} is missing in\n{site}");
+    }
+    let read: serde_json::Value = serde_json::from_str(&run(2, &["info", "--site", "--json"])).unwrap();
+    assert_eq!(read["hosts"].as_array().unwrap().len(), 2);
+    for fact in ["MPI", "pinning", "directory"] {
+        let values = read["facts"][fact].as_array().unwrap();
+        let ranks: usize = values.iter().map(|value| value["ranks"].as_array().unwrap().len()).sum();
+        assert!(values[0]["value"].as_str().is_some_and(|value| !value.is_empty()), "{read}");
+        assert_eq!(ranks, 2, "{fact} in {read}");
+    }
 }

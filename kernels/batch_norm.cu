@@ -238,12 +238,6 @@ __device__ inline void batch_norm_scale(T *to, const float *w, const float *b, f
 
 // ---- backward ----
 
-// 1/√(variance + ε) of each channel.
-extern "C" __global__ void batch_norm_inverse(const float *variance, float *to, int channels, float epsilon) {
-    each(channels, false, [&](Long c, auto) { to[c] = 1.0f / sqrtf(variance[c] + epsilon); });
-}
-ENTRY(batch_norm_inverse)
-
 template <class T>
 __device__ inline void batch_norm_sums(const T *dy, const T *x, const u8 *mask, const float *w, const float *b,
                                        const float *mean, const float *variance, T *dz, float *partials, Long rows,

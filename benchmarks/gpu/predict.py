@@ -13,7 +13,6 @@ with something else gains.
 """
 
 import argparse
-import functools
 import json
 import math
 import os
@@ -58,18 +57,15 @@ CHANGES = ["loss", "pools", "images", "norms", "sums", "depthwise", "stem", "sma
 # What is done along with something else.
 JOINS = ["bias and ReLU", "a ReLU's gradient", "an addition of gradients", "sums for mean and variance",
          "an addition behind a normalisation"]
-# What a normalisation before a convolution is done along with, by the products.
-NORMALISED = {"a normalisation before a convolution": "forward,weights", "that normalisation's gradients": "data"}
 
 
 def plan(program, model, batch, precision, libraries, normalised):
-    """The steps of the training plan. Only on the doubles can be said which products do what a normalisation before a
-    convolution does: 0 none, 1 all, or their names."""
+    """The steps of the training plan; without what normalises as a convolution reads it only on the doubles."""
     with tempfile.TemporaryDirectory() as place:
         path = os.path.join(place, "steps")
         # Whatever is joined where cuDNN has an engine: nothing is timed.
         environment = dict(os.environ, DLTRAIN_CUDNN_FUSION="1", DLTRAIN_CUDNN_CACHE="/dev/null")
-        environment["FAKE_CUDNN_NORMALISED"] = normalised
+        environment["FAKE_CUDNN_NORMALISED"] = str(int(normalised))
         if libraries:
             environment.update(DLTRAIN_CUDA_PATH=libraries, FAKE_CUDA_MEMORY=str(141 << 30))
         flags = ["--model", model, "--batch", str(batch), "--precision", precision, "--device", "cuda", "--dry-run"]
@@ -184,11 +180,6 @@ class Prediction:
             moved -= read[0] / 2
             if step["pass"] == "backward" or self.precision == "bf16":
                 self.work("convolutions", 1.5 * read[0], ELEMENTWISE)
-        if op.endswith("+norm"):
-            # One pass more makes dx of what comes through the ReLU.
-            self.cost("small kernels", KERNEL)
-            passes = 3 * written[0] - self.kept(written[0])
-            self.work("gradients of normalisations", passes, BACKWARD[self.has("norms")])
         self.work("convolutions", moved, share, step["flop"])
         if op == "conv2d+moments":
             share = 1 if self.apart == "sums for mean and variance" else SUMMED_APART[self.precision]
@@ -265,16 +256,16 @@ def main():
     titles = ["network", "ms"] if given.short else ["network", "before", *(f"+ {change}" for change in CHANGES)]
     titles += ["images/s", "possible", "of the roofline", "+ fused set"]
     if given.joins:
-        titles = ["network", *JOINS, *NORMALISED]
+        titles = ["network", *JOINS, "a normalisation before a convolution"]
     if not given.parts:
         print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
     for model in given.models.split(","):
         for precision in given.precisions.split(","):
-            planned = functools.partial(plan, given.dltrain, model, given.batch, precision, given.libraries)
-            steps, fused = planned("0"), planned("1")
+            steps, fused = (plan(given.dltrain, model, given.batch, precision, given.libraries, normalised)
+                            for normalised in (False, True))
             made = [CHANGES[:count] for count in counts]
             if given.joins:
-                print_joins(model, precision, steps, fused, [planned(names) for names in NORMALISED.values()])
+                print_joins(model, precision, steps, fused)
             elif given.parts:
                 print_parts(model, precision, steps, fused)
             else:
@@ -293,11 +284,11 @@ def print_row(model, precision, plans, made, batch):
     print("| " + " | ".join(cells) + " |")
 
 
-def print_joins(model, precision, steps, fused, normalised):
-    """How much longer a step without each of them would be, in percent; of the last two: than with both."""
-    whole, both = (Prediction(plan, precision, CHANGES).total for plan in (steps, fused))
+def print_joins(model, precision, steps, fused):
+    """How much longer a step without each of them would be, in percent."""
+    whole = Prediction(steps, precision, CHANGES).total
     more = [100 * (Prediction(steps, precision, CHANGES, apart=join).total / whole - 1) for join in JOINS]
-    more += [100 * (whole - Prediction(plan, precision, CHANGES).total) / both for plan in normalised]
+    more.append(100 * (whole / Prediction(fused, precision, CHANGES).total - 1))
     print("| " + " | ".join([f"{model} {precision}", *(f"{gain:.1f}" if gain > 0.05 else "–" for gain in more)]) + " |")
 
 

@@ -347,10 +347,6 @@ fn fused(
             let operands = [batch_norm::scaled(&inputs[0], &inputs[2])?, inputs[1].clone()];
             vec![conv_backward_weights(conv, &operands, shape)?]
         }
-        FusedOp::ConvBackwardDataNorm(conv, norm) => {
-            let dy = conv_backward_data(conv, inputs, shape)?;
-            batch_norm::backward_again(norm, dy, &inputs[2..])?
-        }
         FusedOp::BatchNormScale(norm) => {
             batch_norm::scale(norm, inputs, outputs.len() == 6, as_held(outputs[0].0.dtype))?
         }

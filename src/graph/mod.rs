@@ -30,7 +30,7 @@ pub use cost::NodeCost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
 pub use limits::{MOST_NUMBERS, countable};
-pub use normalised::{Joint, JointPart};
+pub use normalised::Joint;
 pub use ops::{
     Activation, BackwardOp, BatchNorm, Binary, Conv, FieldLoss, FusedOp, Interpolation, LocalResponseNorm,
     MatMul, NormStatistics, Op, Permutation, Pool, Resize, ResizeCoordinates, adaptive_window, windows,

@@ -5,30 +5,18 @@
 use super::{BackwardOp, BatchNorm, Conv, FusedOp, Graph, Node, NodeId, Op, Shape, Spec};
 use crate::error::Result;
 
-/// A convolution that may do along what a normalisation with a ReLU before it does.
+/// A convolution that may do along what a normalisation with a ReLU before it does (`FusedOp::ConvNormalised`,
+/// `FusedOp::ConvNormalisedBackwardWeights`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Joint {
     /// Without bias and ReLU.
     pub conv: Conv,
     /// The convolution's x, w and y. What is normalised has the spec of x.
     pub tensors: [Spec; 3],
-    /// What of it.
-    pub part: JointPart,
-}
-
-/// What would be one op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum JointPart {
-    /// The convolution, with or without the moments of its y, and where its weights are learned their gradient: both
-    /// normalise as they read (`FusedOp::ConvNormalised`, `FusedOp::ConvNormalisedBackwardWeights`).
-    Reading {
-        /// Whether a normalisation wants the moments of y.
-        moments: bool,
-        /// Whether the weights are learned.
-        learns: bool,
-    },
-    /// The gradient of the convolution's input, and through ReLU and normalisation (`FusedOp::ConvBackwardDataNorm`).
-    Gradient,
+    /// Whether a normalisation wants the moments of y.
+    pub moments: bool,
+    /// Whether the weights are learned: then their gradient is done likewise.
+    pub learns: bool,
 }
 
 /// A normalisation and what reads it: nodes.
@@ -53,18 +41,6 @@ impl Graph {
                 self.normalise_as_read(&reading);
             }
         }
-        let mut gone = Vec::new();
-        for backward in self.forward_nodes..self.nodes.len() {
-            if let Some((data, conv)) = self.gradient_before(backward)
-                && joins(&Joint { conv, tensors: self.specs_of(data), part: JointPart::Gradient })?
-            {
-                let norm = self.nodes[backward].forward;
-                self.join_gradients(data, backward, conv);
-                self.drop_saved(norm);
-                gone.push(data);
-            }
-        }
-        self.remove(&gone);
         Ok(self)
     }
 
@@ -102,9 +78,9 @@ impl Graph {
     fn joint(&self, reading: &NormReader) -> Option<Joint> {
         let node = &self.nodes[reading.conv];
         let (Op::Conv(conv) | Op::Fused(FusedOp::ConvMoments(conv))) = node.op else { return None };
-        let part = JointPart::Reading { moments: node.outputs.len() == 2, learns: reading.weights.is_some() };
         let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]];
-        Some(Joint { conv, tensors: tensors.map(|id| self.tensor(id).spec.clone()), part })
+        let tensors = tensors.map(|id| self.tensor(id).spec.clone());
+        Some(Joint { conv, tensors, moments: node.outputs.len() == 2, learns: reading.weights.is_some() })
     }
 
     fn normalise_as_read(&mut self, reading: &NormReader) {
@@ -128,47 +104,6 @@ impl Graph {
             node.op = Op::Fused(FusedOp::ConvNormalisedBackwardWeights(conv));
             node.inputs[0] = x;
             node.inputs.push(y);
-        }
-    }
-
-    /// The convolution whose dx is all that a normalisation with a ReLU gets as its gradient.
-    fn gradient_before(&self, backward: usize) -> Option<(usize, Conv)> {
-        let node = &self.nodes[backward];
-        // Over ranks the sums are exchanged in between.
-        let Op::Backward(BackwardOp::BatchNorm(BatchNorm { relu: true, add: false, given: false, .. })) =
-            node.op
-        else {
-            return None;
-        };
-        let dy = node.inputs[0];
-        let data = self.producer(dy).filter(|&data| data < backward && self.read_once(dy))?;
-        match self.nodes[data].op {
-            Op::ConvBackwardData(conv) if conv.groups == 1 => Some((data, conv)),
-            _ => None,
-        }
-    }
-
-    /// x, w and y of a convolution, of whose dx this is the node.
-    fn specs_of(&self, data: usize) -> [Spec; 3] {
-        let node = &self.nodes[data];
-        [node.outputs[0], node.inputs[1], node.inputs[0]].map(|id| self.tensor(id).spec.clone())
-    }
-
-    fn join_gradients(&mut self, data: usize, backward: usize, conv: Conv) {
-        let of_data = self.nodes[data].clone();
-        let bias = self.nodes[backward].forward.map(|norm| self.node(norm).inputs[2]);
-        let node = &mut self.nodes[backward];
-        let (Op::Backward(BackwardOp::BatchNorm(norm)), Some(bias)) = (node.op, bias) else { return };
-        let [x, weight, mean, variance] = [1, 2, 3, 4].map(|index| node.inputs[index]);
-        node.op = Op::Fused(FusedOp::ConvBackwardDataNorm(conv, norm));
-        node.inputs = vec![of_data.inputs[0], of_data.inputs[1], x, weight, bias, mean, variance];
-        (node.name, node.forward) = (of_data.name, of_data.forward);
-    }
-
-    /// What a normalisation saves for its way back is not read any more.
-    fn drop_saved(&mut self, norm: Option<NodeId>) {
-        if let Some(NodeId(norm)) = norm {
-            self.nodes[norm].outputs.truncate(5);
         }
     }
 }
@@ -229,8 +164,7 @@ mod tests {
         // conv2 reads bn1; bn2 and bn3 are read by an addition too, and bn4 by no convolution.
         let names = ["batch norm scale", "conv2d normalised", "conv2d normalised backward weights"];
         assert_eq!(names.map(|name| count(&joined, name)), [1; 3]);
-        assert_eq!(count(&joined, "conv2d backward data+norm"), 1);
-        assert_eq!(joined.nodes.len() + 1, apart.nodes.len());
+        assert_eq!(joined.nodes.len(), apart.nodes.len());
         let node = joined
             .nodes
             .iter()
@@ -245,11 +179,7 @@ mod tests {
         assert_eq!((node.inputs[0], node.inputs[2]), (norm.inputs[0], norm.outputs[0]));
         let scale = &joined.tensor(norm.outputs[0]).spec;
         assert_eq!((&scale.shape.0[..], scale.dtype), (&[2, 8][..], DType::F16));
-        assert_eq!(
-            (node.outputs.len(), norm.outputs.len()),
-            (2, 5),
-            "moments are given, and nothing is saved"
-        );
+        assert_eq!((node.outputs.len(), norm.outputs.len()), (2, 6), "moments are given, and b is kept");
         let places = |graph: &Graph| -> Vec<_> {
             graph.with_role(Role::Parameter).map(|(id, tensor)| (id, tensor.name.clone())).collect()
         };
@@ -257,26 +187,13 @@ mod tests {
     }
 
     #[test]
-    fn each_part_is_joined_by_itself_or_not_at_all() {
+    fn what_is_no_faster_stays_apart() {
         let apart = step().differentiate().fuse(MOMENTS);
-        let only = |reading: bool| {
-            let wanted = |joint: &Joint| matches!(joint.part, JointPart::Reading { .. }) == reading;
-            apart.clone().join_norms(|joint| Ok(wanted(joint))).unwrap()
-        };
-        let (reading, gradient) = (only(true), only(false));
-        check(&reading);
-        check(&gradient);
-        let counts =
-            |graph: &Graph| ["batch norm scale", "conv2d backward data+norm"].map(|name| count(graph, name));
-        assert_eq!((counts(&reading), counts(&gradient)), ([1, 0], [0, 1]));
-        let saved = |graph: &Graph| graph.nodes.iter().find(|node| node.name == "bn1").unwrap().outputs.len();
-        assert_eq!((saved(&reading), saved(&gradient)), (6, 5), "b is kept for who reads it");
         assert_eq!(apart.clone().join_norms(|_| Ok(false)).unwrap(), apart);
-        // Over ranks the way back has an exchange in it.
         let over_ranks = step().synchronise_batch_norms(4).differentiate().fuse(MOMENTS);
         let over_ranks = over_ranks.join_norms(|_| Ok(true)).unwrap();
         check(&over_ranks);
-        assert_eq!(counts(&over_ranks), [1, 0]);
+        assert_eq!(count(&over_ranks, "batch norm scale"), 1);
         // What is computed again is read by another.
         let again = step().differentiate().recompute().fuse(MOMENTS).join_norms(|_| Ok(true)).unwrap();
         check(&again);

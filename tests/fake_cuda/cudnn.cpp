@@ -36,7 +36,7 @@ constexpr int64_t MOST = int64_t(1) << 40, MOST_EXTENT = (int64_t(1) << 31) - 1;
 // Whether there is an engine for such a product that normalises: 0 none, 1 all, or those that are named.
 bool normalises(int kind) {
     const char *given = getenv("FAKE_CUDNN_NORMALISED");
-    const char *name = kind == FORWARD ? "forward" : kind == DATA ? "data" : "weights";
+    const char *name = kind == FORWARD ? "forward" : "weights";
     return !given || strcmp(given, "1") == 0 || strstr(given, name);
 }
 
@@ -133,27 +133,13 @@ bool check_statistics(const Descriptor &it) {
     return x.type != Type::None && x.dense();
 }
 
-bool check_gradients(const Descriptor &it) {
-    if (!it.is(NORM_PRECISION, OF_DATA_TYPE) || it.number(NORM_PRECISION) != 0) return false;
-    for (int name = NORM_MEAN; name <= NORM_CONSTANT; ++name)
-        if (!it.has_part(name, TENSOR)) return false;
-    const Touched all = touched(it);
-    const Tensor &x = all.read[0];
-    if (x.type == Type::None || !x.dense() || !all.read[1].dense() || !x.as_large(all.read[1])) return false;
-    for (size_t i = 2; i < all.read.size(); ++i)
-        if (!all.read[i].by_channel(x)) return false;
-    for (const Tensor &made : all.written)
-        if (!made.by_channel(x)) return false;
-    return true;
-}
-
 bool check_graph(const Descriptor &it) {
     const auto operations = it.attributes.find(OPERATIONS);
     if (!it.is(GRAPH_HANDLE, OF_HANDLE) || operations == it.attributes.end()) return false;
     if (operations->second.of != OF_DESCRIPTOR) return false;
     for (size_t i = 0; i < operations->second.words.size(); ++i) {
         const int kind = it.part(OPERATIONS, i)->kind;
-        if ((kind < FORWARD || kind > STATISTICS) && kind != NORM_GRADIENTS) return false;
+        if (kind < FORWARD || kind > STATISTICS) return false;
     }
     return follow(it);
 }
@@ -176,7 +162,6 @@ int check(const Descriptor &it) {
     }
     case ELEMENTS: return sound(check_elements(it));
     case STATISTICS: return sound(check_statistics(it));
-    case NORM_GRADIENTS: return sound(check_gradients(it));
     case GRAPH: return sound(check_graph(it));
     case HEURISTICS:
         if (!it.has_part(HEURISTICS_GRAPH, GRAPH) || !it.has(HEURISTICS_MODE)) return BAD_PARAM;

@@ -17,7 +17,6 @@ using numbers::Type;
 enum Kind {
     POINTWISE = 0, CONVOLUTION, ENGINE, CONFIGURATION, HEURISTICS, PLAN,
     FORWARD = 10, FILTER, DATA, ELEMENTS, STATISTICS, GRAPH, PACK, TENSOR,
-    NORM_GRADIENTS = 23,
 };
 enum Name {
     FUNCTION = 0, PRECISION, LOWER_CLIP = 3, UPPER_CLIP, SLOPE,
@@ -30,8 +29,6 @@ enum Name {
     GRAPH_HANDLE = 800, OPERATIONS,
     ALIGNMENT = 900, DATA_TYPE, EXTENTS, DISTANCES, NUMBER = 906, VIRTUAL,
     PACK_NUMBERS = 1000, PACK_POINTERS, PACK_WORKSPACE = 1003,
-    NORM_PRECISION = 1620, NORM_MEAN, NORM_INVERSE, NORM_SCALE, NORM_X, NORM_DY, NORM_D_SCALE, NORM_D_SHIFT, NORM_OF_DY,
-    NORM_OF_X, NORM_CONSTANT,
     ENGINE_NUMBER = 1301, NUMERICAL_NOTES = 1303, BEHAVIOUR_NOTES = 1305,
 };
 enum Of {
@@ -39,7 +36,7 @@ enum Of {
     OF_FUNCTION = 14, OF_DESCRIPTOR, OF_STATISTICS, OF_CHAR = 24,
 };
 // cudnnPointwiseMode_t.
-enum Function { ADD = 0, MUL = 1, SUB = 9, RELU = 100, RELU_BACKWARD = 200 };
+enum Function { ADD = 0, MUL = 1, RELU = 100, RELU_BACKWARD = 200 };
 
 struct Attribute {
     int of = 0;
@@ -212,8 +209,7 @@ struct Touched {
 inline std::vector<int> elements_of(int64_t function) {
     switch (function) {
     case ADD:
-    case MUL:
-    case SUB: return {ELEMENTS_X, ELEMENTS_B, ELEMENTS_Y};
+    case MUL: return {ELEMENTS_X, ELEMENTS_B, ELEMENTS_Y};
     case RELU: return {ELEMENTS_X, ELEMENTS_Y};
     case RELU_BACKWARD: return {ELEMENTS_X, ELEMENTS_DY, ELEMENTS_DX};
     default: return {};
@@ -226,10 +222,6 @@ inline int64_t function_of(const Descriptor &operation) {
 
 inline Touched touched(const Descriptor &operation) {
     const auto tensor = [&](int name) { return Tensor(*operation.part(name)); };
-    if (operation.kind == NORM_GRADIENTS)
-        return {{tensor(NORM_X), tensor(NORM_DY), tensor(NORM_MEAN), tensor(NORM_INVERSE), tensor(NORM_SCALE)},
-                {tensor(NORM_D_SCALE), tensor(NORM_D_SHIFT), tensor(NORM_OF_DY), tensor(NORM_OF_X),
-                 tensor(NORM_CONSTANT)}};
     if (operation.kind == STATISTICS) return {{tensor(STATISTICS_X)}, {tensor(SUM), tensor(SQUARES)}};
     if (operation.kind != ELEMENTS) {
         const Operands all = Operands::of(operation);
@@ -303,12 +295,8 @@ struct Computation {
     std::vector<Tensor> sums;
     // Before it x is scaled and shifted, and goes through a ReLU.
     std::optional<Chain> scaled = {};
-    // Behind it the gradient goes through a ReLU whose input is normalised again, x first: mean, 1/deviation, scale and
-    // shift; and what NORM_GRADIENTS gives of it.
-    std::optional<Chain> normalised = {};
-    std::vector<Tensor> gradients = {};
 
-    bool normalises() const { return scaled || normalised; }
+    bool normalises() const { return scaled.has_value(); }
 
     // None: nothing here can compute it.
     static std::optional<Computation> of(const Descriptor &graph) {
@@ -323,30 +311,10 @@ struct Computation {
             if (first.kind == DATA || all.x.number != scaled->to.number) return std::nullopt;
             it.scaled = scaled;
         }
-        if (first.kind == DATA && Chain::of(graph, at + 1, {SUB, MUL, MUL, ADD})) return it.through_norm(graph, at + 1);
         for (size_t i = at + 1; i < count; ++i)
             if (!it.join(*graph.part(OPERATIONS, i), i == at + 1)) return std::nullopt;
         if (it.result.is_virtual || it.result.type != all.left().type) return std::nullopt;
         return it;
-    }
-
-    // Takes in the way back through a normalisation, which ends the graph.
-    std::optional<Computation> through_norm(const Descriptor &graph, size_t at) {
-        normalised = Chain::of(graph, at, {SUB, MUL, MUL, ADD});
-        if (graph.words(OPERATIONS).size() != at + 6 || !result.is_virtual) return std::nullopt;
-        const Descriptor &relu = *graph.part(OPERATIONS, at + 4), &last = *graph.part(OPERATIONS, at + 5);
-        if (function_of(relu) != RELU_BACKWARD || last.kind != NORM_GRADIENTS) return std::nullopt;
-        const Touched masked = touched(relu), made = touched(last);
-        if (masked.read[0].number != normalised->to.number || masked.read[1].number != result.number)
-            return std::nullopt;
-        result = masked.written[0];
-        const std::vector<Tensor> &of = normalised->others;
-        const int64_t wanted[] = {normalised->from.number, result.number, of[0].number, of[1].number, of[2].number};
-        for (int i = 0; i < 5; ++i)
-            if (made.read[i].number != wanted[i]) return std::nullopt;
-        gradients = made.written;
-        if (result.is_virtual || normalised->from.is_virtual) return std::nullopt;
-        return *this;
     }
 
     // Takes in one operation more, if that can be.
@@ -383,12 +351,10 @@ struct Computation {
         std::vector<Tensor> all = {result};
         for (const Tensor &read : {convolution.left(), convolution.right()})
             if (!read.is_virtual) all.push_back(read);
-        for (const auto &chain : {scaled, normalised})
-            if (chain) {
-                all.push_back(chain->from);
-                all.insert(all.end(), chain->others.begin(), chain->others.end());
-            }
-        all.insert(all.end(), gradients.begin(), gradients.end());
+        if (scaled) {
+            all.push_back(scaled->from);
+            all.insert(all.end(), scaled->others.begin(), scaled->others.end());
+        }
         if (bias) all.push_back(*bias);
         if (gate) all.push_back(*gate);
         all.insert(all.end(), sums.begin(), sums.end());
@@ -480,9 +446,6 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
     const std::vector<double> gate = it.gate ? values(*it.gate) : std::vector<double>();
     void *to = memory[result.number];
     std::vector<double> sum(result.c()), squares(result.c());
-    const std::vector<double> normal = it.normalised ? values(it.normalised->from) : std::vector<double>();
-    std::vector<std::vector<double>> norms;
-    if (it.normalised) norms = it.normalised->of_channels(address);
     each_element(result, [&](int n, int c, int h, int w) {
         const size_t k = result.index(n, c, h, w);
         // What beta = 0 multiplies is not read.
@@ -491,25 +454,10 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
         if (it.bias) value += bias[it.bias->index(0, c, 0, 0)];
         if (it.relu) value = value > 0 ? value : 0;
         if (it.gate && gate[it.gate->index(n, c, h, w)] <= 0) value = 0;
-        double centred = 0;
-        if (it.normalised) {
-            const std::vector<double> &by = norms[c];
-            centred = (normal[k] - by[0]) * by[1];
-            if (centred * by[2] + by[3] <= 0) value = 0;
-        }
         numbers::put(to, result.type, k, float(value));
         const double stored = numbers::get(to, result.type, k);
-        sum[c] += stored, squares[c] += stored * (it.normalised ? centred : stored);
+        sum[c] += stored, squares[c] += stored * stored;
     });
-    for (size_t i = 0; i < it.gradients.size(); ++i)
-        for (int c = 0; c < result.c(); ++c) {
-            // dx = of dy·dy + of x·x + constant.
-            const std::vector<double> &by = norms[c];
-            const double n = double(result.count()) / result.c(), of_dy = by[2] * by[1];
-            const double of_x = -of_dy * by[1] * squares[c] / n, constant = -of_dy * sum[c] / n - of_x * by[0];
-            const double all[] = {squares[c], sum[c], of_dy, of_x, constant};
-            numbers::put(memory[it.gradients[i].number], Type::F32, c, float(all[i]));
-        }
     for (size_t i = 0; i < it.sums.size(); ++i)
         for (int c = 0; c < result.c(); ++c)
             numbers::put(memory[it.sums[i].number], Type::F32, it.sums[i].index(0, c, 0, 0),

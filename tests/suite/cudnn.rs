@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use dltrain::device::cuda::described::{ConvQuery, CudnnSetting};
-use dltrain::graph::{Conv, DType, Joint, JointPart, Op, OpFusions, Spec};
+use dltrain::graph::{Conv, DType, Joint, Op, OpFusions, Spec};
 use dltrain::model::MODELS;
 use serde_json::{Value, json};
 
@@ -246,13 +246,13 @@ fn normalised() {
                     format!("{name:?} {dtype:?} {kernel}x{kernel}/{stride} {channels}-{filters} {size}");
                 println!("{what}: {engines:?}");
                 let ready = engines.iter().filter(|engine| engine.is_some()).count();
-                assert_eq!(ready, if dtype == DType::F16 { 3 } else { 0 }, "{what}: {engines:?}");
+                assert_eq!(ready, if dtype == DType::F16 { 2 } else { 0 }, "{what}: {engines:?}");
             }
         }
     }
 }
 
-/// What a plan for a GPU joins of these networks in f16, and how many distinct: each asks for two engines, or for one.
+/// What a plan for a GPU joins of these networks in f16, each once: it asks for two engines.
 fn joints(name: &str) -> Vec<Joint> {
     let model = MODELS.iter().find(|model| model.name() == name).unwrap();
     let graph = model.build(256, model.image, model.classes).unwrap().simplify().narrowed_to(DType::F16);
@@ -286,16 +286,12 @@ fn networks_normalise() {
                 let [x, w, y] = &joint.tensors;
                 let question =
                     ConvQuery { conv: &joint.conv, tensors: [x, w, y], dtype: DType::F16, tf32: false };
-                let [forward, weights, data] = described.normalised(&question).unwrap();
-                match joint.part {
-                    JointPart::Gradient => data.is_none(),
-                    JointPart::Reading { .. } => forward.is_none() || weights.is_none(),
-                }
+                described.normalised(&question).unwrap().iter().any(Option::is_none)
             };
             let without: Vec<&Joint> = all.iter().filter(lacks).collect();
             let name = format!("{} {} {name}", described.version(), gpu["deviceName"]);
             println!("{name}: {} of {} lack an engine: {without:?}", without.len(), all.len());
-            assert!(all.len() > 20 && without.is_empty(), "{name}: {without:?}");
+            assert!(all.len() > 10 && without.is_empty(), "{name}: {without:?}");
         }
     }
 }

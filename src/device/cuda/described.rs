@@ -90,18 +90,13 @@ impl CudnnSetting {
         ])
     }
 
-    /// Engines that normalise what they read: a scale, a shift and a ReLU, then y and its sums;
-    /// the same, then dw; dx, then the ReLU's gradient and a normalisation's.
+    /// Engines that normalise what they read: a scale, a shift and a ReLU, then y and its sums; the same, then dw.
     ///
     /// # Errors
     /// As `engines`.
-    pub fn normalised(&self, question: &ConvQuery) -> Result<[Option<CudnnEngine>; 3]> {
-        let directions = [Direction::Forward, Direction::BackwardWeights, Direction::BackwardData];
-        let mut engines = [None; 3];
-        for (engine, direction) in engines.iter_mut().zip(directions) {
-            *engine = self.engine(question, direction, Then::Normalise)?;
-        }
-        Ok(engines)
+    pub fn normalised(&self, question: &ConvQuery) -> Result<[Option<CudnnEngine>; 2]> {
+        let engine = |direction| self.engine(question, direction, Then::Normalise);
+        Ok([engine(Direction::Forward)?, engine(Direction::BackwardWeights)?])
     }
 
     fn product(&self, question: &ConvQuery, direction: Direction, then: Then) -> Result<Product> {

@@ -166,7 +166,6 @@ impl Cuda {
         match op {
             FusedOp::ConvMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
             FusedOp::ConvNormalised(conv) => normalised::forward_pass(gpu, request, &conv),
-            FusedOp::ConvBackwardDataNorm(conv, norm) => normalised::backward_data(gpu, request, &conv, norm),
             FusedOp::ConvBackwardDataRelu(conv) => conv::backward_data(gpu, request, &conv),
             FusedOp::ConvBackwardDataAdd(conv) => conv::backward_data_to(gpu, request, &conv),
             FusedOp::ConvNormalisedBackwardWeights(conv) => conv::backward_weights(gpu, request, &conv),

@@ -195,46 +195,9 @@ impl NormShape {
         ]);
         let name = format!("batch_norm_sums_{}", self.real.suffix());
         operands.launch(&name, self.grid(), &arguments)?;
-        self.join_sums(operands, &partials, sums, [dw, db], self.parts)
-    }
-
-    /// Σdy and Σdy·x̂ of so many parts into `sums`, `dw`, `db`.
-    pub fn join_sums(
-        &self,
-        operands: &mut Operands,
-        partials: &Bytes,
-        sums: &Bytes,
-        [dw, db]: [&Bytes; 2],
-        parts: usize,
-    ) -> Result<()> {
         let arguments =
-            [Memory(partials), Memory(sums), Memory(dw), Memory(db), Int(self.channels), Int(parts)];
+            [Memory(&partials), Memory(sums), Memory(dw), Memory(db), Int(self.channels), Int(self.parts)];
         operands.launch_in(JOIN, "batch_norm_sums_join", join_grid(self.channels), &arguments)
-    }
-
-    /// dx of dz, what came through the ReLU, x, w, mean and variance, with the sums of dz.
-    pub fn backward_of_joined(
-        &self,
-        operands: &mut Operands,
-        norm: &BatchNorm,
-        [dz, x, w, mean, variance]: [&Bytes; 5],
-        sums: &Bytes,
-        dx: &Bytes,
-    ) -> Result<()> {
-        let given = Given { dy: dz, x, mask: None, w, b: None, mean, variance };
-        self.backward(operands, &BatchNorm { relu: false, ..*norm }, &given, sums, 1, dx)
-    }
-
-    /// 1/√(variance + ε).
-    pub fn inverse_deviation(
-        &self,
-        operands: &mut Operands,
-        norm: &BatchNorm,
-        variance: &Bytes,
-        to: &Bytes,
-    ) -> Result<()> {
-        let arguments = [Memory(variance), Memory(to), Int(self.channels), Float(norm.epsilon)];
-        operands.launch("batch_norm_inverse", operands.gpu.blocks(self.channels), &arguments)
     }
 
     fn backward(

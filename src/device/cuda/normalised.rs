@@ -1,44 +1,32 @@
-//! Convolutions in one with the normalisations around them: cuDNN's graphs, and whether they are faster so. Of x, w and
+//! Convolutions in one with the normalisations before them: cuDNN's graphs, and whether they are faster so. Of x, w and
 //! y the x is what was not normalised yet: what is normalised lies nowhere.
 
 use std::rc::Rc;
 
 use cudarc::cudnn::sys::cudnnPointwiseMode_t as Mode;
 
-use super::backend::{DATA_TYPE, Descriptor, DescriptorKind, Name};
+use super::backend::Descriptor;
 use super::conv::{self, named, weights};
 use super::dnn::{self, Convolution, Epilogue};
 use super::gpu::Gpu;
 use super::kernel::{CudaKernel, Operands, PART};
 use super::layout::{Real, channels_last, image, input, narrowest, output, plain_in};
 use super::norm::NormShape;
-use super::product::{
-    B, DX, DY, Direction, Product, ProductOperand, Then, X, Y, data_type, elementwise, sums,
-};
+use super::product::{B, Direction, Product, ProductOperand, Then, X, Y, elementwise, sums};
 use super::sys::{self, Dnn};
 use super::tune::TunedChoice;
 use crate::device::{KernelRequest, Memory as Bytes};
 use crate::error::{Error, Result};
-use crate::graph::{BatchNorm, Conv, DType, Joint, JointPart, Spec};
+use crate::graph::{Conv, DType, Joint, Spec};
 
 /// Numbers of channels lie without gaps, each kind behind the other, so that none may be wanted at a wider address.
 pub const ALIGNMENT: usize = 16;
 
-/// What lies in memory besides x, w and y:
-/// - forward, and for the gradient of w: scale and shift, in halves as the engines want them; forward y's sums, too;
-/// - for the gradient of the data, where the gradient behind the ReLU lies in the place of x: the tensor before the
-///   normalisation, its mean, 1/deviation, scale and shift; the gradients of shift and scale; and three numbers a
-///   channel that nobody reads.
+/// What lies in memory besides x, w and y: scale and shift, in halves as the engines want them, and forward y's sums.
 pub fn more(product: &Product) -> Vec<([usize; 5], Real)> {
     let ([_, c, ..], [_, o, ..]) = (product.at.x, product.at.y);
-    let scale = ([1, c, 1, 1, 1], product.real);
-    match product.direction {
-        Direction::Forward => vec![scale, scale, ([1, o, 1, 1, 1], Real::F32), ([1, o, 1, 1, 1], Real::F32)],
-        Direction::BackwardWeights => vec![scale, scale],
-        Direction::BackwardData => {
-            [vec![(product.at.x, product.real)], vec![([1, c, 1, 1, 1], Real::F32); 9]].concat()
-        }
-    }
+    let sums = if product.direction == Direction::Forward { 2 } else { 0 };
+    [vec![([1, c, 1, 1, 1], product.real); 2], vec![([1, o, 1, 1, 1], Real::F32); sums]].concat()
 }
 
 /// The operations of a product's graph, on operands that lie.
@@ -49,28 +37,12 @@ pub fn operations(
 ) -> sys::CudaResult<Vec<Rc<Descriptor>>> {
     let lying =
         operands.iter().map(|operand| operand.tensor(dnn, true)).collect::<sys::CudaResult<Vec<_>>>()?;
-    // What goes from one operation to the next: engines want it in halves forward, in f32 backward.
-    let real = if product.direction == Direction::BackwardData { Real::F32 } else { product.real };
+    // What goes from one operation to the next: engines want it in halves.
     let passing = |number: i64| {
         let number = operands.len() as i64 + number;
-        ProductOperand { number, real, ..operands[0] }.tensor(dnn, false)
+        ProductOperand { number, ..operands[0] }.tensor(dnn, false)
     };
     let [x, w, y] = [0, 1, 2].map(|index: usize| lying[index].clone());
-    if product.direction == Direction::BackwardData {
-        let [given, mean, inverse, scale, shift] = [3, 4, 5, 6, 7].map(|index: usize| &lying[index]);
-        let (dx, centred, divided) = (passing(1)?, passing(2)?, passing(3)?);
-        let (scaled, shifted) = (passing(4)?, passing(5)?);
-        let of_relu = [(X, &shifted), (DY, &dx), (DX, &x)];
-        return Ok(vec![
-            product.convolution(dnn, [dx.clone(), w, y])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_SUB, &[(X, given), (B, mean), (Y, &centred)])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &centred), (B, inverse), (Y, &divided)])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &divided), (B, scale), (Y, &scaled)])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_ADD, &[(X, &scaled), (B, shift), (Y, &shifted)])?,
-            elementwise(dnn, Mode::CUDNN_POINTWISE_RELU_BWD, &of_relu)?,
-            gradients(dnn, [given, &x, mean, inverse, scale], &lying[8..])?,
-        ]);
-    }
     let (scaled, shifted, activated) = (passing(1)?, passing(2)?, passing(3)?);
     let mut all = vec![
         elementwise(dnn, Mode::CUDNN_POINTWISE_MUL, &[(X, &x), (B, &lying[3]), (Y, &scaled)])?,
@@ -84,35 +56,6 @@ pub fn operations(
     Ok(all)
 }
 
-/// From x, its normalisation's gradient dz, mean, 1/deviation and scale: the gradients of shift and scale (`made`, in
-/// this order), and three numbers a channel that dx is made of.
-fn gradients(
-    dnn: &'static Dnn,
-    [x, dz, mean, inverse, scale]: [&Rc<Descriptor>; 5],
-    made: &[Rc<Descriptor>],
-) -> sys::CudaResult<Rc<Descriptor>> {
-    use Name::*;
-    let kind = DescriptorKind::CUDNN_BACKEND_OPERATION_BN_BWD_WEIGHTS_DESCRIPTOR;
-    let mut operation = Descriptor::new(dnn, kind)?
-        .choose(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_MATH_PREC, DATA_TYPE, data_type(Real::F32))?
-        .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_X_DESC, &[x])?
-        .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_DY_DESC, &[dz])?
-        .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_MEAN_DESC, &[mean])?
-        .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_INVSTD_DESC, &[inverse])?
-        .join(CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_BN_SCALE_DESC, &[scale])?;
-    let names = [
-        CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_DBN_BIAS_DESC,
-        CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_DBN_SCALE_DESC,
-        CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_EQ_DY_SCALE_DESC,
-        CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_EQ_X_SCALE_DESC,
-        CUDNN_ATTR_OPERATION_BN_BWD_WEIGHTS_EQ_BIAS,
-    ];
-    for (name, made) in names.into_iter().zip(made) {
-        operation = operation.join(name, &[made])?;
-    }
-    operation.finalize()
-}
-
 /// Each product of a joint, as it is in one with what is around it, and as it is without.
 fn products(gpu: &Gpu, joint: &Joint) -> Result<Vec<[Product; 2]>> {
     let [x, w, y] = &joint.tensors;
@@ -120,14 +63,9 @@ fn products(gpu: &Gpu, joint: &Joint) -> Result<Vec<[Product; 2]>> {
     let both = |direction, apart| -> Result<[Product; 2]> {
         Ok([of(direction, Then::Normalise)?, of(direction, apart)?])
     };
-    match joint.part {
-        JointPart::Gradient => Ok(vec![both(Direction::BackwardData, Then::Nothing)?]),
-        JointPart::Reading { moments, learns } => {
-            let forward = both(Direction::Forward, if moments { Then::Sums } else { Then::Nothing })?;
-            let weights = learns.then(|| both(Direction::BackwardWeights, Then::Nothing)).transpose()?;
-            Ok([forward].into_iter().chain(weights).collect())
-        }
-    }
+    let forward = both(Direction::Forward, if joint.moments { Then::Sums } else { Then::Nothing })?;
+    let weights = joint.learns.then(|| both(Direction::BackwardWeights, Then::Nothing)).transpose()?;
+    Ok([forward].into_iter().chain(weights).collect())
 }
 
 /// Whether a joint is faster as one: by timing, which is kept, or where it was asked for wherever there are engines.
@@ -231,46 +169,4 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Resu
         Ok(())
     };
     Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real, request))
-}
-
-/// dy, w, x, and of x's normalisation w, b, mean, variance → dx, dw, db of that. cuDNN gives what comes through the
-/// ReLU, in the place of dx, and its sums; one pass more makes dx of it.
-pub fn backward_data(
-    gpu: &Rc<Gpu>,
-    request: &KernelRequest,
-    conv: &Conv,
-    norm: BatchNorm,
-) -> Result<CudaKernel> {
-    let (dy, w, x) = (&input(request, 0)?.0, &input(request, 1)?.0, &input(request, 2)?.0);
-    let real = narrowest(&[x, dy])?;
-    let product = product(gpu, Direction::BackwardData, conv, real, [x, w, dy])?;
-    let of_w = weights(conv, w, real);
-    let mut inputs = vec![channels_last(dy), of_w.clone(), channels_last(x)];
-    inputs.extend(request.inputs.iter().skip(3).map(|(spec, _)| plain_in(spec, DType::F32)));
-    let mut outputs = vec![channels_last(x)];
-    outputs.extend(request.outputs.iter().skip(1).map(|spec| plain_in(spec, DType::F32)));
-    let (shape, [_, channels, ..]) = (NormShape::of(x)?, image(x)?);
-    let (name, scratch) = (named(&product, real), product.workspace());
-    // 1/deviation, two pairs of sums, and what nobody reads.
-    let parts = [1, 2, 2, 3].map(|of: usize| of * 4 * channels);
-    let more: usize = parts.iter().map(|bytes| bytes.next_multiple_of(PART)).sum();
-    let bind = move |operands: &mut Operands| {
-        let workspace = operands.scratch(scratch);
-        let w = &operands.multiplied(1, &of_w, real)?;
-        let ([dy, _, x, weight, bias, mean, variance], [dx, dw, db]) = (operands.inputs, operands.outputs)
-        else {
-            return Err(Error::internal("a convolution's gradient through a normalisation has seven inputs"));
-        };
-        let [inverse, found, sums, unread] = parts.map(|bytes| operands.scratch(bytes));
-        shape.inverse_deviation(operands, &norm, variance, &inverse)?;
-        let ([of_shift, of_scale], unread) =
-            (rows_of(&found), [0, 1, 2].map(|which| unread.slice(which * 4 * channels, 4 * channels)));
-        let made = [dx, w, dy, x, mean, &inverse, weight, bias, &of_shift, &of_scale];
-        let memory: Vec<&Bytes> = made.into_iter().chain(&unread).collect();
-        operands.push(product.bind(&memory, &workspace)?);
-        shape.join_sums(operands, &found, &sums, [dw, db], 1)?;
-        shape.backward_of_joined(operands, &norm, [dx, x, weight, mean, variance], &sums, dx)
-    };
-    let kernel = CudaKernel::new(gpu, name, inputs, outputs, bind);
-    Ok(kernel.with_workspace(scratch.next_multiple_of(PART) + more).multiplies(real, request))
 }

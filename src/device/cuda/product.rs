@@ -43,7 +43,7 @@ pub enum Then {
     /// Sums over y: that of each channel, and that of its squares, f32.
     Sums,
     /// With a normalisation before it (`normalised`). Of x, as it is read: a scale and a shift of each channel and a
-    /// ReLU, and of y its sums as above; or to dx what takes gradients back through all that.
+    /// ReLU, and of y its sums as above.
     Normalise,
 }
 
@@ -130,7 +130,7 @@ impl ProductOperand {
     }
 }
 
-pub fn data_type(real: Real) -> c_int {
+fn data_type(real: Real) -> c_int {
     (match real {
         Real::F32 => cudnnDataType_t::CUDNN_DATA_FLOAT,
         Real::BF16 => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
@@ -207,7 +207,7 @@ impl Product {
             Then::Activate { .. } => 2.0,
             Then::Mask | Then::Accumulate => 3.0,
             Then::Sums => 1.0,
-            // Of x forward, which the convolution reads either way, of dx and x backward.
+            // Of x forward, which the convolution reads either way.
             Then::Normalise if self.direction == Direction::BackwardWeights => 0.0,
             Then::Normalise => 2.0,
         }
@@ -355,8 +355,8 @@ impl Product {
 pub const X: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC;
 pub const B: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC;
 pub const Y: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC;
-pub const DX: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DXDESC;
-pub const DY: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DYDESC;
+const DX: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DXDESC;
+const DY: Name = Name::CUDNN_ATTR_OPERATION_POINTWISE_DYDESC;
 
 /// An operation on each element, in f32.
 pub fn elementwise(

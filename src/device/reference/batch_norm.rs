@@ -139,13 +139,6 @@ pub fn scaled(x: &ArrayD<f32>, scale: &ArrayD<f32>) -> Result<ArrayD<f32>> {
     Ok(y.into_dyn())
 }
 
-/// dy, and x, w, b, mean, variance → dx, dw, db of a normalisation with a ReLU, which is computed again.
-pub fn backward_again(norm: &BatchNorm, dy: ArrayD<f32>, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
-    let y = inference(&BatchNorm { add: false, ..*norm }, inputs, false)?.remove(0);
-    let [x, w, mean, variance] = [0, 1, 3, 4].map(|index| inputs[index].clone());
-    backward(norm, &[dy, x, w, mean, variance, positive(&y)])
-}
-
 /// dy, x, w, mean, variance, saved? → dx, dw, db, or with `add` dy, x, w, mean, variance, y → dz, dw, db, dx. With x̂
 /// the normalised x, n values a channel and σ² = variance + epsilon: db = Σ dy, dw = Σ dy·x̂, dx = w/σ·(dy − db/n −
 /// x̂·dw/n).

@@ -17,9 +17,6 @@ pub enum FusedOp {
     ConvNormalised(Conv),
     /// x, dy, scale → dw: likewise.
     ConvNormalisedBackwardWeights(Conv),
-    /// dy (N,O,OH,OW), w, x (N,C,H,W), and of x's normalisation w, b, mean, variance → dx, dw, db of that: the gradient
-    /// of the convolution's input, through ReLU and normalisation to x (`Graph::join_norms`).
-    ConvBackwardDataNorm(Conv, BatchNorm),
     /// As `Op::BatchNorm`, but for y scale (2,C): what x is multiplied with, and what is then added, of each channel.
     /// They are rounded to the type of activations, the shift with the scale that is.
     BatchNormScale(BatchNorm),
@@ -41,9 +38,6 @@ impl FusedOp {
                 conv.named("conv2d normalised backward weights", "conv3d normalised backward weights"),
                 BACKWARD_WEIGHTS,
             ),
-            FusedOp::ConvBackwardDataNorm(conv, _) => {
-                (conv.named("conv2d backward data+norm", "conv3d backward data+norm"), BACKWARD_DATA)
-            }
             FusedOp::BatchNormScale(_) => ("batch norm scale", Arithmetic::Elements),
         }
     }

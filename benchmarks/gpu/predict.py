@@ -2,17 +2,18 @@
 """How long a step should take on a GPU: a prediction from the plan, until a card has been measured.
 
     predict.py DLTRAIN [--libraries DIR] [--models NAME,...] [--precisions bf16,f16] [--batch N] [--parts]
-               [--card h200|h100|a100] [--short] [--joins]
+               [--card h200|h100|a100] [--short] [--joins] [--page]
 
 DLTRAIN is asked for its plan (`--dry-run --plan-steps`), so that what changes the program changes the prediction.
 Without a GPU give --libraries the doubles of CUDA's libraries (tests/fake_cuda). Each step takes as long as its
 products or its bytes at the rates below, whichever is longer, divided by the share of that which its kernel reaches.
 The changes are then put in one after the other: a column is the step with it and all before it. --parts prints where
 the time goes, before and after; --short the step with all changes alone; --joins what each thing that is done along
-with something else gains.
+with something else gains; --page all that docs/gpu.md has of these, which a test compares with it.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -50,6 +51,7 @@ HOST = (105e-6, 10e-6)      # Assumed: what a step waits for the host.
 SUMMED_APART = {"bf16": 0.5, "f16": 0.0}  # Assumed: convolutions whose engine with sums is not the faster way.
 KEPT_IN_L2 = 20e6           # Assumed: bytes of a tensor that a second pass backwards through it finds in the L2.
 UNCERTAIN = (0.52, 0.74)
+PUBLIC = (2035, 2600)       # images/s of PyTorch with resnet50 in f16 on an A100, whose they are is in docs/gpu.md.
 
 MODELS = ["resnet50", "alexnet", "vgg16", "inception_v3", "mobilenet_v2", "densenet121", "mnist_small"]
 # What each is and does is in docs/gpu.md.
@@ -59,6 +61,7 @@ JOINS = ["bias and ReLU", "a ReLU's gradient", "an addition of gradients", "sums
          "an addition behind a normalisation"]
 
 
+@functools.cache
 def plan(program, model, batch, precision, libraries, normalised):
     """The steps of the training plan; without what normalises as a convolution reads it only on the doubles."""
     with tempfile.TemporaryDirectory() as place:
@@ -172,7 +175,7 @@ class Prediction:
         groups = int(re.search(r"groups: (\d+)", step["settings"])[1])
         share = self.convolution
         if groups > 1:
-            strided = "stride: [1, 1]" not in step["settings"] and "backward data" in op
+            strided = "stride: [1, 1, 1]" not in step["settings"] and "backward data" in op
             naive = self.precision == "bf16" or strided
             share = DEPTHWISE[self.has("depthwise") if naive else 1]
         if step["inputs"][0] == "images" and not self.has("stem"):
@@ -213,7 +216,7 @@ class Prediction:
         self.work("gradients of normalisations", 3 * tensor - kept, BACKWARD[late])
 
     def pool(self, step, moved):
-        window = max(int(edge) for edge in re.search(r"kernel: \[(\d+), (\d+)\]", step["settings"]).groups())
+        window = max(int(edge) for edge in re.search(r"kernel: \[1, (\d+), (\d+)\]", step["settings"]).groups())
         backward = step["pass"] == "backward"
         warps = math.prod(step["output"]) / 4 / 32
         issued = warps * POOL_INSTRUCTIONS[min(window, 3)][backward] / ISSUED
@@ -249,27 +252,60 @@ def main():
     parser.add_argument("--card", choices=CARDS, default="h200")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--joins", action="store_true")
+    parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
+    plans = lambda model, precision, batch=given.batch: [
+        plan(given.dltrain, model, batch, precision, given.libraries, normalised) for normalised in (False, True)]
+    if given.page:
+        return print_page(given, plans)
+    print_table(given, plans, given.card, "joins" if given.joins else "short" if given.short else "changes")
+
+
+def choose(card):
     global PRODUCTS, COPY, ISSUED
-    PRODUCTS, COPY, ISSUED = CARDS[given.card]
-    counts = [len(CHANGES)] if given.short else range(len(CHANGES) + 1)
-    titles = ["network", "ms"] if given.short else ["network", "before", *(f"+ {change}" for change in CHANGES)]
+    PRODUCTS, COPY, ISSUED = CARDS[card]
+
+
+def print_table(given, plans, card, view):
+    choose(card)
+    counts = [len(CHANGES)] if view == "short" else range(len(CHANGES) + 1)
+    titles = ["network", "ms"] if view == "short" else ["network", "before", *(f"+ {change}" for change in CHANGES)]
     titles += ["images/s", "possible", "of the roofline", "+ fused set"]
-    if given.joins:
+    if view == "joins":
         titles = ["network", *JOINS, "a normalisation before a convolution"]
     if not given.parts:
         print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
     for model in given.models.split(","):
         for precision in given.precisions.split(","):
-            steps, fused = (plan(given.dltrain, model, given.batch, precision, given.libraries, normalised)
-                            for normalised in (False, True))
-            made = [CHANGES[:count] for count in counts]
-            if given.joins:
+            steps, fused = plans(model, precision)
+            if view == "joins":
                 print_joins(model, precision, steps, fused)
             elif given.parts:
                 print_parts(model, precision, steps, fused)
             else:
-                print_row(model, precision, (steps, fused), made, given.batch)
+                print_row(model, precision, (steps, fused), [CHANGES[:count] for count in counts], given.batch)
+
+
+def print_page(given, plans):
+    """The tables of docs/gpu.md, and what it says of some of these networks."""
+    for card, view in (("h200", "changes"), ("h100", "joins"), ("h100", "short")):
+        print_table(given, plans, card, view)
+    if "mnist_small" in given.models:
+        time = Prediction(plans("mnist_small", "bf16", 128)[0], "bf16", CHANGES).total
+        print(f"mnist_small takes {1e3 * time:.2f} ms ({128 / time / 1e6:.2f} million images/s)")
+    if "resnet50" in given.models:
+        choose("a100")
+        rates = [given.batch / Prediction(plans("resnet50", of)[0], of, CHANGES).total for of in ("bf16", "f16")]
+        print(f"it says {rates[0]:,.0f} images/s for resnet50 in bf16 and {rates[1]:,.0f} in f16")
+        above = [f"{100 * (rates[0] / public - 1):.0f} to {100 * (rates[1] / public - 1):.0f} %" for public in PUBLIC]
+        print(f"above them by {' and by '.join(above)}")
+        choose("h200")
+        before = Prediction(plans("resnet50", "bf16")[0], "bf16")
+        part = lambda *names: f"{1e3 * sum(before.parts[name] for name in names):.1f}"
+        norms = ("moments by themselves", "normalise", "sums", "gradients of normalisations")
+        print(f"Of resnet50's {1e3 * before.total:.1f} ms before, {part('convolutions')} are convolutions, "
+              f"{part(*norms)} normalisations, {part('sums of gradients')} sums of gradients, {part('pooling')} "
+              f"poolings, {part('images')} images")
 
 
 def print_row(model, precision, plans, made, batch):

@@ -101,11 +101,14 @@ broken permission && { echo "==ERROR== ERR_NVGPUCTRPERM - no permission" >&2; ex
 while [ $# -gt 0 ]; do
     case $1 in
         --log-file) file=$2 ;; --launch-skip) skip=$2 ;; --launch-count) count=$2 ;; --metrics) metrics=$2 ;; --kill) kill=$2 ;;
+        --cache-control) caches=$2 ;;
     esac
     shift
 done
 # The rest of the run under it takes minutes.
 [ "$kill" = yes ] || sleep 4321
+# As they are in training, not flushed before each kernel.
+[ "$caches" = none ] || exit 1
 broken window && count=500
 awk -v skip="$skip" -v count="$count" -v metric="${metrics%%,*}" 'BEGIN {
     print "==PROF== Connected\n\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\""
@@ -379,6 +382,26 @@ fn the_second_call_has_its_figures_in_time() {
         ran.expect([(part, "ok", " images/s")]);
     }
     assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
+    let ran = timetable(directory.path(), "second", "20", "driver diverged loss limits");
+    let rows = ran.printed.rsplit("call, ").next().unwrap().lines().filter(|row| row.contains(" s  "));
+    assert!(rows.clone().count() > 14 && rows.clone().all(|row| row.contains(" FAILED ")), "{}", ran.printed);
+}
+
+/// The bundle is not made where it lacks a library, or leaves no room for engines.
+#[test]
+fn what_the_bundle_lacks_or_has_too_much_is_refused() {
+    let checked = |check: &str| {
+        let functions = r#"eval "$(sed -n '/^all_is_in()/,/^}/p; /^fits()/,/^}/p' .ci/gpu-bundle)"; "#;
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("{functions}{check}")]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        Ran::new(command.output().unwrap())
+    };
+    assert_eq!(checked("all_is_in /nowhere /bin/true").code, Some(0));
+    let lacks = checked(&format!("all_is_in /nowhere /bin/true {}", job::DLTRAIN));
+    assert!(lacks.code == Some(1) && lacks.said.contains(" libmpi"), "{}", lacks.said);
+    assert_eq!(checked("fits 40000000").code, Some(0));
+    let large = checked("fits 40000001");
+    assert!(large.code == Some(1) && large.said.contains("no room for engines"), "{}", large.said);
 }
 
 /// What the program prints, on doubles of CUDA, is what the scripts look for.

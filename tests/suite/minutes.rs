@@ -44,6 +44,7 @@ fails driver "dltrain: --device cuda: no CUDA driver library (libcuda.so.1) on t
 [[ "$*" != *"--precision bf16"* ]] || fails all-halves "engine 4 of Forward bf16"
 [[ "$*" != *"resnet50 "*"--precision bf16"*--steps\ 40* || $DLTRAIN_CUDNN_FUSION == 0 ]] ||
     fails fused $'engine 5 of Forward bf16\n[1] debug dltrain::device::cuda: later'
+[[ "$*" != *"resnet50 "*" f16 "* || $DLTRAIN_CUDNN_FUSION == 0 ]] || ! broken choosing || exit 0
 [ "$RANKS" != 2 ] || fails ranks "cuIpcOpenMemHandle_v2 failed with code 101"
 [[ "$*" != *"--steps 1 "* ]] || ! broken step || { echo "kernel fill_f32: cuLaunchKernel failed" >&2; exit 1; }
 if [[ "$*" == *resnet18*" --steps 7 "* ]]; then
@@ -339,7 +340,7 @@ fn what_fails_behind_the_first_steps_is_named() {
     let ran = timetable(directory.path(), "first", "12", "fused one permission adds forward");
     ran.expect([
         ("resnet50-bf16-apart", "ok", "6200.00 images/s"),
-        ("resnet50-bf16", "FAILED", "later"),
+        ("resnet50-bf16", "FAILED", "engine 5 of Forward bf16"),
         ("resnet50-first-loss", "FAILED", "first loss: 7.4000, PyTorch 6.9123"),
         ("two-ranks-ipc", "ok", "loss 6.5000"),
         ("two-ranks-shm", "FAILED", "other losses than two-ranks-ipc's: < 10 6.5000 > 10 6.5001"),
@@ -371,6 +372,10 @@ fn the_second_call_has_its_figures_in_time() {
         ("resnet50-f16", "stopped", ""),
         ("peer-resnet50-f16", "not run", "no time left"),
     ]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
+    // Where time ends it before it has a figure, what it has chosen is there for the next call.
+    let ran = timetable(directory.path(), "second", "2.7", "choosing");
+    ran.expect([("resnet50-f16", "stopped", "")]);
     assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
     let ran = timetable(directory.path(), "second", "20", "");
     as_documented(&ran, "second");

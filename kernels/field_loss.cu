@@ -3,8 +3,8 @@
 #include "common.cuh"
 
 // As `config::Loss` and `config::Metric` have them.
-constexpr int BCE = 1, MSE = 2, MAE = 3, HUBER = 4;
-constexpr int OF_ACCURACY = 0, OF_IOU = 1, OF_MAE = 2, OF_R2 = 4;
+constexpr int BCE = 1, MSE = 2, MAE = 3, HUBER = 4, OUTPUT = 5;
+constexpr int OF_ACCURACY = 0, OF_IOU = 1, OF_MAE = 2, OF_R2 = 4, OF_TOP5 = 5;
 
 // What a part has before the sums of its metric: losses and points with a target.
 constexpr int BEFORE = 2;
@@ -71,7 +71,7 @@ struct ClassSums {
 };
 
 static __device__ inline ClassSums class_sums(const float *output, const float *target, const float *weights,
-                                              Part part, int channels, Long points, float smoothing) {
+                                              Part part, int channels, Long points, float smoothing, int metric) {
     ClassSums sums = {0.0f, 0.0f, 0.0f};
     ROLLED for (Long i = part.begin + threadIdx.x; i < part.end; i += BLOCK) {
         const int label = class_of(target[i], channels);
@@ -83,7 +83,16 @@ static __device__ inline ClassSums class_sums(const float *output, const float *
         const float weight = wrong ? __uint_as_float(0x7fc00000u) : weights == nullptr ? 1.0f : weights[label];
         sums.loss += weight * (logf(scores.exponentials) - aim);
         sums.count += 1.0f;
-        sums.right += scores.found == label && !wrong ? 1.0f : 0.0f;
+        bool right = scores.found == label;
+        if (metric == OF_TOP5 && !wrong && scores.found < channels) {
+            int before = 0;
+            ROLLED for (int k = 0; k < channels; ++k) {
+                const float v = output[k * points + i] - scores.largest;
+                before += v > own || (v == own && k < label) ? 1 : 0;
+            }
+            right = before < 5;
+        }
+        sums.right += right && !wrong ? 1.0f : 0.0f;
     }
     return over_block<ClassSums>(sums);
 }
@@ -120,7 +129,7 @@ extern "C" __global__ void field_cross_entropy(const float *output, const float 
     ROLLED for (int sample = blockIdx.y; sample < n; sample += gridDim.y) {
         const float *own = output + sample * channels * points, *aim = target + sample * points;
         float *to = partials + ((Long)sample * parts + blockIdx.x) * width;
-        const ClassSums sums = class_sums(own, aim, weights, part, channels, points, smoothing);
+        const ClassSums sums = class_sums(own, aim, weights, part, channels, points, smoothing, metric);
         if (threadIdx.x == 0) {
             to[0] = sums.loss;
             to[1] = sums.count;
@@ -161,6 +170,7 @@ static __device__ inline float number_loss(int loss, float y, float t) {
     const float error = y - t, size = fabsf(error);
     if (loss == BCE) return (y > 0.0f ? y : 0.0f) - y * t + log1pf(expf(-fabsf(y)));
     if (loss == MAE) return size;
+    if (loss == OUTPUT) return y;
     if (loss == HUBER && size > 1.0f) return size - 0.5f;
     return loss == HUBER ? 0.5f * error * error : error * error;
 }
@@ -169,6 +179,7 @@ static __device__ inline float number_slope(int loss, float y, float t) {
     const float error = y - t;
     if (loss == BCE) return sigmoid_of(y) - t;
     if (loss == MSE) return 2.0f * error;
+    if (loss == OUTPUT) return 1.0f;
     if (loss == MAE || error > 1.0f || error < -1.0f) return error > 0.0f ? 1.0f : error < 0.0f ? -1.0f : error;
     return error;
 }

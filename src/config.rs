@@ -43,7 +43,7 @@ pub use fields::{FieldOptions, Missing};
 pub use length::{PlanOptions, RunLength};
 pub use mesh::MeshShape;
 pub use network::NetworkOptions;
-pub use objective::{Loss, Metric, Objective};
+pub use objective::{Loss, Metric, NamedLoss, Objective};
 pub use optimizer::{Optimizer, Rule};
 pub use outputs::Outputs;
 pub use parallel::Parallel;
@@ -376,6 +376,11 @@ impl Config {
             predict: None,
             max_batch: None,
         }
+    }
+
+    /// What the samples of this run are called.
+    pub fn unit(&self) -> &'static str {
+        if self.fields.are_given() { "samples" } else { "images" }
     }
 
     /// What is shown of how good the network is: of pictures the share that is classified right.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::objective::{Loss, Metric, Objective};
+use super::objective::{Loss, Metric, NamedLoss, Objective};
 use super::values::{number, without_flags};
 use crate::error::{Error, Result};
 
@@ -39,11 +39,13 @@ pub struct FieldOptions {
     /// Files to test on, as for --data.
     #[arg(long, value_name = "PATH")]
     pub test_data: Option<PathBuf>,
-    /// By what output and target are compared.
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub loss: Option<Loss>,
-    /// What is shown of how good the network is [default: accuracy, rmse or mae, by the loss].
-    #[arg(long, value_enum, value_name = "NAME")]
+    /// By what output and target are compared: cross-entropy, bce, mse, mae, huber; or output:NAME, an output of an
+    /// ONNX file that is the loss.
+    #[arg(long, value_name = "NAME")]
+    pub loss: Option<NamedLoss>,
+    /// What is shown of how good the network is: accuracy, top5, iou, mae, rmse, r2 or loss [default: accuracy, rmse or
+    /// mae, by the loss].
+    #[arg(long, value_name = "NAME", value_parser = Metric::named)]
     pub metric: Option<Metric>,
     /// What the loss of a point is multiplied by, for each class.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number)]
@@ -71,14 +73,24 @@ impl FieldOptions {
     /// Loss and metric of a run on arrays; `None` of one on pictures.
     pub fn objective(&self, smoothing: f32) -> Option<Objective> {
         // Where nothing is compared, none is asked for.
-        let loss = self.loss.unwrap_or(Loss::Mse);
+        let loss = self.loss().unwrap_or(Loss::Mse);
         let objective = Objective { loss, metric: self.metric.unwrap_or(loss.metric()), smoothing };
         Some(objective).filter(|_| self.are_given())
     }
 
+    /// By what the network is trained.
+    pub fn loss(&self) -> Option<Loss> {
+        self.loss.as_ref().map(|named| named.loss)
+    }
+
+    /// The output of the network that is the loss. What is called target then is read by the network too.
+    pub fn loss_output(&self) -> Option<&str> {
+        self.loss.as_ref()?.output.as_deref()
+    }
+
     /// Whether targets are numbers of classes.
     pub fn is_of_classes(&self) -> bool {
-        self.loss.is_some_and(Loss::is_of_classes)
+        self.loss().is_some_and(Loss::is_of_classes)
     }
 
     /// `predicts`: the network is only asked what it gives.
@@ -105,19 +117,27 @@ impl FieldOptions {
         let lacks = [
             (!has_data, "--data: the files they are in"),
             (self.inputs.is_empty(), "--input: the array that the network reads"),
-            (self.targets.is_empty() && !predicts, "--target: the array that it is to give"),
+            (
+                self.targets.is_empty() && !predicts && self.loss_output().is_none(),
+                "--target: the array that it is to give",
+            ),
             (
                 self.loss.is_none() && !predicts,
-                "--loss: cross-entropy for classes, mse, mae, huber or bce for numbers",
+                "--loss: cross-entropy for classes, mse, mae, huber or bce for numbers, output:NAME for one in the network",
             ),
         ];
         if let Some((_, what)) = lacks.iter().find(|(lacks, _)| *lacks) {
             return Err(Error::usage(format!("arrays are trained from; what lacks is {what}")));
         }
-        let Some(loss) = self.loss else { return Ok(()) };
+        let Some(loss) = self.loss() else { return Ok(()) };
         let of_classes = loss.is_of_classes();
         if let Some(metric) = self.metric.filter(|metric| !metric.fits(loss)) {
             return Err(Error::usage(format!("--metric {}: does not go with this --loss", metric.name())));
+        }
+        if loss == Loss::Output && self.missing == Missing::Mask {
+            return Err(Error::usage(
+                "--missing mask: no points can be left out of a loss that is in the network; --missing zero takes 0",
+            ));
         }
         if !of_classes && smoothing > 0.0 {
             return Err(Error::usage(

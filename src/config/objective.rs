@@ -1,5 +1,7 @@
 //! What a network of fields is trained by and shown by: the loss of its output and target, and a metric.
 
+use std::str::FromStr;
+
 use clap::ValueEnum;
 use serde::Serialize;
 
@@ -18,6 +20,9 @@ pub enum Loss {
     Mae,
     /// Half the square up to an error of 1, beyond it the error less a half: Huber, 1964.
     Huber,
+    /// What the network gives of a sample is its loss (`NamedLoss::output`).
+    #[value(skip)]
+    Output,
 }
 
 impl Loss {
@@ -32,8 +37,51 @@ impl Loss {
             Loss::CrossEntropy | Loss::Bce => Metric::Accuracy,
             Loss::Mse => Metric::Rmse,
             Loss::Mae | Loss::Huber => Metric::Mae,
+            Loss::Output => Metric::Loss,
         }
     }
+}
+
+/// What `--loss` takes: a loss by name, or `output:NAME`, an output of an ONNX file that is one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub struct NamedLoss {
+    /// By what the network is trained.
+    pub loss: Loss,
+    /// The output that it is.
+    pub output: Option<String>,
+}
+
+impl FromStr for NamedLoss {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NamedLoss, String> {
+        if let Some(name) = text.strip_prefix("output:").filter(|name| !name.is_empty()) {
+            return Ok(NamedLoss { loss: Loss::Output, output: Some(name.into()) });
+        }
+        match Loss::from_str(text, false) {
+            Ok(loss) => Ok(NamedLoss { loss, output: None }),
+            Err(_) => Err(format!(
+                "there are {}, and output:NAME, an output of an ONNX file that is a loss",
+                names::<Loss>()
+            )),
+        }
+    }
+}
+
+impl From<NamedLoss> for String {
+    fn from(named: NamedLoss) -> String {
+        let name = named.loss.to_possible_value().map(|value| value.get_name().to_string());
+        name.unwrap_or_else(|| format!("output:{}", named.output.unwrap_or_default()))
+    }
+}
+
+fn names<T: ValueEnum>() -> String {
+    let names: Vec<String> = T::value_variants()
+        .iter()
+        .filter_map(|value| Some(value.to_possible_value()?.get_name().to_string()))
+        .collect();
+    names.join(", ")
 }
 
 /// What is shown of how good a network is. It is a few sums a sample, and a formula of their means over all samples, so
@@ -54,9 +102,28 @@ pub enum Metric {
     /// 1 less the squared error over the variance of the targets; unknown where their deviation is less than a
     /// hundredth of their size, so that they are to be rescaled.
     R2,
+    /// The share of a sample's points of whose classes fewer than five have larger scores than the right one.
+    Top5,
+    /// The loss, and nothing else.
+    Loss,
 }
 
 impl Metric {
+    /// What `--metric` names.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn named(text: &str) -> Result<Metric, String> {
+        let reason = match text {
+            "auc" => {
+                "the area under a curve is no sum over samples: it wants all scores in one order, which no rank has. \
+                 dltrain predict writes them to compute it from; "
+            }
+            _ => "",
+        };
+        Metric::from_str(text, false).map_err(|_| format!("{reason}there are {}", names::<Metric>()))
+    }
+
     /// Sums of one sample, of an output with so many channels: the first `carried` are means over its points that have
     /// a target, and those behind are counts of TP, FP and FN, by class.
     pub fn sums(self, channels: usize) -> usize {
@@ -71,34 +138,37 @@ impl Metric {
         if self == Metric::R2 { 3 } else { 1 }
     }
 
-    /// What comes of the means of its sums over samples. Of R² these are the squared error, the target and its square.
-    pub fn of(self, means: [f64; 3]) -> f64 {
+    /// What comes of the means over samples of the loss and of its sums. Of R² these are the squared error, the target
+    /// and its square.
+    pub fn of(self, loss: f64, means: [f64; 3]) -> f64 {
         let [first, second, third] = means;
         match self {
             Metric::Rmse => first.sqrt(),
             // The sums are f32: of targets that vary little beside what they are nothing can be said.
             Metric::R2 if third - second * second <= 1e-4 * third => f64::NAN,
             Metric::R2 => 1.0 - first / (third - second * second),
-            Metric::Accuracy | Metric::Iou | Metric::Mae => first,
+            Metric::Loss => loss,
+            Metric::Accuracy | Metric::Iou | Metric::Mae | Metric::Top5 => first,
         }
     }
 
     /// Whether `a` is better than `b`.
     pub fn prefers(self, a: f64, b: f64) -> bool {
-        if matches!(self, Metric::Mae | Metric::Rmse) { a < b } else { a > b }
+        if matches!(self, Metric::Mae | Metric::Rmse | Metric::Loss) { a < b } else { a > b }
     }
 
     /// Whether it is a share, which is shown in per cent.
     pub fn is_share(self) -> bool {
-        matches!(self, Metric::Accuracy | Metric::Iou)
+        matches!(self, Metric::Accuracy | Metric::Iou | Metric::Top5)
     }
 
     /// Whether it is of classes, and so of a loss of classes.
     pub fn fits(self, loss: Loss) -> bool {
         match self {
             Metric::Accuracy => matches!(loss, Loss::CrossEntropy | Loss::Bce),
-            Metric::Iou => loss == Loss::CrossEntropy,
-            Metric::Mae | Metric::Rmse | Metric::R2 => loss != Loss::CrossEntropy,
+            Metric::Iou | Metric::Top5 => loss == Loss::CrossEntropy,
+            Metric::Mae | Metric::Rmse | Metric::R2 => !matches!(loss, Loss::CrossEntropy | Loss::Output),
+            Metric::Loss => true,
         }
     }
 
@@ -110,6 +180,8 @@ impl Metric {
             Metric::Mae => "mae",
             Metric::Rmse => "rmse",
             Metric::R2 => "r2",
+            Metric::Top5 => "top5",
+            Metric::Loss => "loss",
         }
     }
 }
@@ -131,9 +203,24 @@ mod tests {
 
     #[test]
     fn r2_is_unknown_where_the_targets_hardly_vary() {
-        assert_eq!(Metric::R2.of([0.5, 0.0, 1.0]), 0.5);
-        assert!(Metric::R2.of([0.5, 1e5, 1e10 + 3.0]).is_nan());
-        assert_eq!(Metric::Rmse.of([4.0, 0.0, 0.0]), 2.0);
+        assert_eq!(Metric::R2.of(0.0, [0.5, 0.0, 1.0]), 0.5);
+        assert!(Metric::R2.of(0.0, [0.5, 1e5, 1e10 + 3.0]).is_nan());
+        assert_eq!(Metric::Rmse.of(0.0, [4.0, 0.0, 0.0]), 2.0);
+        assert_eq!(Metric::Loss.of(3.0, [4.0, 0.0, 0.0]), 3.0);
         assert!(Metric::Rmse.prefers(0.1, 0.2) && Metric::R2.prefers(0.2, 0.1));
+    }
+
+    #[test]
+    fn losses_and_metrics_are_named_and_what_is_none_is_explained() {
+        let parsed: NamedLoss = "output:total".parse().unwrap();
+        assert_eq!((parsed.loss, parsed.output.as_deref()), (Loss::Output, Some("total")));
+        for text in ["output:total", "cross-entropy", "mse"] {
+            assert_eq!(String::from(text.parse::<NamedLoss>().unwrap()), text);
+        }
+        assert!(
+            "output:".parse::<NamedLoss>().unwrap_err().contains("cross-entropy, bce, mse, mae, huber, and")
+        );
+        assert_eq!(Metric::named("top5"), Ok(Metric::Top5));
+        assert!(Metric::named("auc").unwrap_err().contains("no sum over samples"));
     }
 }

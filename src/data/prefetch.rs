@@ -241,7 +241,7 @@ impl<O: Order> Reader<O> {
             self.ahead = Some(ahead);
             return read.map(|()| count);
         }
-        Err(Error::internal("the thread that reads images ended"))
+        Err(Error::internal("the thread that reads samples ended"))
     }
 
     fn start(&self, first: u64, like: &Batch) -> Result<Ahead> {
@@ -274,7 +274,7 @@ impl<O: Order> Reader<O> {
         };
         let thread = std::thread::Builder::new().name("loader".into()).spawn(work);
         let thread =
-            thread.map_err(|error| Error::environment(format!("no thread to read images: {error}")))?;
+            thread.map_err(|error| Error::environment(format!("no thread to read samples: {error}")))?;
         Ok(Ahead { ready, found: None, empty: Some(empty), thread: Some(thread) })
     }
 
@@ -439,7 +439,7 @@ impl Bad {
         match last.take() {
             Some(error) if self.strict => Err(error),
             Some(error) if in_a_row >= HOPELESS => {
-                Err(error.context(format!("{in_a_row} images in a row could not be read, the last of them")))
+                Err(error.context(format!("{in_a_row} samples in a row could not be read, the last of them")))
             }
             _ => Ok(()),
         }

@@ -47,7 +47,7 @@ impl Sharding {
         }
         if global > images {
             let cause = format!(
-                "the training set has {images} images, fewer than one global batch of {global} \
+                "the training set has {images} samples, fewer than one global batch of {global} \
                  ({} ranks × batch {} × accumulation {})",
                 self.ranks, self.batch, self.accumulation
             );
@@ -64,7 +64,7 @@ impl Sharding {
         }
         if global > most::IMAGES {
             return Err(Error::usage(format!(
-                "a global batch of {} ranks × --batch {} × --accumulation {}: at most {} images",
+                "a global batch of {} ranks × --batch {} × --accumulation {}: at most {} samples",
                 self.ranks,
                 self.batch,
                 self.accumulation,

@@ -120,8 +120,21 @@ pub fn is_file(name: &str) -> bool {
 /// # Errors
 /// `Usage`, listing the names there are; `Data` where the file cannot be read or its network not trained.
 pub fn find(name: &str) -> Result<Model> {
+    find_for(name, None)
+}
+
+/// That of this name, trained by one of its outputs, where one is said.
+///
+/// # Errors
+/// As for `find`; `Usage` for a network without such an output.
+pub fn find_for(name: &str, loss: Option<&str>) -> Result<Model> {
     if is_file(name) {
-        return open(Path::new(name)).map_err(|error| error.context("--model"));
+        return opened(Path::new(name), loss).map_err(|error| error.context("--model"));
+    }
+    if let Some(loss) = loss {
+        return Err(Error::usage(format!(
+            "--loss output:{loss}: names an output of an ONNX file, and --model {name} is a network by name"
+        )));
     }
     all().find(|model| model.name == name).cloned().ok_or_else(|| {
         Error::usage(format!(
@@ -136,7 +149,11 @@ pub fn find(name: &str) -> Result<Model> {
 /// # Errors
 /// `Data` where the file cannot be read or its network not trained.
 pub fn open(path: &Path) -> Result<Model> {
-    let file = onnx::OnnxFile::open(path)?;
+    opened(path, None)
+}
+
+fn opened(path: &Path, loss: Option<&str>) -> Result<Model> {
+    let file = onnx::OnnxFile::open(path, loss)?;
     Ok(Model {
         name: "",
         about: "from an ONNX file",

@@ -126,12 +126,24 @@ fn named(columns: &Columns, metric: Metric) -> Vec<(String, &'static str, &'stat
         Metric::Mae => Some(("", "mean absolute error, of rescaled numbers")),
         Metric::Rmse => Some(("", "root of the mean squared error, of rescaled numbers")),
         Metric::R2 => Some(("1", "1 less the squared error over the variance of the targets")),
+        Metric::Top5 => Some(("1", "share of points whose class is among the five of the largest scores")),
+        Metric::Loss => None,
     };
     let of = |&(name, unit, meaning): &(&str, &'static str, &'static str)| {
         let (unit, meaning) = about.filter(|_| name.contains("accuracy")).unwrap_or((unit, meaning));
         (name.replace("accuracy", metric.name()), unit, meaning)
     };
-    columns.iter().map(of).collect()
+    columns.iter().filter(|(name, ..)| has(metric, name)).map(of).collect()
+}
+
+/// Whether a column is there: of the loss as metric there is none besides the loss's own.
+fn has(metric: Metric, name: &str) -> bool {
+    metric != Metric::Loss || !name.contains("accuracy")
+}
+
+/// The values of the columns that are there.
+fn values(columns: &Columns, metric: Metric, all: &[f64]) -> Vec<f64> {
+    columns.iter().zip(all).filter(|((name, ..), _)| has(metric, name)).map(|(_, value)| *value).collect()
 }
 
 /// An open results file. On any error the file is lost: see `abandon`.
@@ -322,21 +334,25 @@ impl ResultsFile {
         let [busy, memory, power] = usage(r.usage);
         self.steps.push(
             &[r.step, r.epoch, r.images],
-            &[
-                r.loss,
-                r.metric,
-                r.learning_rate,
-                r.seconds,
-                r.compute,
-                r.communication,
-                r.input,
-                r.encoding,
-                r.copying,
-                f64::from(u8::from(r.saving)),
-                busy,
-                memory,
-                power,
-            ],
+            &values(
+                STEP_VALUES,
+                self.metric,
+                &[
+                    r.loss,
+                    r.metric,
+                    r.learning_rate,
+                    r.seconds,
+                    r.compute,
+                    r.communication,
+                    r.input,
+                    r.encoding,
+                    r.copying,
+                    f64::from(u8::from(r.saving)),
+                    busy,
+                    memory,
+                    power,
+                ],
+            ),
         );
         // A step that reports other than the planned buckets leaves the rest unknown.
         for (series, of) in self.steps.buckets.iter_mut().zip([
@@ -362,7 +378,7 @@ impl ResultsFile {
         ];
         values.extend([&r.compute, &r.communication, &r.input].into_iter().flat_map(spread));
         values.extend(usage(r.usage));
-        self.epochs.push(&[r.epoch], &values);
+        self.epochs.push(&[r.epoch], &self::values(EPOCH_VALUES, self.metric, &values));
     }
 
     /// Writes the waiting rows and hands them to the operating system, where a kill cannot reach them. The flush of
@@ -422,6 +438,7 @@ impl ResultsFile {
             memory,
             power,
         ];
+        let values = self::values(SUMMARY_VALUES, self.metric, &values);
         for ((name, ..), value) in named(SUMMARY_VALUES, self.metric).iter().zip(values) {
             self.summary.dataset(name)?.write_scalar(&value)?;
         }

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
 pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest_step, own_checkpoints};
-pub use field_predictions::{FieldOrigin, FieldPredictions};
+pub use field_predictions::{FieldOrigin, FieldPredictions, PredictedFields};
 use file::ResultsFile;
 pub use logging::{Verbosity, start_logging};
 use mllog::MlperfLog;
@@ -297,7 +297,7 @@ impl RecordWriter {
 
     fn epoch(&mut self, r: &EpochRecord) {
         if !std::mem::replace(&mut self.header, true) {
-            terminal::tell(&table::epoch_header(r, self.about.metric));
+            terminal::tell(&table::epoch_header(r, &self.about));
         }
         self.closing.epoch(r, self.about.metric);
         terminal::tell(&table::epoch(r, self.about.metric));
@@ -518,6 +518,14 @@ pub struct RunSize {
 
 impl Description {
     /// One of the attributes; empty where it is not there.
+    /// What its samples are called.
+    fn unit(&self) -> &str {
+        match self.text("unit") {
+            "" => "images",
+            unit => unit,
+        }
+    }
+
     fn text(&self, name: &str) -> &str {
         let found = self.attributes.iter().find(|(given, _)| given == name);
         found.map_or("", |(_, value)| value.as_str())

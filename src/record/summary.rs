@@ -30,7 +30,7 @@ pub(super) fn closing(
         let _ = writeln!(text, "{name:<17}{value}");
     }
     let rate = c.images_per_second();
-    let _ = write!(text, "\ntotal images/sec: {rate:.*}", decimals(rate, 2));
+    let _ = write!(text, "\ntotal {}/sec: {rate:.*}", about.unit(), decimals(rate, 2));
     text
 }
 
@@ -69,6 +69,8 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
             Metric::Mae => "test MAE",
             Metric::Rmse => "test RMSE",
             Metric::R2 => "test R²",
+            Metric::Top5 => "test top 5",
+            Metric::Loss => "test loss",
         };
         rows.push((name, format!("{last} at the end, best {best} in epoch {best_epoch}")));
     }
@@ -80,7 +82,8 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
     let deviation = speed.deviation().map_or(String::new(), |sd| {
         format!("; single steps {:.digits_step$} ± {sd:.digits_step$} (sd)", speed.mean)
     });
-    rows.push(("images/sec", format!("{rate:.digits$}, a rank {each:.digits_each$}{deviation}")));
+    let rates = if about.unit() == "images" { "images/sec" } else { "samples/sec" };
+    rows.push((rates, format!("{rate:.digits$}, a rank {each:.digits_each$}{deviation}")));
     let parts = [c.spent.compute, c.spent.communication, c.spent.input].map(|seconds| c.share(seconds));
     let other = (1.0 - parts.iter().sum::<f64>()).max(0.0);
     let [compute, communication, input, other] = [parts[0], parts[1], parts[2], other].map(|p| percent(p, 1));

@@ -11,8 +11,13 @@ const EPOCH_HEADER: [&str; 2] =
 const USAGE_HEADER: &str = "  GPU busy  GPU memory  power";
 
 /// Above the lines of `epoch`, the first of which this is.
-pub(super) fn epoch_header(r: &EpochRecord, metric: Metric) -> String {
-    let [begin, end] = EPOCH_HEADER;
+pub(super) fn epoch_header(r: &EpochRecord, about: &Description) -> String {
+    let ([begin, end], metric) = (EPOCH_HEADER, about.metric);
+    let end = end.replace("   images/s", &format!("{:>11}", format!("{}/s", about.unit())));
+    if metric == Metric::Loss {
+        let begin = begin.replace("  train acc", "").replace("  test acc", "");
+        return format!("{begin}{end}{}", r.usage.map_or("", |_| USAGE_HEADER));
+    }
     let name = match metric {
         Metric::Accuracy => "acc",
         other => other.name(),
@@ -62,14 +67,17 @@ pub(super) fn epoch(r: &EpochRecord, of: Metric) -> String {
         Metric::Accuracy => columns,
         other => columns.max(part.len() + other.name().len()),
     };
-    let [train, test] = [width(9, "train "), width(8, "test ")];
+    let cell = |width: usize, value: f64| match of {
+        Metric::Loss => String::new(),
+        _ => format!("  {:>width$}", metric(of, value)),
+    };
     let line = format!(
-        "{:>5}  {:>10}  {:>train$}  {:>9}  {:>test$}  {:>9.1}  {:>7}  {:>6}  {:>6}  {:>8}",
+        "{:>5}  {:>10}{}  {:>9}{}  {:>9.1}  {:>7}  {:>6}  {:>6}  {:>8}",
         r.epoch,
         loss(r.train_loss),
-        metric(of, r.train_metric),
+        cell(width(9, "train "), r.train_metric),
         loss(r.test_loss),
-        metric(of, r.test_metric),
+        cell(width(8, "test "), r.test_metric),
         r.images_per_second,
         percent(r.compute.mean, 1),
         percent(r.communication.mean, 1),
@@ -94,7 +102,7 @@ pub(super) fn progress(about: &Description, closing: &Closing, r: &StepRecord) -
     };
     let rate = closing.images_per_second();
     let digits = decimals(rate, 0);
-    (prefix, format!("loss {} {rate:.digits$} images/s", loss(r.loss)))
+    (prefix, format!("loss {} {rate:.digits$} {}/s", loss(r.loss), about.unit()))
 }
 
 /// The speed of a synthetic run: mean and standard error of the mean (Welford's recurrence), as

@@ -89,12 +89,12 @@ impl EventFile {
         self.step = r.step;
         let mut values = vec![
             scalar("loss/train", r.loss),
-            scalar(&format!("{}/train", metric.name()), r.metric),
             scalar("learning_rate", r.learning_rate),
             scalar("images_per_second", r.images as f64 / r.seconds),
             scalar("share/communication", r.communication / r.seconds),
             scalar("share/input", r.input / r.seconds),
         ];
+        values.extend(of_metric(metric, "train", r.metric));
         if let Some(usage) = r.usage {
             values.extend([
                 scalar("gpu/busy", usage.busy),
@@ -109,10 +109,10 @@ impl EventFile {
     pub fn epoch(&mut self, r: &EpochRecord, metric: Metric) -> Result<()> {
         let mut values = vec![
             scalar("loss/test", r.test_loss),
-            scalar(&format!("{}/test", metric.name()), r.test_metric),
             scalar("epoch/loss", r.train_loss),
             scalar("epoch/images_per_second", r.images_per_second),
         ];
+        values.extend(of_metric(metric, "test", r.test_metric));
         values.retain(|value| !value.is_empty());
         self.write(self.step, &[message(5, &values)])
     }
@@ -152,6 +152,11 @@ fn framed(bytes: &[u8]) -> Vec<u8> {
 
 fn masked(bytes: &[u8]) -> [u8; 4] {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
+}
+
+/// The metric, where it is none of the losses.
+fn of_metric(metric: Metric, part: &str, value: f64) -> Option<Vec<u8>> {
+    (metric != Metric::Loss).then(|| scalar(&format!("{}/{part}", metric.name()), value))
 }
 
 /// Summary.Value; nothing for what is not known.

@@ -34,6 +34,8 @@ pub enum Mark {
     Line,
     /// A line with its points marked.
     Points,
+    /// Points alone, small ones.
+    Dots,
     Dashes,
 }
 
@@ -274,6 +276,12 @@ fn draw_legend(area: &SvgArea, keys: &[Key], places: &[(i32, i32)]) -> Drawing<(
     Ok(())
 }
 
+/// The colour of a class or a curve.
+pub fn rgb(index: usize) -> [u8; 3] {
+    let RGBColor(red, green, blue) = colour(index);
+    [red, green, blue]
+}
+
 fn colour(index: usize) -> RGBColor {
     let (red, green, blue) = COLOURS[index % COLOURS.len()];
     RGBColor(red, green, blue)
@@ -296,6 +304,11 @@ fn draw_line(chart: &mut Chart<Coordinates>, x: Scale, y: Scale, line: &ChartLin
     match line.mark {
         Mark::Dashes => {
             chart.draw_series(DashedLineSeries::new(points.clone(), 6, 4, colour.stroke_width(1)))?
+        }
+        Mark::Dots => {
+            let dots = points.iter().map(|&point| Circle::new(point, 2, colour.mix(0.5).filled()));
+            chart.draw_series(dots)?;
+            return Ok(());
         }
         _ => chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2)))?,
     };

@@ -7,7 +7,7 @@ use super::axis::{ChartAxis, Scale};
 use super::chart::{self, ChartLine, ChartRow, Mark};
 use super::figures::{Figure, MOST};
 use super::predicted::PredictedRuns;
-use super::run::Run;
+use super::run::{Run, unit_of};
 use crate::error::Result;
 
 /// Settings that tell one file from another but not what was run.
@@ -209,14 +209,18 @@ pub fn scaling(runs: &[Run], predicted: &[PredictedRuns]) -> Result<Vec<Figure>>
             continue;
         }
         let ranks = ChartAxis::new("ranks", Scale::Log2);
-        let svg = chart::lines(&ranks, &ChartAxis::new("images/s, all ranks", Scale::Log10), &speeds)?;
-        let title = of_lot("Images a second over ranks", &lot, ": ");
+        let svg = chart::lines(
+            &ranks,
+            &ChartAxis::new(format!("{}/s, all ranks", unit_of(runs)), Scale::Log10),
+            &speeds,
+        )?;
+        let title = of_lot("Speed over ranks", &lot, ": ");
         let caption =
             "At the same batch a rank (weak scaling). The ideal line leads from the fewest ranks on.";
         figures.push(Figure::new(of_lot("scaling", &lot, "-"), title, caption, svg));
         let svg = chart::lines(&ranks, &ChartAxis::new("efficiency [%]", Scale::Whole), &shares)?;
         let title = of_lot("Efficiency over ranks", &lot, ": ");
-        let caption = "Images a second a rank, as a share of that with the fewest ranks.";
+        let caption = "Speed of a rank, as a share of that with the fewest ranks.";
         figures.push(Figure::new(of_lot("efficiency", &lot, "-"), title, caption, svg));
     }
     Ok(figures)
@@ -234,11 +238,12 @@ pub fn strategies(runs: &[Run]) -> Result<Vec<Figure>> {
     };
     let peak = |run: &Run| run.record.number("peak_memory").map(|bytes| bytes / 1e6);
     let sent = |run: &Run| run.record.number("sent_a_step").map(|bytes| bytes / 1e6);
+    let rate = format!("{}/s, all ranks", unit_of(runs));
     let speed = |run: &Run| Some(run.images_per_second());
     /// A file's name, a title, what the axis says, a caption, and the number of a run.
     type Bars<'a> = (&'a str, &'a str, &'a str, &'a str, &'a dyn Fn(&Run) -> Option<f64>);
     let charts: [Bars; 4] = [
-        ("speed", "Images a second", "images/s, all ranks", "Warm-up left out.", &speed),
+        ("speed", "Speed", rate.as_str(), "Warm-up left out.", &speed),
         ("memory", "Memory", "memory of a rank [MB]", "Peak resident set of the rank that has most.", &peak),
         (
             "bytes",
@@ -283,7 +288,7 @@ pub fn sweeps(runs: &[Run]) -> Result<Vec<Figure>> {
             lines.filter(|line| !line.points.is_empty()).collect()
         };
         let memory = |run: &Run| run.record.number("peak_memory").filter(|&bytes| bytes > 0.0);
-        let batch = ChartAxis::new("batch: images a rank and step", Scale::Log2);
+        let batch = ChartAxis::new(format!("batch: {} a rank and step", unit_of(runs)), Scale::Log2);
         let mut add = |name: &str,
                        title: &str,
                        caption: &str,
@@ -296,11 +301,12 @@ pub fn sweeps(runs: &[Run]) -> Result<Vec<Figure>> {
             }
             Ok(())
         };
+        let rate = format!("{}/s, all ranks", unit_of(runs));
         add(
             "batch-speed",
-            "Images a second over the batch",
+            "Speed over the batch",
             "All ranks together; warm-up left out.",
-            "images/s, all ranks",
+            &rate,
             curves(&|run| Some(run.images_per_second())),
         )?;
         add(

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::axis::{ChartAxis, Scale};
 use super::chart::{self, ChartLine, ChartRow, ChartSpan, Mark};
-use super::run::{BucketTimes, PARTS, Run};
+use super::run::{BucketTimes, PARTS, Run, unit_of};
 use crate::error::Result;
 
 /// Points of a curve; of more steps each stands for several.
@@ -75,10 +75,13 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
         let loss = chart::lines(x, &ChartAxis::new(axis, scale), &losses)?;
         let caption = "Lines: training, a mean over some steps where there are many, with least and most behind it. Dots: the test set, after each epoch.";
         figures.push(Figure::new(format!("loss-over-{name}"), format!("Loss over {name}"), caption, loss));
+        if trained.iter().all(|run| run.metric == "loss") {
+            continue;
+        }
         let (axis, title) = metric_names(&trained);
         let chart = chart::lines(x, &ChartAxis::new(axis, Scale::Linear), &metrics)?;
         figures.push(Figure::new(
-            format!("accuracy-over-{name}"),
+            format!("{}-over-{name}", title.to_lowercase().replace(", ", "-")),
             format!("{title} over {name}"),
             caption,
             chart,
@@ -94,7 +97,8 @@ fn metric_names(runs: &[&Run]) -> (String, String) {
     if names == "accuracy" {
         ("classified right [%]".into(), "Accuracy".into())
     } else {
-        (names.clone(), names)
+        let shares = runs.iter().all(|run| run.shows_a_share());
+        (if shares { format!("{names} [%]") } else { names.clone() }, names)
     }
 }
 
@@ -132,13 +136,14 @@ pub fn throughput(runs: &[&Run]) -> Result<Option<Figure>> {
     if lines.is_empty() {
         return Ok(None);
     }
+    let unit = unit_of(shown);
     let svg = chart::lines(
         &ChartAxis::new("step", Scale::Linear),
-        &ChartAxis::new("images/s, all ranks", Scale::Whole),
+        &ChartAxis::new(format!("{unit}/s, all ranks"), Scale::Whole),
         &lines,
     )?;
-    let caption = "Images of all ranks a second, step by step; warm-up included.";
-    Ok(Some(Figure::new("throughput", "Throughput", caption, svg)))
+    let caption = format!("{unit} of all ranks a second, step by step; warm-up included.");
+    Ok(Some(Figure::new("throughput", "Throughput", &caption, svg)))
 }
 
 /// How late asynchronous updates were.

@@ -6,6 +6,7 @@
 mod axis;
 mod chart;
 mod compare;
+mod fields;
 mod figures;
 mod page;
 mod predicted;
@@ -21,12 +22,12 @@ use self::predicted::PredictedRuns;
 use self::run::Run;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files;
-use crate::record;
+use crate::record::{self, PredictedFields};
 
 /// Make a page of HTML of one or several runs' results: curves, speed, memory, overlap, scaling, sweeps.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Results files, or directories of such.
+    /// Results files, or directories of such; files that predict wrote with targets.
     #[arg(required = true, value_name = "RUN.h5")]
     runs: Vec<PathBuf>,
     /// The page. One that is there is replaced if it is such a report, else nothing is written.
@@ -47,11 +48,14 @@ pub struct Args {
 /// report of the others.
 pub fn run(args: &Args) -> Result<()> {
     check_places(args)?;
-    let (mut runs, left_out) = opened(&args.runs)?;
+    let (mut runs, fields, left_out) = opened(&args.runs)?;
     compare::label(&mut runs);
     let predicted =
         args.predicted.iter().map(|path| PredictedRuns::read(path)).collect::<Result<Vec<_>>>()?;
-    let sections = sections(&runs, &predicted)?;
+    let mut sections = sections(&runs, &predicted)?;
+    for (name, file) in &fields {
+        sections.push(fields::section(name, file)?);
+    }
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
     put(&args.output, &html)?;
     record::print(&format!("report: {}", args.output.display()));
@@ -85,9 +89,10 @@ fn check_places(args: &Args) -> Result<()> {
     }
 }
 
-/// The runs, and what is said of files that are none.
-fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<String>)> {
-    let (mut runs, mut left_out) = (Vec::new(), Vec::new());
+/// The runs, what was predicted, and what is said of files that are neither.
+#[allow(clippy::type_complexity, reason = "what was opened, once")]
+fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<(String, PredictedFields)>, Vec<String>)> {
+    let (mut runs, mut fields, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for path in given {
         if path.is_dir() {
             // Of what a directory holds besides runs nothing need be said.
@@ -98,6 +103,19 @@ fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<String>)> {
             runs.extend(found);
             continue;
         }
+        match PredictedFields::open(path) {
+            Ok(Some(file)) => {
+                let name =
+                    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+                fields.push((name, file));
+                continue;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                left_out.push(error.message);
+                continue;
+            }
+        }
         match Run::open(path) {
             Ok(run) if run.step.is_empty() => left_out.push(format!("{}: has no steps yet", path.display())),
             Ok(run) => runs.push(run),
@@ -105,10 +123,10 @@ fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<String>)> {
         }
     }
     runs.retain(|run| !run.step.is_empty());
-    if runs.is_empty() {
+    if runs.is_empty() && fields.is_empty() {
         return Err(Error::new(ErrorKind::Data, left_out.join("\n")));
     }
-    Ok((runs, left_out))
+    Ok((runs, fields, left_out))
 }
 
 fn results_in(directory: &Path) -> Result<Vec<PathBuf>> {
@@ -134,7 +152,8 @@ fn sections(runs: &[Run], predicted: &[PredictedRuns]) -> Result<Vec<Section>> {
     };
     let mut learned = figures::learning(&all)?;
     learned.extend(figures::staleness(&all)?);
-    let section = |title: &str, figures: Vec<Figure>| Section { title: title.into(), figures };
+    let section =
+        |title: &str, figures: Vec<Figure>| Section { title: title.into(), text: String::new(), figures };
     Ok(vec![
         section("Scaling", compare::scaling(runs, predicted)?),
         section("Strategies", compare::strategies(runs)?),

@@ -3,7 +3,7 @@
 use super::axis::number;
 use super::compare;
 use super::figures::Figure;
-use super::run::Run;
+use super::run::{Run, unit_of};
 
 /// By it a report is known that may be replaced by a newer one.
 pub const MARK: &str = "<!DOCTYPE html><!-- dltrain report -->";
@@ -34,6 +34,8 @@ details { margin: .4rem 0; } summary { cursor: pointer; }
 /// A headline and what stands below it.
 pub struct Section {
     pub title: String,
+    /// HTML above the figures.
+    pub text: String,
     pub figures: Vec<Figure>,
 }
 
@@ -43,6 +45,7 @@ pub fn page(runs: &[Run], sections: &[Section], left_out: &[String], date: &str)
         [run] => {
             format!("{} on {} rank{}", run.text("model"), run.ranks, if run.ranks == 1.0 { "" } else { "s" })
         }
+        [] => "predictions".into(),
         _ => format!("{} runs", runs.len()),
     };
     let title = escape(&title);
@@ -63,12 +66,15 @@ pub fn page(runs: &[Run], sections: &[Section], left_out: &[String], date: &str)
     for text in left_out.iter().cloned().chain(running) {
         html += &format!("<p class=\"warn\">{}</p>\n", escape(&text));
     }
-    html += &table_of(runs);
+    if !runs.is_empty() {
+        html += &table_of(runs);
+    }
     if runs.len() > 1 {
         html += &differences(runs);
     }
-    for section in sections.iter().filter(|section| !section.figures.is_empty()) {
-        html += &format!("<h2>{}</h2>\n<div class=\"figures\">\n", escape(&section.title));
+    for section in sections.iter().filter(|section| !(section.figures.is_empty() && section.text.is_empty()))
+    {
+        html += &format!("<h2>{}</h2>\n{}<div class=\"figures\">\n", escape(&section.title), section.text);
         for figure in &section.figures {
             html += &format!(
                 "<figure><h3>{}</h3>{}<figcaption>{}</figcaption></figure>\n",
@@ -79,7 +85,7 @@ pub fn page(runs: &[Run], sections: &[Section], left_out: &[String], date: &str)
         }
         html += "</div>\n";
     }
-    html += "<h2>To repeat a run</h2>\n";
+    html += if runs.is_empty() { "" } else { "<h2>To repeat a run</h2>\n" };
     for run in runs {
         html += &format!(
             "<details><summary>{}</summary><pre>{}</pre><pre>{}</pre></details>\n",
@@ -92,6 +98,7 @@ pub fn page(runs: &[Run], sections: &[Section], left_out: &[String], date: &str)
 }
 
 fn table_of(runs: &[Run]) -> String {
+    let rate = format!("{}/s", unit_of(runs));
     let head = [
         "run",
         "model",
@@ -100,7 +107,7 @@ fn table_of(runs: &[Run]) -> String {
         "steps",
         "first epoch",
         "later ones",
-        "images/s",
+        &rate,
         "± sd of steps",
         "training loss",
         "test metric",
@@ -185,6 +192,6 @@ fn speed(rate: f64) -> String {
     }
 }
 
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -93,7 +93,15 @@ impl Run {
 
     /// Whether its metric is a share, which is shown in per cent.
     pub fn shows_a_share(&self) -> bool {
-        ["accuracy", "iou"].contains(&&*self.metric)
+        ["accuracy", "iou", "top5"].contains(&&*self.metric)
+    }
+
+    /// What its samples are called.
+    pub fn unit(&self) -> &str {
+        match self.text("unit") {
+            "" => "images",
+            unit => unit,
+        }
     }
 
     /// A text of its configuration; empty where it is not known.
@@ -200,6 +208,11 @@ impl Run {
             median(all[first..].to_vec()).unwrap_or(0.0)
         })
     }
+}
+
+/// What the samples of all these runs are called.
+pub fn unit_of<'a>(runs: impl IntoIterator<Item = &'a Run>) -> &'static str {
+    if runs.into_iter().all(|run| run.unit() == "images") { "images" } else { "samples" }
 }
 
 /// A number that was an f32 without the digits that it has as f64.

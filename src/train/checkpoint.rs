@@ -193,7 +193,7 @@ pub fn identity(
         ("--ema", on(config.optimizer.ema.is_some())),
     ]
     .into_iter()
-    .chain(config.fields.loss.map(|loss| ("--loss", format!("{loss:?}"))))
+    .chain(config.fields.loss.clone().map(|loss| ("--loss", loss.into())))
     .map(|(name, value)| (name.to_string(), value))
     .collect()
 }

@@ -137,6 +137,7 @@ fn attributes(
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));
     attributes.push(("metric".into(), config.metric().name().into()));
+    attributes.push(("unit".into(), config.unit().into()));
     attributes.push(("image".into(), graph.image().to_string()));
     attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));
     attributes.retain({
@@ -207,7 +208,7 @@ pub fn built(
         None if tensor > 1 => {
             format!("{split} split over {tensor} ranks each, who update their parts; of the rest {owners}")
         }
-        None if parts > 1 => format!("images cut by rows over {parts} ranks each; {owners}"),
+        None if parts > 1 => format!("{} cut by rows over {parts} ranks each; {owners}", config.unit()),
         None => owners,
         Some(Pipeline { stages, schedule, .. }) => {
             let of_stage = if data.size() > 1 { format!("; in each {owners}") } else { String::new() };

@@ -64,7 +64,7 @@ impl Evaluator {
         let (images, loss) = (sums.pop().unwrap_or(f64::NAN), sums.pop().unwrap_or(f64::NAN));
         let mean = |at: usize| sums.get(at).map_or(0.0, |sum| sum / images);
         let counts = if metric == Metric::Iou { &sums[1..] } else { &[] };
-        let (metric, by_class) = (metric.of([0, 1, 2].map(mean)), intersections(counts));
+        let (metric, by_class) = (metric.of(loss / images, [0, 1, 2].map(mean)), intersections(counts));
         let test = Test { loss: loss / images, metric, by_class, apart: f64::NAN };
         Ok(whole.then_some(test))
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::doubts::Weights;
 use super::network::Network;
 use crate::comm::World;
-use crate::config::{Config, Loss};
+use crate::config::Config;
 use crate::data::{Dataset, FieldSet, Samples, Sets};
 use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe};
@@ -41,7 +41,7 @@ pub fn shaped(
         return world.agree(Err(Error::usage(format!("--{flag} is for pictures, and --input names arrays"))));
     }
     if model.is_none() {
-        model = Some(world.agree(model::find(&config.model))?);
+        model = Some(world.agree(model::find_for(&config.model, config.fields.loss_output()))?);
     }
     let inputs = inputs(model.as_ref());
     config.network.sample = Some(world.agree(FieldSet::shape(path, &config.fields, &inputs))?);
@@ -116,7 +116,7 @@ pub fn open(
 /// That the network's output can be compared with the target.
 fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
     let output = network.output()?;
-    let is_of_classes = config.fields.loss.is_some_and(Loss::is_of_classes);
+    let is_of_classes = config.fields.is_of_classes();
     let wanted = match (is_of_classes, &output[..]) {
         (true, [_, rest @ ..]) => rest,
         (_, all) => all,

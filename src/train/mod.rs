@@ -322,7 +322,7 @@ fn record_step(
         epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
         images: result.images as u64,
         loss: result.loss,
-        metric: job.metric.of(result.metric.map(|sum| sum / result.images.max(1) as f64)),
+        metric: job.metric.of(result.loss, result.metric.map(|sum| sum / result.images.max(1) as f64)),
         learning_rate: f64::from(result.learning_rate),
         seconds: result.seconds,
         compute: result.compute,
@@ -428,13 +428,13 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
     }
 }
 
-/// Says how many images of an epoch could not be read, on all ranks; each was named when it was met. Collective.
+/// Says how many samples of an epoch could not be read, on all ranks; each was named when it was met. Collective.
 fn report_skipped(world: &World, epoch: usize, skipped: usize) -> Result<()> {
     let mut sum = [skipped as f64];
     world.sum_f64(&mut sum)?;
     if sum[0] > 0.0 {
         let text = format!(
-            "epoch {}: {} images skipped that cannot be read (--strict stops at one)",
+            "epoch {}: {} samples skipped that cannot be read (--strict stops at one)",
             epoch + 1,
             sum[0]
         );
@@ -554,7 +554,7 @@ impl Totals {
         Ok(EpochRecord {
             epoch: epoch as u64 + 1,
             train_loss: self.loss / self.images,
-            train_metric: metric.of(self.metric.map(|sum| sum / self.images)),
+            train_metric: metric.of(self.loss / self.images, self.metric.map(|sum| sum / self.images)),
             test_loss: test.loss,
             test_metric: test.metric,
             ranks_apart: test.apart,

@@ -47,7 +47,7 @@ impl Network {
     /// # Errors
     /// As for `new`; `Mismatch` when ranks have unlike files.
     pub fn agree(world: &World, config: &Config, model: Option<Model>, ranks: usize) -> Result<Network> {
-        let model = model.map_or_else(|| model::find(&config.model), Ok);
+        let model = model.map_or_else(|| model::find_for(&config.model, config.fields.loss_output()), Ok);
         let split = groups::group(config, [world.rank(), world.size()]);
         let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
         let network = network.map(|network| Network { split, ..network });
@@ -57,7 +57,7 @@ impl Network {
         for note in network.model.file().iter().flat_map(|file| file.notes(trains)) {
             record::say(world, &format!("{}: {note}", config.model));
         }
-        if network.model.file().is_some() && !config.evaluate {
+        if network.model.file().is_some() && !config.evaluate && config.fields.loss_output().is_none() {
             let build = |batch| network.model.build_to_test(batch, network.image, network.classes);
             if let Err(Error { message, .. }) = onnx::export::check(build) {
                 let what = "dltrain export will write what it learns as weights, and as no network";

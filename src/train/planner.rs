@@ -390,13 +390,14 @@ fn table(
     let within =
         if limit == usize::MAX { String::new() } else { format!(", at most {} a rank", bytes(limit)) };
     let mut text = format!(
-        "\nways to share a step of {} images among {ranks} rank{} on {nodes} node{}{within}; * is taken\n{:>14}{:>12}\
+        "\nways to share a step of {} {} among {ranks} rank{} on {nodes} node{}{within}; * is taken\n{:>14}{:>12}\
          {:>14}{:>9}{:>14}{:>15}  way\n",
         config.images_a_step(ranks),
+        config.unit(),
         if ranks == 1 { "" } else { "s" },
         if nodes == 1 { "" } else { "s" },
         "step",
-        "images/s",
+        format!("{}/s", config.unit()),
         "waits",
         "idle",
         "sends a step",

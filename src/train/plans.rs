@@ -384,7 +384,7 @@ impl Plans {
             config.model,
             if ranks == 1 { "" } else { "s" },
             if config.spatial > 1 {
-                format!(" / {} with the same images", config.spatial)
+                format!(" / {} with the same {}", config.spatial, config.unit())
             } else {
                 String::new()
             },
@@ -420,11 +420,12 @@ impl Plans {
             return String::new();
         };
         let mut text = format!(
-            "\n{} stages, {} micro-batches of {} images, {}: of a step a stage idles {:.1}% at best\n  stage  \
+            "\n{} stages, {} micro-batches of {} {}, {}: of a step a stage idles {:.1}% at best\n  stage  \
              layers{:34}parameters  activations  in flight  sends a step  seconds   idle\n",
             pipeline.stages,
             config.accumulation,
             config.batch,
+            config.unit(),
             pipeline.schedule,
             100.0 * pipeline.schedule.bubble(pipeline.stages, config.accumulation),
             ""
@@ -462,8 +463,9 @@ impl Plans {
             None => String::new(),
         };
         format!(
-            "\nimages by rows: {} ranks have the same images, this one {} of {} rows{until}; activations {}; {} trades \
-             of rows a step, in which it sends {} ({} bytes)\n",
+            "\n{0} by rows: {1} ranks have the same {0}, this one {2} of {3} rows{until}; activations {4}; {5} trades \
+             of rows a step, in which it sends {6} ({7} bytes)\n",
+            config.unit(),
             rows.parts,
             rows.own().len(),
             rows.height,
@@ -503,9 +505,10 @@ impl Plans {
         let (own, bytes) =
             (config.accumulation, (ledger::gradient_copies(config) - 1) * self.sizes.gradients);
         format!(
-            "\nshards: {shards} of {} images, of which a rank of {ranks} computes {own} one after the other; {} for \
+            "\nshards: {shards} of {} {}, of which a rank of {ranks} computes {own} one after the other; {} for \
              their sums; nothing is summed before the last\n",
             config.batch,
+            config.unit(),
             plan::describe_bytes(bytes)
         )
     }
@@ -536,12 +539,13 @@ impl Plans {
         let (step, products) = self.training.roofline(moved, rates);
         format!(
             "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {:.3} ms ({:.0}% of it in \
-             products), {:.1} images/s\n",
+             products), {:.1} {}/s\n",
             rates.0 / 1e12,
             rates.1 / 1e9,
             1e3 * step,
             100.0 * products / step,
             config.batch as f64 / step,
+            config.unit(),
         )
     }
 }

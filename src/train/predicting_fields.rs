@@ -45,23 +45,33 @@ impl FieldQuestion<'_> {
         let mut file = world.agree(if world.is_first() { create() } else { Ok(None) })?;
         let each = self.shape.iter().product::<usize>().max(1);
         let mut outputs = vec![0f32; self.sharding.batch * each];
+        let goal = self.set.target().map_or(0, |target| target.iter().product());
         let stop = || watch.flags(0.0).stop;
-        let whole = evaluator.each(world, device, stop, |program, (number, _), images| {
+        let whole = evaluator.each(world, device, stop, |program, (number, batch), images| {
             if let Some(memory) = program.probabilities.as_ref().filter(|_| images > 0) {
                 device.download(memory, bytes_of_mut(&mut outputs))?;
             }
             let places = self.sharding.test(number, samples).len();
             let own = &mut outputs[..places * each];
             own.chunks_exact_mut(each).for_each(|output| self.set.unscale(output));
-            let words: Vec<u64> = own.iter().map(|value| u64::from(value.to_bits())).collect();
+            // Each output with its target behind it.
+            let mut both = Vec::with_capacity(places * (each + goal));
+            for (place, output) in own.chunks_exact(each).enumerate() {
+                both.extend_from_slice(output);
+                let from = both.len();
+                both.extend_from_slice(&batch.targets[place * goal..(place + 1) * goal]);
+                self.set.unscale(&mut both[from..]);
+            }
+            let words: Vec<u64> = both.iter().map(|value| u64::from(value.to_bits())).collect();
             let mut all: Vec<f32> = Vec::new();
             world.to_first(&words, |_, words| {
                 all.extend(words.iter().map(|&word| f32::from_bits(word as u32)));
             })?;
             let written = file.as_mut().map_or(Ok(()), |file| {
-                all.chunks_exact(each).try_for_each(|output| {
+                all.chunks_exact(each + goal).try_for_each(|both| {
+                    let (output, target) = both.split_at(each);
                     match output.iter().all(|value| value.is_finite()) {
-                        true => file.push(output),
+                        true => file.push(output, target),
                         false => Err(diverged()),
                     }
                 })
@@ -87,7 +97,8 @@ impl FieldQuestion<'_> {
         axes.resize(inner.len(), "place".into());
         axes.extend((!self.shape.is_empty()).then(|| "channel".to_string()));
         axes.reverse();
-        Ok(FieldOrigin { samples: self.set.names(), axes, coordinates, unit: self.set.target_unit() })
+        let target = self.set.target().map(<[usize]>::to_vec);
+        Ok(FieldOrigin { samples: self.set.names(), axes, coordinates, unit: self.set.target_unit(), target })
     }
 }
 

@@ -123,7 +123,7 @@ pub fn open_sets(
         true => fields::open(world, config, network, path, weights.as_ref())?,
         false => pictures(world, config, network, path, weights)?,
     };
-    let unit = if config.fields.are_given() { "samples" } else { "images" };
+    let unit = config.unit();
     world.check_same(&[
         (format!("training {unit}"), sets.training.fingerprint()),
         (format!("test {unit}"), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),

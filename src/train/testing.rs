@@ -34,7 +34,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let pixels = sets.as_ref().and_then(Sets::pixels);
     let samples = sets.and_then(|sets| sets.test);
     let samples =
-        world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no images to test with")))?;
+        world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no samples to test with")))?;
     let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
     let loader = TestLoader::new(samples.clone(), sharding(world, config), world.agree(reading)?);
     comm::enter(RunPhase::Plan, 0);
@@ -106,7 +106,7 @@ pub fn stopped(world: &World, watch: &Watch) -> Result<()> {
 fn say(world: &World, test: &Test, metric: Metric) -> Result<()> {
     if !test.loss.is_finite() {
         let text = format!(
-            "the test loss is {}: the weights of --init-from overflow in this network, and what it says of images means \
+            "the test loss is {}: the weights of --init-from overflow in this network, and what it says of samples means \
              nothing",
             test.loss
         );

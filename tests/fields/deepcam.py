@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains DeepCAM from files of its layout by dltrain and by PyTorch, from the same weights and samples: 20 losses may
-differ by 1e-5 of themselves, and what IoU counts must be equal at each step and in a test at the end. The losses are;
-IoU is not yet (2e-2 apart, of the steps or of the test, unexplained), so that `make test-fields` does not run this.
+differ by 1e-5 of themselves, and IoU must be the same at each step and in a test at the end, but for points whose two
+best scores are no farther apart than that (PyTorch in float32 has other classes there than in float64 too).
 
 Usage: deepcam.py DLTRAIN [LAUNCHER...]    with a launcher on two ranks
        START=torch STEPS=20 …              from PyTorch's own first weights (docs/fields.md); asks nothing
@@ -64,13 +64,20 @@ def files(there):
 
 
 def iou(outputs, labels):
-    """The mean over samples of the mean over classes; a class that is nowhere counts as 1."""
-    values, best = [], outputs.argmax(1)
-    for sample, label in zip(best, labels):
+    """The mean over samples of the mean over classes; a class that is nowhere counts as 1. And what it may change by,
+    and how many points do it, where two classes have scores as near as losses may be apart."""
+    values, room, ties = [], 0, 0
+    (best, second), (first, other) = (of.unbind(1) for of in outputs.topk(2, dim=1))
+    near = best - second < 2e-5 * outputs.abs().max()
+    for sample, label, second, tie in zip(first, labels, other, near):
+        unions = []
         for k in range(3):
             union = ((sample == k) | (label == k)).sum().item()
             values.append(((sample == k) & (label == k)).sum().item() / union if union else 1.0)
-    return np.mean(values)
+            unions.append(max(union - tie.sum().item(), 1))
+        room += sum(1 / unions[k] for classes in (sample, second) for k in classes[tie].tolist())
+        ties += tie.sum().item()
+    return np.mean(values), room / len(values), ties
 
 
 def by_pytorch(images, labels, dtype, ranks):
@@ -78,20 +85,27 @@ def by_pytorch(images, labels, dtype, ranks):
     net, weights = network().to(dtype).train(), torch.tensor(WEIGHTS, dtype=dtype)
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
     images, found = images.to(dtype), []
+    # Each rank has running statistics of its own, and a test takes their mean (docs/internals.md).
+    statistics = [{name: buffer.clone() for name, buffer in net.named_buffers()} for _ in range(ranks)]
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss, outputs = 0, []
-        for own in torch.arange(IMAGES).chunk(ranks):
+        for own, buffers in zip(torch.arange(IMAGES).chunk(ranks), statistics):
+            net.load_state_dict(buffers, strict=False)
             output = net(images[own])
+            buffers.update((name, buffer.clone()) for name, buffer in net.named_buffers())
             each = F.cross_entropy(output, labels[own], weight=weights, reduction="none").mean() / ranks
             each.backward()
             loss += each.item()
             outputs.append(output.detach())
         optimizer.step()
-        found.append((loss, iou(torch.cat(outputs), labels)))
+        found.append((loss, *iou(torch.cat(outputs), labels)))
+    means = {name: sum(of[name] for of in statistics) / ranks for name, _ in net.named_buffers()}
+    net.load_state_dict(means, strict=False)
     with torch.no_grad():
-        test = iou(net.eval()(images), labels)
-    return *map(np.array, zip(*found)), test
+        found.append((0, *iou(net.eval()(images), labels)))
+    losses, *of_iou = map(np.array, zip(*found))
+    return losses[:-1], *of_iou
 
 
 def by_dltrain(there, program, launcher, ranks):
@@ -104,7 +118,7 @@ def by_dltrain(there, program, launcher, ranks):
                "--threads", 1, "--results", results, "--quiet"]
     subprocess.run([str(word) for word in command], check=True)
     with h5py.File(results) as run:
-        return run["steps/loss"][()], run["epochs/train_iou"][()], run["epochs/test_iou"][-1]
+        return run["steps/loss"][()], np.append(run["epochs/train_iou"][()], run["epochs/test_iou"][-1])
 
 
 def main(program, there, launcher):
@@ -123,11 +137,11 @@ def main(program, there, launcher):
         for name, values in (("dltrain", ours), ("PyTorch, float32", near)):
             print(f"{name}: {' '.join(f'{value:.0e}' for value in apart(values))}")
         return 0
-    # One point more or less of a class is 1e-5 or more of the mean.
-    counts = max(np.abs(ours[1] - exact[1]).max(), abs(ours[2] - exact[2]))
-    print(f"IoU of the steps from {exact[1][0]:.6f} to {exact[1][-1]:.6f}, of the test {exact[2]:.6f}: within "
-          f"{counts:.1e}")
-    wrong = apart(ours).max() > 1e-5 or counts > 1e-6
+    counts = [np.abs(values[1] - exact[1]) for values in (ours, near)]
+    print(f"IoU of the steps from {exact[1][0]:.6f} to {exact[1][-2]:.6f}, of the test {exact[1][-1]:.6f}; "
+          f"{exact[3].sum()} points are undecided, which may make {exact[2].max():.1e}; dltrain's is within "
+          f"{counts[0].max():.1e} (of the test {counts[0][-1]:.1e}), PyTorch's in float32 within {counts[1].max():.1e}")
+    wrong = apart(ours).max() > 1e-5 or (counts[0] > exact[2] + 1e-7).any()
     print("WRONG" if wrong else "0 wrong")
     return int(wrong)
 

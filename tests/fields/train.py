@@ -64,6 +64,19 @@ def cubic():
                          nn.Conv3d(6, 3, 1))
 
 
+class Within(nn.Module):
+    """Of params and flux: what it gives, and its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, params, flux):
+        given = self.net(params)
+        penalty = 0.001 * self.net[0].weight.square().sum()
+        return given, 0.5 * (given - flux).square().mean() + (given - flux).abs().mean() + penalty
+
+
 def convolutions(channels, classes, last=None):
     layers = [nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU(),
               nn.Conv2d(8, classes, 1)]
@@ -166,6 +179,8 @@ def cases(path):
     net = Beside()
     yield ("two inputs by name", net, (params, mesh.permute(0, 3, 1, 2).contiguous() / 300), flux, F.l1_loss,
            ["--input", f"climate/data[n,h,w,c]:minmax({path.parent}/stats.h5)", "--input", "params", "--target", "flux", "--loss", "mae"], None)
+    yield ("a loss in the network, with a penalty of weights", Within(), (params, flux), None,
+           lambda output, _: output[1], ["--input", "params", "--target", "flux", "--loss", "output:loss"], None)
     chance = torch.tensor(get["chance"])[:, None]
     yield ("shares", convolutions(1, 1), v[:, None], chance, F.binary_cross_entropy_with_logits,
            ["--input", "v[n,h,w]", "--target", "chance[n,h,w]", "--loss", "bce"],
@@ -181,10 +196,12 @@ def main(program, directory, launcher):
             sample = (torch.tensor(np.ascontiguousarray(sample), dtype=torch.float32),)
         file, results = directory / "net.onnx", directory / "run.h5"
         results.unlink(missing_ok=True)
-        names = ["params", "data"] if len(sample) > 1 else ["x"]
-        torch.onnx.export(net, tuple(part[:1] for part in sample), file, dynamo=False, input_names=names)
+        is_own = isinstance(net, Within)
+        names = ["params", "flux" if is_own else "data"] if len(sample) > 1 else ["x"]
+        torch.onnx.export(net, tuple(part[:1] for part in sample), file, dynamo=False, input_names=names,
+                          output_names=["given", "loss"] if is_own else ["given"])
         optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
-        losses, first = [], net(*sample).detach()
+        losses, first = [], (net(*sample)[0] if is_own else net(*sample)).detach()
         for _ in range(STEPS):
             optimizer.zero_grad()
             value = loss(net(*sample), target)

@@ -20,6 +20,9 @@ use job::{misused, refused, run, series};
 
 const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/vector.onnx");
 
+/// The same, with losses as outputs.
+const WITHIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/within.onnx");
+
 /// A directory with files of 20 samples each.
 struct Place(tempfile::TempDir);
 
@@ -168,6 +171,120 @@ fn vectors_are_trained_from_and_what_is_missing_is_refused_or_masked() {
     let results = place.text("m.h5");
     run(2, &[&emulator[..], &holes, &["--missing", "mask", "--results", &results]].concat());
     assert!(series(Path::new(&results), "steps/loss").iter().all(|loss| loss.is_finite()));
+}
+
+/// An output of the file is the loss, and the target an input: the losses are those of the loss by name, also over ranks
+/// and of sets that no batch divides.
+#[test]
+fn a_network_is_trained_by_a_loss_that_is_its_own_output() {
+    let place = Place::new();
+    let [data, test] = ["train", "test.h5"].map(|name| place.text(name));
+    let train = |ranks: usize, name: &str, loss: &str, flags: &str| {
+        let results = place.text(&format!("{name}.h5"));
+        let fixed = ["--model", WITHIN, "--data", &data, "--test-data", &test, "--input", "params:standard"];
+        let more = ["--target", "flux", "--epochs", "2", "--quiet", "--results", &results, "--loss", loss];
+        run(ranks, &[&fixed[..], &more, &flags.split_whitespace().collect::<Vec<_>>()].concat());
+        let found = series(Path::new(&results), "steps/loss");
+        [
+            found,
+            series(Path::new(&results), "epochs/train_loss"),
+            series(Path::new(&results), "epochs/test_loss"),
+        ]
+    };
+    let weights = place.text("w.safetensors");
+    let by_name = train(1, "name", "mse", "--batch 16");
+    for (ranks, name, flags) in [
+        (1, "own", format!("--batch 16 --save-weights {weights}")),
+        (2, "ranks", "--batch 4 --accumulation 2 --zero 3".into()),
+        (2, "stages", "--batch 16 --pipeline 2 --micro-batches 2".into()),
+        (1, "reference", "--batch 16 --device reference".into()),
+    ] {
+        let own = train(ranks, name, "output:mse", &flags);
+        own.iter().zip(&by_name).for_each(|(own, by_name)| near(own, by_name, name));
+    }
+    // Twice that, and a quarter of the mean absolute error, and 1.
+    let [both, ..] = train(2, "both", "output:both", "--batch 8");
+    assert!(both[0] > 2.0 * by_name[0][0] + 1.0, "{both:?}");
+    let given = place.text("given.h5");
+    let fixed = ["predict", "--model", WITHIN, "--init-from", &weights, "--data", &test];
+    run(2, &[&fixed[..], &["--input", "params:standard", "--output", &given]].concat());
+    assert_eq!(File::open(given).unwrap().dataset("output").unwrap().shape(), [20, 1]);
+    let fixed =
+        ["--model", WITHIN, "--data", &data, "--input", "params", "--target", "flux", "--epochs", "1"];
+    for (flags, expected) in [
+        (
+            &["--loss", "output:nothing"][..],
+            "is no output of the network, and those that are one: mse, both, rmse",
+        ),
+        (&["--loss", "output:given"], "is no single number"),
+        (&["--loss", "output:rmse"], "computes with a mean over the batch what is none"),
+        (&["--loss", "output:total"], "is a sum over the batch"),
+        (&["--loss", "output:mse", "--metric", "rmse"], "--metric rmse"),
+        (&["--loss", "output:mse", "--missing", "mask"], "--missing zero"),
+        (&["--loss", "bce", "--metric", "auc"], "no sum over samples"),
+        (&["--loss", "cross-entropy", "--metric", "top5"], "any is among five"),
+    ] {
+        let error = if flags.contains(&"auc") {
+            misused(1, &[&fixed[..], flags].concat())
+        } else {
+            refused(&[(2, &[&fixed[..], flags].concat())])
+        };
+        assert!(error.contains(expected), "{flags:?}: {error}");
+    }
+    let error =
+        refused(&[(1, &["--model", "unet", "--data", &data, "--input", "params", "--loss", "output:x"])]);
+    assert!(error.contains("a network by name"), "{error}");
+}
+
+/// Predictions with their targets beside become maps of both with one scale, errors, and a scatter; without they are
+/// refused with what writes them.
+#[test]
+fn a_report_draws_what_was_predicted_beside_what_is_true() {
+    let place = Place::new();
+    let test = place.text("test.h5");
+    let [weights, output, bare, page] =
+        ["w.safetensors", "out.h5", "bare.h5", "page.html"].map(|name| place.text(name));
+    let results =
+        place.train(1, "run", &format!("--epochs 1 --batch 8 --test-data {test} --save-weights {weights}"));
+    let net = ["predict", "--model", EMULATOR, "--init-from", &weights, "--data", &test];
+    let views = ["--input", "air/wind[n,h,w,c]:standard", "--target", "heat[n,h,w]:standard"];
+    run(2, &[&net[..], &views, &["--output", &output]].concat());
+    run(1, &[&net[..], &views[..2], &["--output", &bare]].concat());
+    let file = File::open(&output).unwrap();
+    let [given, written] =
+        ["output", "target"].map(|name| file.dataset(name).unwrap().read_raw::<f32>().unwrap());
+    let wanted = File::open(&test).unwrap().dataset("heat").unwrap().read_raw::<f32>().unwrap();
+    assert!(
+        written.iter().zip(&wanted).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs()),
+        "targets are as they were"
+    );
+    let report = |paths: &[&str]| {
+        let mut command = std::process::Command::new(job::DLTRAIN);
+        let done = command.arg("report").args(paths).args(["--output", &page]).output().unwrap();
+        (done.status.success(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    assert_eq!(report(&[results.to_str().unwrap(), &output]), (true, String::new()));
+    let html = fs::read_to_string(&page).unwrap();
+    let mae =
+        given.iter().zip(&written).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / given.len() as f64;
+    let both = || given[..120].iter().chain(&written[..120]);
+    let [low, high] = [both().copied().fold(f32::MAX, f32::min), both().copied().fold(f32::MIN, f32::max)];
+    for part in [
+        "Predicted and true: out".to_string(),
+        format!("2400 points that have a target; mean absolute error {mae:.4}"),
+        format!(">{low:.4}<"),
+        format!(">{high:.4}<"),
+        "out, test.h5 n 0".into(),
+        "Predicted over true: out".into(),
+        "rmse over steps".into(),
+        "samples/s".into(),
+    ] {
+        assert!(html.contains(&part), "{part}");
+    }
+    assert_eq!(html.matches("data:image/png;base64").count(), 3 * 5);
+    assert!(!html.contains("images/s"));
+    let (done, error) = report(&[&bare]);
+    assert!(!done && error.contains("has no targets") && error.contains("--target VIEW"), "{error}");
 }
 
 /// The command that `dltrain inspect` ends with is one that trains.

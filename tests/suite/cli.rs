@@ -81,7 +81,7 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--model", "resnet18", "--sync-bn", "3"], "what works is 1, 2"),
         (vec!["--model", "vgg16", "--sync-bn"], "vgg16 has no batch normalisation"),
         (vec!["--data", DIGITS, "--batch", "2000"], "largest --batch that works is 718"),
-        (vec!["--data", DIGITS, "--accumulation", "1000"], "1437 images"),
+        (vec!["--data", DIGITS, "--accumulation", "1000"], "1437 samples"),
     ];
     each(cases, |(flags, named)| {
         let message = refused(&[(2, &flags)]);

@@ -508,7 +508,7 @@ fn too_few_images_for_one_global_batch_say_what_would_work() {
         error.message
     };
     let message = refused(4, 400, 1);
-    assert!(message.contains("1437 images") && message.contains("1600"), "{message}");
+    assert!(message.contains("1437 samples") && message.contains("1600"), "{message}");
     assert!(message.ends_with("the largest --batch that works is 359"), "{message}");
     assert!(refused(2000, 1, 1).ends_with("at most 1437 ranks can share it"));
     assert!(refused(1000, 1, 2).contains("with accumulation 2 at most 718 ranks"));

@@ -2088,7 +2088,7 @@ fn losses_of_fields_are_what_they_are_defined_to_be() {
             let found: Vec<_> = devices.iter().map(|&device| run(device)).collect();
             // Bits do not depend on threads.
             assert!(found.iter().all(|of| *of == found[0]), "{what}");
-            let counts = matches!(objective.metric, Metric::Accuracy | Metric::Iou);
+            let counts = matches!(objective.metric, Metric::Accuracy | Metric::Iou | Metric::Top5);
             let scales = [4.0, if counts { 0.0 } else { 4.0 }, f64::from(SCALARS.gradient_scale)];
             for ((found, expected), scale) in found[0].iter().zip(&expected).zip(scales) {
                 let bounds = expected.iter().map(|&v| relative * (scale + f64::from(v.abs())));

@@ -122,9 +122,9 @@ fn several_runs_are_compared_and_bad_files_are_named() {
     let html = page(&at.join("report.html"));
     for part in [
         "Settings that differ",
-        "Images a second over ranks",
+        "Speed over ranks",
         "Efficiency over ranks",
-        "Images a second over the batch",
+        "Speed over the batch",
         "Memory over the batch",
         "old: is still being written",
     ] {

@@ -10,7 +10,9 @@ pub fn objectives() -> Vec<Objective> {
     let smoothings = |loss: Loss| if loss.is_of_classes() { &[0.0, 0.1][..] } else { &[0.0] };
     let losses = Loss::value_variants().iter();
     let pairs = losses.flat_map(|loss| metrics(loss).map(|&metric| (*loss, metric)));
+    // A network's own loss is compared with nothing, and has no name by itself.
     pairs
+        .chain([(Loss::Output, Metric::Loss)])
         .flat_map(|(loss, metric)| {
             smoothings(loss).iter().map(move |&smoothing| Objective { loss, metric, smoothing })
         })

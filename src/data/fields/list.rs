@@ -24,6 +24,8 @@ pub struct FieldList {
     pub missing: Missing,
     /// Whether targets are shares from 0 to 1.
     pub shares: bool,
+    /// Whether the network has its loss in it, which says of a sample that is there 0 as target.
+    pub in_network: bool,
 }
 
 impl FieldList {
@@ -37,18 +39,20 @@ impl FieldList {
         shapes: &[FieldShape],
         of_network: &[(&str, usize)],
     ) -> Result<FieldList> {
-        let of_classes = options.loss.is_some_and(Loss::is_of_classes);
+        let loss = options.loss();
+        let of_classes = options.is_of_classes();
         let mut list = FieldList {
             numbers: shapes.iter().map(FieldShape::numbers).collect(),
             channels: shapes.iter().map(|shape| shape.channels).collect(),
             places: Vec::new(),
+            inputs: if loss == Some(Loss::Output) { fields.len() } else { options.inputs.len() },
             fields,
-            inputs: options.inputs.len(),
             texts,
             classes: of_classes.then_some(usize::MAX),
             ignored: options.ignore_label,
             missing: options.missing,
-            shares: options.loss == Some(Loss::Bce),
+            shares: loss == Some(Loss::Bce),
+            in_network: loss == Some(Loss::Output),
         };
         list.places = list.in_order(of_network)?;
         let is_rescaled = |field: &Field| field.log1p || field.rescaling != Rescaling::Nothing;

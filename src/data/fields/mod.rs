@@ -121,7 +121,7 @@ impl FieldSet {
 
     /// Numbers of a target.
     pub fn target_len(&self) -> usize {
-        self.target().map_or(0, |target| target.iter().product())
+        self.target().map_or(usize::from(self.list.in_network), |target| target.iter().product())
     }
 
     /// The unit of what the target's numbers were before they were rescaled, where its file says it.
@@ -272,6 +272,9 @@ impl FieldSet {
         rows: [Option<&Range<usize>>; 2],
         readers: &mut Vec<ArrayReader>,
     ) -> Result<()> {
+        if self.list.in_network {
+            target.fill(0.0);
+        }
         let heights = [Some(self.image[1]), self.target_rows()];
         let (FieldList { inputs, numbers, places, .. }, place) = (&*self.list, self.place(index));
         for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {

@@ -145,7 +145,7 @@ fn what_a_target_must_not_have_is_named_or_left_out() {
     let path = file(&directory, "a.h5");
     let of_classes = |ignored, classes| {
         let fields = FieldOptions {
-            loss: Some(crate::config::Loss::CrossEntropy),
+            loss: Some("cross-entropy".parse().unwrap()),
             ignore_label: ignored,
             ..options(&["t[n,h,w]"], &["labels[n,h,w]"])
         };

@@ -75,7 +75,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Re
         }
         let (losses, sums) = (&operands.outputs[0], &operands.outputs[1]);
         // What the kernel for labels does not count.
-        let counts = objective.metric == Metric::Iou;
+        let counts = objective.metric != Metric::Accuracy;
         if counts {
             add_up(operands, &extents, &partials, &totals)?;
         }

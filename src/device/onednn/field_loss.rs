@@ -307,6 +307,11 @@ impl<'a> Fields<'a> {
                 found.into_iter().for_each(|found| totals[FIRST + channels + found] = 1.0);
                 totals[FIRST + class] = f64::from(u8::from(found == Some(class)));
             }
+            Metric::Top5 => {
+                let before = |&(k, v): &(usize, &f32)| *v > row[class] || (*v == row[class] && k < class);
+                let rank = row.iter().enumerate().filter(before).count();
+                totals[FIRST] = f64::from(u8::from(found.is_some() && rank < 5));
+            }
             _ => totals[FIRST] = f64::from(u8::from(found == Some(class))),
         }
     }
@@ -322,7 +327,10 @@ impl<'a> Fields<'a> {
             scores.find_largest(&chunk);
             scores.weigh(&chunk, self.weights);
             scores.compare(&chunk, objective.smoothing);
-            let (count, right) = scores.add_losses(chunk.target, objective.smoothing, &mut losses);
+            let (count, mut right) = scores.add_losses(chunk.target, objective.smoothing, &mut losses);
+            if objective.metric == Metric::Top5 {
+                right = scores.among_five(&chunk);
+            }
             totals[COUNT] += f64::from(count);
             if scores.known != count {
                 let wrong = chunk.target.iter().find(|v| !v.is_nan() && self.class(**v).is_none());
@@ -363,6 +371,7 @@ impl<'a> Fields<'a> {
                 Loss::Bce => add(losses, output, target, binary_cross_entropy),
                 Loss::Mae => add(losses, output, target, |y, t| (y - t).abs()),
                 Loss::Huber => add(losses, output, target, huber),
+                Loss::Output => add(losses, output, target, |y, _| y),
                 Loss::Mse | Loss::CrossEntropy => add(losses, output, target, |y, t| (y - t) * (y - t)),
             }
             match (metric, loss) {
@@ -489,6 +498,7 @@ impl<'a> Fields<'a> {
             Loss::Bce => each(to, output, target, |y, t| (sigmoid(y) - t) * scale),
             Loss::Mae => each(to, output, target, |y, t| sign(y - t) * scale),
             Loss::Huber => each(to, output, target, |y, t| (y - t).clamp(-1.0, 1.0) * scale),
+            Loss::Output => each(to, output, target, |_, _| scale),
             Loss::Mse | Loss::CrossEntropy => each(to, output, target, |y, t| 2.0 * (y - t) * scale),
         }
     }
@@ -604,6 +614,22 @@ impl PointScores {
             right += u32::from(target[i] == self.found[i]);
         }
         (count, right)
+    }
+
+    /// Of how many points fewer than five classes have larger scores than the target's, or are before it with the same.
+    #[inline(always)]
+    fn among_five(&self, chunk: &ChunkOfScores) -> u32 {
+        let mut before = [0f32; CHUNK];
+        for channel in 0..chunk.channels {
+            let (row, number) = (chunk.row(channel), channel as f32);
+            for (i, before) in before.iter_mut().take(row.len()).enumerate() {
+                let v = row[i] - self.largest[i];
+                let is_before = v > self.own[i] || (v == self.own[i] && number < chunk.target[i]);
+                *before += if is_before { 1.0 } else { 0.0 };
+            }
+        }
+        let is_right = |i: &usize| before[*i] < 5.0 && self.found[*i] >= 0.0 && !chunk.target[*i].is_nan();
+        (0..chunk.target.len()).filter(is_right).count() as u32
     }
 
     /// How many points are of a class and found to be of it, how many are found to be, and how many are.

@@ -87,6 +87,7 @@ fn compare(loss: Loss, output: f64, target: f64) -> [f64; 2] {
         Loss::Mae => [error.abs(), if error == 0.0 { 0.0 } else { error.signum() }],
         Loss::Huber if error.abs() > 1.0 => [error.abs() - 0.5, error.signum()],
         Loss::Huber => [error * error / 2.0, error],
+        Loss::Output => [output, 1.0],
         Loss::Mse | Loss::CrossEntropy => [error * error, 2.0 * error],
     }
 }
@@ -102,7 +103,7 @@ fn measure(objective: &Objective, output: f64, target: f64) -> [f64; 3] {
         Metric::Accuracy => [f64::from(u8::from((output > 0.0) == (target > 0.5))), 0.0, 0.0],
         Metric::Mae => [error.abs(), 0.0, 0.0],
         Metric::R2 => [error * error, target, target * target],
-        Metric::Rmse | Metric::Iou => [error * error, 0.0, 0.0],
+        Metric::Rmse | Metric::Iou | Metric::Top5 | Metric::Loss => [error * error, 0.0, 0.0],
     }
 }
 
@@ -179,8 +180,15 @@ fn of_classes(fields: &Fields, sample: usize) -> Result<Vec<f64>> {
         loss += fields.weight(class) * (logsum - of_aim);
         points += 1.0;
         let found = predicted(&scores);
-        if found == Some(class) {
+        if fields.objective.metric == Metric::Top5 {
+            let own = scores[class].1;
+            let before = |&(other, (_, v)): &(usize, &(usize, f64))| *v > own || (*v == own && other < class);
+            let rank = scores.iter().enumerate().filter(before).count();
+            right += f64::from(u8::from(found.is_some() && rank < 5));
+        } else if found == Some(class) {
             right += 1.0;
+        }
+        if found == Some(class) {
             counts[0][class] += 1.0;
         }
         found.into_iter().for_each(|found| counts[1][found] += 1.0);

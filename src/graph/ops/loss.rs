@@ -70,6 +70,11 @@ impl Graph {
         }
         let output = self.tensor(self.logits).spec.shape.clone();
         let (batch, channels) = (output.batch(), output.channels());
+        if objective.metric == Metric::Top5 && channels <= 5 {
+            let what =
+                format!("--metric top5: model {} tells {channels} classes apart, of which any is", self.name);
+            return Err(Error::usage(format!("{what} among five; take accuracy")));
+        }
         if let Some(weights) = class_weights
             && weights.len() != channels
         {

@@ -32,6 +32,8 @@ pub enum Value {
     Known(ConstantTensor),
     /// Random numbers on the way to a layer that drops some.
     Noise(Noise),
+    /// The mean over the batch of what each sample has, (N, 1): a loss.
+    MeanOf(TensorId),
     /// What a node gives that is not supported; that has been noted.
     Unknown,
 }
@@ -225,17 +227,18 @@ fn as_described(
     let logits = match import.scores(&needed, &output.name) {
         Some(id) if import.net.shape(id).0.first() == Some(&batch) => id,
         _ => {
-            return Err(wrong(format!(
-                "its first output {} has not one part for each sample: (N, …)",
-                output.name
-            )));
+            let what = match file.is_loss {
+                true => "is no mean over the batch, such as ReduceMean over all axes gives",
+                false => "has not one part for each sample: (N, …)",
+            };
+            return Err(wrong(format!("its output {} {what}", output.name)));
         }
     };
     if !import.net.depends(logits, images) {
-        return Err(wrong(format!("its first output {} does not depend on the images", output.name)));
+        return Err(wrong(format!("its output {} does not depend on what it is given", output.name)));
     }
     if import.weights.is_empty() {
-        return Err(wrong("has nothing to learn: no layer with weights leads to its first output".into()));
+        return Err(wrong("has nothing to learn: no layer with weights leads to its output".into()));
     }
     let notes = notes(file, &needed, &import.shared);
     Ok(Imported { logits, weights: import.weights, notes })
@@ -314,7 +317,7 @@ fn needed(file: &OnnxFile, output: &str) -> std::result::Result<Vec<usize>, Stri
 }
 
 /// What a node reads; one with graphs also what these read of what is around them.
-fn reads(node: &NodeProto) -> impl Iterator<Item = &str> {
+pub fn reads(node: &NodeProto) -> impl Iterator<Item = &str> {
     let graphs = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
     let inner = graphs.flat_map(|graph| {
         let given: HashSet<&str> =
@@ -378,7 +381,14 @@ fn notes(file: &OnnxFile, needed: &[usize], shared: &[String]) -> [Vec<String>; 
     }
     let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
     if !others.is_empty() {
-        notes.push(format!("its outputs besides the first ({}) are left out", others.join(", ")));
+        let others = others.join(", ");
+        notes.push(match file.is_loss {
+            true => format!(
+                "is trained by its output {}; others ({others}) are left out",
+                file.graph.output[0].name
+            ),
+            false => format!("its outputs besides the first ({others}) are left out"),
+        });
     }
     [notes, of_training]
 }
@@ -441,6 +451,11 @@ impl<'a> Import<'a> {
         if let Some(known) = self.known(node, &inputs)? {
             return Ok(Value::Known(known));
         }
+        if self.file.is_loss
+            && let Some(value) = layers::loss::of_samples(self, node, &inputs)?
+        {
+            return Ok(value);
+        }
         match handler {
             Some(handler) => handler(self, node, &inputs),
             None => Err("is computed from what is known before a step, and here it is not".into()),
@@ -484,6 +499,9 @@ impl<'a> Import<'a> {
     fn scores(&mut self, needed: &[usize], output: &str) -> Option<TensorId> {
         let last = node(self.file, *needed.last()?);
         let value = self.values.get(output)?.clone();
+        if self.file.is_loss {
+            return if let Value::MeanOf(part) = value { Some(part) } else { None };
+        }
         matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(last, &value).ok())?
     }
 
@@ -612,6 +630,7 @@ impl<'a> Import<'a> {
                 Ok(self.net.constant(&name, Shape(dims), &constant.reals())?)
             }
             Value::Noise(_) => Err("reads random numbers, which only a layer that drops some may do".into()),
+            Value::MeanOf(_) => Err("reads a mean over the batch".into()),
             Value::Unknown => Err("reads what is not supported".into()),
         }
     }

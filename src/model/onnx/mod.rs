@@ -12,7 +12,7 @@ mod node;
 pub mod schema;
 mod tensor;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -42,6 +42,8 @@ pub struct OnnxFile {
     tensor_of: HashMap<String, usize>,
     /// What it is given, in its order.
     inputs: Vec<FileInput>,
+    /// Whether its first output is a loss.
+    is_loss: bool,
     /// The version of ONNX's ops.
     version: i64,
     /// How many of its tensors are initializers and may be learned; behind them come those of nodes.
@@ -75,11 +77,12 @@ pub struct Weight {
 }
 
 impl OnnxFile {
-    /// Reads a file and imports its network once, for a batch of one.
+    /// Reads a file and imports its network once, for a batch of one. `loss`: the output that it is trained by as it is.
     ///
     /// # Errors
+    /// `Usage` for a loss that is none of its outputs, or no single number;
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
-    pub fn open(path: &Path) -> Result<OnnxFile> {
+    pub fn open(path: &Path, loss: Option<&str>) -> Result<OnnxFile> {
         let wrong =
             |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
@@ -96,6 +99,7 @@ impl OnnxFile {
         let preprocessing = preprocessing.map_err(|what| Error::data(path, what))?;
         let fields = FieldScale::from_text(said(FIELDS)).map_err(|what| Error::data(path, what))?;
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
+        put_first(&mut graph, loss)?;
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
         for tensor in &tensors {
@@ -110,6 +114,7 @@ impl OnnxFile {
             tensors,
             tensor_of,
             inputs,
+            is_loss: loss.is_some(),
             version,
             initializers,
             classes: 0,
@@ -253,7 +258,7 @@ impl OnnxFile {
         &self.tensors[tensor].dims
     }
 
-    /// Whether one of these names is that of the scores.
+    /// Whether one of these names is that of the output that counts.
     fn gives(&self, names: &[String]) -> bool {
         self.graph.output.first().is_some_and(|output| names.contains(&output.name))
     }
@@ -287,6 +292,50 @@ fn is_mask(tensor: &OnnxTensor) -> bool {
     let other = all.iter().find(|&&number| number != 0.0);
     other
         .is_some_and(|other| all.iter().all(|number| *number == 0.0 || number == other) && all.contains(&0.0))
+}
+
+/// Puts that output first which counts: the loss that is named, else the first that is no single number.
+fn put_first(graph: &mut GraphProto, loss: Option<&str>) -> Result<()> {
+    let is_single = |output: &ValueInfoProto| {
+        let tensor = output.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
+        tensor
+            .and_then(|of| of.shape.as_ref())
+            .is_some_and(|shape| shape.dim.iter().all(|axis| axis.dim_value == 1))
+    };
+    let is_wanted = |output: &ValueInfoProto| match loss {
+        Some(name) => output.name == name && is_single(output),
+        None => !is_single(output),
+    };
+    match (graph.output.iter().position(is_wanted), loss) {
+        (Some(at), _) => graph.output[..=at].rotate_right(1),
+        (None, None) => {}
+        (None, Some(name)) => {
+            let of = |single: bool| -> Vec<&str> {
+                let outputs = graph.output.iter().filter(|output| !single || is_single(output));
+                outputs.map(|output| &*output.name).collect()
+            };
+            let (all, single) = (of(false), of(true));
+            let what =
+                if all.contains(&name) { "is no single number" } else { "is no output of the network" };
+            let singles = match &single[..] {
+                [] => format!("which has none that is one: {}", all.join(", ")),
+                names => format!("and those that are one: {}", names.join(", ")),
+            };
+            return Err(Error::usage(format!("--loss output:{name}: {what}, {singles}")));
+        }
+    }
+    Ok(())
+}
+
+/// The names that the first output needs.
+fn read_for(graph: &GraphProto) -> HashSet<&str> {
+    let mut read: HashSet<&str> = graph.output.iter().take(1).map(|output| &*output.name).collect();
+    for node in graph.node.iter().rev() {
+        if node.output.iter().any(|name| read.contains(&**name)) {
+            read.extend(import::reads(node));
+        }
+    }
+    read
 }
 
 /// The tensors of a graph, taken out of it, by the names of what gives them.
@@ -359,13 +408,18 @@ struct FileInput {
 const PICTURE: std::ops::RangeInclusive<usize> = 1..=4;
 
 impl FileInput {
-    /// The inputs that are no weights.
+    /// The inputs that are no weights and that the output needs.
     fn all(
         graph: &GraphProto,
         tensor_of: &HashMap<String, usize>,
     ) -> std::result::Result<Vec<FileInput>, String> {
         let inputs = graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name));
-        let inputs = inputs.map(FileInput::of).collect::<std::result::Result<Vec<_>, _>>()?;
+        let mut inputs: Vec<&ValueInfoProto> = inputs.collect();
+        if inputs.len() > 1 {
+            let read = read_for(graph);
+            inputs.retain(|input| read.contains(&*input.name));
+        }
+        let inputs = inputs.into_iter().map(FileInput::of).collect::<std::result::Result<Vec<_>, _>>()?;
         if inputs.is_empty() { Err("has no input".into()) } else { Ok(inputs) }
     }
 

@@ -598,7 +598,7 @@ pub fn smallest_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[
 }
 
 /// The axes that a node names, in their order; all where it names none.
-fn axes_of(
+pub fn axes_of(
     import: &Import,
     node: OnnxNode,
     inputs: &[Value],

@@ -4,6 +4,7 @@
 //! numbers (`shapes`), and what drops some (`random`).
 
 mod elements;
+pub mod loss;
 mod norms;
 mod products;
 mod random;

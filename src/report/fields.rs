@@ -1,0 +1,382 @@
+//! What a network gave of samples that are arrays, beside what it was to give: maps with their errors, IoU by class, and
+//! predicted over true numbers.
+
+use std::fmt::Write as _;
+
+use super::axis::{ChartAxis, Scale};
+use super::chart::{self, ChartLine, Mark};
+use super::figures::Figure;
+use super::page::{Section, escape};
+use crate::error::{Error, Result};
+use crate::record::PredictedFields;
+
+/// Samples of which there are maps, and places of a map on a side; of more every so many is drawn.
+const SHOWN: usize = 3;
+const SIDE: usize = 512;
+/// Points of a scatter.
+const POINTS: usize = 2000;
+/// Colours from the lowest number to the highest: of viridis, as all who see can tell them apart.
+const LOW_TO_HIGH: [[f64; 3]; 5] =
+    [[68.0, 1.0, 84.0], [59.0, 82.0, 139.0], [33.0, 145.0, 140.0], [94.0, 201.0, 98.0], [253.0, 231.0, 37.0]];
+/// From too low over right to too high.
+const ERRORS: [[f64; 3]; 3] = [[33.0, 102.0, 172.0], [247.0, 247.0, 247.0], [178.0, 24.0, 43.0]];
+const MISSING: [u8; 3] = [255, 255, 255];
+const WRONG: [u8; 3] = [178, 24, 43];
+const RIGHT: [u8; 3] = [225, 225, 225];
+
+/// The numbers of one map, row by row.
+struct Map<'a> {
+    numbers: &'a [f32],
+    width: usize,
+}
+
+/// What the sums over all samples come to.
+#[derive(Default)]
+struct Total {
+    count: f64,
+    absolute: f64,
+    square: f64,
+    /// Points that are found to be of a class and are, that are found to be, and that are: by class.
+    classes: Vec<[u64; 3]>,
+}
+
+impl Total {
+    fn add(&mut self, output: &[f32], target: &[f32], of_classes: bool) {
+        for (&y, &t) in output.iter().zip(target).filter(|(_, t)| !t.is_nan()) {
+            let error = f64::from(y) - f64::from(t);
+            self.count += 1.0;
+            self.absolute += error.abs();
+            self.square += error * error;
+            if of_classes {
+                let last = y.max(t) as usize;
+                if last >= self.classes.len() {
+                    self.classes.resize(last + 1, [0; 3]);
+                }
+                self.classes[y as usize][1] += 1;
+                self.classes[t as usize][2] += 1;
+                self.classes[y as usize][0] += u64::from(y == t);
+            }
+        }
+    }
+
+    /// In a line.
+    fn said(&self, unit: &str) -> String {
+        let points = format!("{} points that have a target", self.count);
+        if !self.classes.is_empty() {
+            let right: u64 = self.classes.iter().map(|[hits, ..]| hits).sum();
+            return format!("{points}; {:.2} % are right", 100.0 * right as f64 / self.count);
+        }
+        let [mae, rmse] = [self.absolute / self.count, (self.square / self.count).sqrt()];
+        format!("{points}; mean absolute error {mae:.4}{unit}, root of the mean square {rmse:.4}{unit}")
+    }
+
+    /// Intersection over union of each class, of all points together.
+    fn table(&self) -> String {
+        let mut html = String::from(
+            "<table><tr><th>class</th><th class=\"number\">points</th><th class=\"number\">found</th>\
+             <th class=\"number\">both</th><th class=\"number\">IoU</th></tr>\n",
+        );
+        let mut all = Vec::new();
+        for (class, [hits, found, there]) in self.classes.iter().enumerate() {
+            let union = found + there - hits;
+            let iou = *hits as f64 / union as f64;
+            all.extend((union > 0).then_some(iou));
+            let iou = if union > 0 { format!("{:.2} %", 100.0 * iou) } else { "–".into() };
+            let cells = [there.to_string(), found.to_string(), hits.to_string(), iou];
+            let cells = cells.map(|cell| format!("<td class=\"number\">{cell}</td>")).concat();
+            let _ = writeln!(html, "<tr><td>{class}</td>{cells}</tr>");
+        }
+        let mean = 100.0 * all.iter().sum::<f64>() / all.len().max(1) as f64;
+        format!(
+            "<div class=\"scroll\">{html}<tr><td>mean</td><td></td><td></td><td></td>\
+             <td class=\"number\">{mean:.2} %</td></tr></table></div>\n"
+        )
+    }
+}
+
+/// A file of predictions as a part of the page.
+///
+/// # Errors
+/// `Data`: it cannot be read, or has nothing beside which it could be drawn.
+pub fn section(name: &str, file: &PredictedFields) -> Result<Section> {
+    let of_classes = file.is_of_classes();
+    let unit = if file.unit.is_empty() { String::new() } else { format!(" {}", file.unit) };
+    let (mut total, mut pairs) = (Total::default(), Vec::new());
+    let (samples, each) = (file.samples.len(), file.numbers().max(1));
+    let apart = (samples * each).div_ceil(POINTS).max(1);
+    let mut shown = vec![0, samples / 2, samples.saturating_sub(1)];
+    shown.dedup();
+    let mut figures = Vec::new();
+    for sample in 0..samples {
+        let [output, target] = file.read(sample)?;
+        total.add(&output, &target, of_classes);
+        let first = (apart - sample * each % apart) % apart;
+        let of = (first..each).step_by(apart).map(|at| (f64::from(target[at]), f64::from(output[at])));
+        pairs.extend(of.filter(|(target, _)| !target.is_nan()));
+        if shown.contains(&sample) && figures.len() < SHOWN {
+            let title = format!("{name}, {}", file.samples[sample]);
+            let label = format!("{name}-{sample}");
+            figures.extend(of_sample(file, [&output, &target], &label, title)?);
+        }
+    }
+    if total.count == 0.0 {
+        return Err(Error::usage(format!("{name}: none of its points has a target")));
+    }
+    if !of_classes {
+        figures.push(scatter(name, &pairs, &unit)?);
+    }
+    let about = format!("{samples} samples, {}.", total.said(&unit));
+    let table = if of_classes { total.table() } else { String::new() };
+    let text = format!("<p>{}</p>\n{table}", escape(&about));
+    Ok(Section { title: format!("Predicted and true: {name}"), text, figures })
+}
+
+/// Maps of a sample with places on two axes or more, of which the first channel and the middle of what lies before are
+/// drawn; curves of one with places on one; nothing of a vector.
+fn of_sample(
+    file: &PredictedFields,
+    [output, target]: [&[f32]; 2],
+    label: &str,
+    title: String,
+) -> Result<Option<Figure>> {
+    let places = file.places();
+    match *places {
+        [] | [1] | [1, 1] => Ok(None),
+        [length] => {
+            let curve = |label: &str, values: &[f32], colour| ChartLine {
+                label: label.into(),
+                points: values[..length].iter().enumerate().map(|(x, &y)| (x as f64, f64::from(y))).collect(),
+                band: Vec::new(),
+                mark: Mark::Line,
+                colour,
+            };
+            let x = ChartAxis::new("place", Scale::Linear);
+            let y = ChartAxis::new(if file.unit.is_empty() { "number" } else { &file.unit }, Scale::Linear);
+            let svg = chart::lines(&x, &y, &[curve("true", target, 0), curve("predicted", output, 1)])?;
+            Ok(Some(Figure::new(label, title, "The first channel along its places.", svg)))
+        }
+        [ref before @ .., height, width] => {
+            let slice = before.iter().fold(0, |at, &along| at * along + along / 2);
+            let from = slice * height * width;
+            let map = |values: &'_ [f32]| values[from..from + height * width].to_vec();
+            let (output, target) = (map(output), map(target));
+            let svg = maps(
+                &Map { numbers: &output, width },
+                &Map { numbers: &target, width },
+                file.is_of_classes(),
+                &file.unit,
+            )?;
+            let caption = match file.is_of_classes() {
+                true => {
+                    "Classes, each in its colour; in the third map wrong ones are red. White has no target."
+                }
+                false => {
+                    "Both maps have one scale. The third is predicted less true, with a scale of its own. White has \
+                     no target. Of several channels the first is drawn, of what is deep its middle."
+                }
+            };
+            Ok(Some(Figure::new(label, title, caption, svg)))
+        }
+    }
+}
+
+/// Three maps side by side: predicted, true and error.
+fn maps(output: &Map, target: &Map, of_classes: bool, unit: &str) -> Result<String> {
+    let both = || output.numbers.iter().chain(target.numbers).copied().filter(|value| value.is_finite());
+    let [low, high] = both().fold([f32::MAX, f32::MIN], |[low, high], v| [low.min(v), high.max(v)]);
+    let errors: Vec<f32> = output.numbers.iter().zip(target.numbers).map(|(y, t)| y - t).collect();
+    let most =
+        errors.iter().filter(|error| error.is_finite()).fold(0f32, |most, error| most.max(error.abs()));
+    let share = |value: f32, low: f32, high: f32| {
+        if high > low { f64::from((value - low) / (high - low)) } else { 0.5 }
+    };
+    let of_value = |value: f32| match of_classes {
+        true => chart::rgb(value as usize),
+        false => between(&LOW_TO_HIGH, share(value, low, high)),
+    };
+    let of_error = |error: f32| match of_classes {
+        true => [RIGHT, WRONG][usize::from(error != 0.0)],
+        false => between(&ERRORS, share(error, -most, most)),
+    };
+    let errors = Map { numbers: &errors, width: output.width };
+    let height =
+        (186.0 * (output.numbers.len() / output.width) as f64 / output.width as f64).clamp(12.0, 420.0);
+    let unit = if unit.is_empty() { String::new() } else { format!(" {}", escape(unit)) };
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 600 {0}\" width=\"600\" height=\"{0}\">\n",
+        height + if of_classes { 24.0 } else { 60.0 }
+    );
+    let text = |svg: &mut String, x: f64, y: f64, anchor: &str, text: &str| {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-size=\"13\" fill=\"#464646\">{text}</text>"
+        );
+    };
+    for (at, (title, map)) in
+        [("predicted", output), ("true", target), ("error", &errors)].into_iter().enumerate()
+    {
+        let left = 6.0 + 198.0 * at as f64;
+        text(&mut svg, left + 93.0, 14.0, "middle", title);
+        let picture = if at == 2 { png(map, of_error)? } else { png(map, of_value)? };
+        let _ = writeln!(
+            svg,
+            "<image x=\"{left}\" y=\"20\" width=\"186\" height=\"{height}\" preserveAspectRatio=\"none\" \
+             style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{}\"/>",
+            base64(&picture)
+        );
+    }
+    let bar =
+        |svg: &mut String, left: f64, wide: f64, stops: &[[f64; 3]], [low, high]: [f32; 2]| -> Result<()> {
+            let steps: Vec<f32> = (0..256).map(|step| step as f32 / 255.0).collect();
+            let picture =
+                png(&Map { numbers: &steps, width: 256 }, |value| between(stops, f64::from(value)))?;
+            let y = height + 28.0;
+            let _ = writeln!(
+                svg,
+                "<image x=\"{left}\" y=\"{y}\" width=\"{wide}\" height=\"10\" preserveAspectRatio=\"none\" \
+             href=\"data:image/png;base64,{}\"/>",
+                base64(&picture)
+            );
+            text(svg, left, y + 26.0, "start", &format!("{low:.4}{unit}"));
+            text(svg, left + wide, y + 26.0, "end", &format!("{high:.4}{unit}"));
+            Ok(())
+        };
+    if !of_classes {
+        bar(&mut svg, 6.0, 384.0, &LOW_TO_HIGH, [low, high])?;
+        bar(&mut svg, 402.0, 186.0, &ERRORS, [-most, most])?;
+    }
+    Ok(svg + "</svg>")
+}
+
+/// The colour at a share of the way along some.
+fn between(stops: &[[f64; 3]], share: f64) -> [u8; 3] {
+    let place = share.clamp(0.0, 1.0) * (stops.len() - 1) as f64;
+    let before = (place as usize).min(stops.len() - 2);
+    let part = place - before as f64;
+    std::array::from_fn(|at| (stops[before][at] * (1.0 - part) + stops[before + 1][at] * part).round() as u8)
+}
+
+/// A map as a picture, of which a pixel is a place.
+fn png(map: &Map, colour: impl Fn(f32) -> [u8; 3]) -> Result<Vec<u8>> {
+    let height = map.numbers.len() / map.width;
+    let apart = map.width.max(height).div_ceil(SIDE);
+    let mut pixels = Vec::new();
+    for row in map.numbers.chunks_exact(map.width).step_by(apart) {
+        for &value in row.iter().step_by(apart) {
+            pixels.extend(if value.is_nan() { MISSING } else { colour(value) });
+        }
+    }
+    let wrong = |error: png::EncodingError| Error::internal(format!("a map cannot be drawn: {error}"));
+    let mut bytes = Vec::new();
+    let [width, height] = [map.width, height].map(|along| along.div_ceil(apart) as u32);
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header().and_then(|mut writer| writer.write_image_data(&pixels)).map_err(wrong)?;
+    Ok(bytes)
+}
+
+/// As RFC 4648 has it.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits =
+            three.iter().enumerate().fold(0u32, |bits, (at, &byte)| bits | u32::from(byte) << (16 - 8 * at));
+        for at in 0..4 {
+            let letter = char::from(LETTERS[(bits >> (18 - 6 * at)) as usize & 63]);
+            text.push(if at <= three.len() { letter } else { '=' });
+        }
+    }
+    text
+}
+
+/// Predicted over true numbers.
+fn scatter(name: &str, pairs: &[(f64, f64)], unit: &str) -> Result<Figure> {
+    let ends = pairs.iter().fold([f64::MAX, f64::MIN], |[low, high], (t, _)| [low.min(*t), high.max(*t)]);
+    let line = |points: Vec<(f64, f64)>, mark, colour| ChartLine {
+        label: String::new(),
+        points,
+        band: Vec::new(),
+        mark,
+        colour,
+    };
+    let lines =
+        [line(pairs.to_vec(), Mark::Dots, 0), line(ends.map(|end| (end, end)).to_vec(), Mark::Dashes, 6)];
+    let [x, y] = ["true", "predicted"].map(|what| ChartAxis::new(format!("{what}{unit}"), Scale::Linear));
+    let caption = format!(
+        "{} points, evenly spread over all; those that are predicted well lie on the line.",
+        pairs.len()
+    );
+    let svg = chart::lines(&x, &y, &lines)?;
+    Ok(Figure::new(format!("{name}-scatter"), format!("Predicted over true: {name}"), &caption, svg))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{FieldOrigin, FieldPredictions};
+
+    #[test]
+    fn bytes_are_letters_as_the_standard_has_them() {
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn colours_go_from_the_lowest_to_the_highest_and_what_is_missing_is_white() {
+        assert_eq!(
+            [0.0, 1.0, 2.0].map(|share| between(&ERRORS, share)),
+            [[33, 102, 172], [178, 24, 43], [178, 24, 43]]
+        );
+        let map = Map { numbers: &[0.0, 1.0, f32::NAN, 0.5], width: 2 };
+        let bytes = png(&map, |value| between(&ERRORS, f64::from(value))).unwrap();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
+        let mut pixels = vec![0; 12];
+        reader.next_frame(&mut pixels).unwrap();
+        assert_eq!(pixels, [33, 102, 172, 178, 24, 43, 255, 255, 255, 247, 247, 247]);
+    }
+
+    #[test]
+    fn classes_are_counted_over_all_points_with_a_target() {
+        let mut total = Total::default();
+        total.add(&[0.0, 1.0, 1.0, 2.0, 0.0], &[0.0, 1.0, 0.0, f32::NAN, 3.0], true);
+        assert_eq!(total.classes, [[1, 2, 2], [1, 2, 1], [0, 0, 0], [0, 0, 1]]);
+        let table = total.table();
+        for part in ["33.33 %", "50.00 %", "–", "0.00 %", "27.78 %"] {
+            assert!(table.contains(part), "{part}: {table}");
+        }
+        assert!(total.said("").contains("4 points that have a target; 50.00 % are right"));
+    }
+
+    /// A file as `dltrain predict` writes it, of three classes at 2×3 places.
+    #[test]
+    fn a_file_of_classes_becomes_maps_and_a_table() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("out.h5");
+        let samples = vec!["a.h5 n 0".to_string(), "a.h5 n 1".into()];
+        let origin = FieldOrigin { samples, target: Some(vec![2, 3]), ..FieldOrigin::default() };
+        let mut file = FieldPredictions::create(&path, &origin, &[3, 2, 3], true).unwrap();
+        // Scores whose largest are those of these classes.
+        let scores = |classes: [usize; 6]| {
+            let of = |class: usize| classes.map(|own| f32::from(u8::from(own == class)));
+            [of(0), of(1), of(2)].concat()
+        };
+        file.push(&scores([0, 0, 1, 1, 2, 2]), &[0.0, 1.0, 1.0, 1.0, 2.0, f32::NAN]).unwrap();
+        file.push(&scores([0; 6]), &[0.0; 6]).unwrap();
+        file.finish().unwrap();
+        let read = PredictedFields::open(&path).unwrap().unwrap();
+        assert_eq!((read.places(), read.is_of_classes()), (vec![2, 3], true));
+        let section = section("out", &read).unwrap();
+        assert!(section.text.contains("11 points that have a target; 90.91 % are right"), "{}", section.text);
+        // Seven of eight, two of three, one of one.
+        for part in ["87.50 %", "66.67 %", "100.00 %", "84.72 %"] {
+            assert!(section.text.contains(part), "{part}: {}", section.text);
+        }
+        assert_eq!(section.figures.len(), 2);
+        let figure = &section.figures[0];
+        assert_eq!((figure.title.as_str(), figure.svg.matches("<image").count()), ("out, a.h5 n 0", 3));
+    }
+}

@@ -91,6 +91,7 @@ test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and 
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/train.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/layouts.py $(DLTRAIN) .deps/fields/lib \
 	    $$DLTRAIN_MPIRUN -n 2
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/deepcam.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/fields/bin/python tests/fields/mllog.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 
 lint: deps ## check format, warnings, documentation, scripts, which module uses which, and that ARM is not left out

@@ -11,6 +11,7 @@
 //! Two runs never write one file: `owner` says who owns what, and what is half-written has a name of its process's own.
 //! May use: `config`, `error`, `host`. Used by: everything above.
 
+mod chunks;
 pub mod date;
 mod kept;
 mod owner;
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 /// CRC-32 of what comes piece by piece.
 pub use flate2::Crc;
 
+pub use chunks::ChunkCache;
 pub use kept::KeptFile;
 pub use owner::{Owner, disown, forget, living_owner, own, own_if_free, owned, owner};
 

@@ -27,23 +27,12 @@ impl TrainingLoader {
     /// A usage error when the set is smaller than one global batch.
     pub fn new(samples: Samples, sharding: Sharding, seed: u64, reading: Reading) -> Result<TrainingLoader> {
         let steps = sharding.steps(samples.len())?;
-        let order = TrainingOrder {
-            sharding,
-            seed,
-            images: samples.len(),
-            blocks: samples.blocks(),
-            mixes: samples.augment().mixes(),
-            start: BatchStart { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
-            shuffled: None,
-        };
+        let order = TrainingOrder::new(&samples, sharding, seed);
         let apart = order.apart(0).min(sharding.batch) * samples.sample().iter().product::<usize>();
         let partners = (AHEAD + 1) * apart * size_of::<f32>();
         let shuffled = order.images * size_of::<u32>();
-        let buffers = samples.fields().map_or(0, |fields| fields.buffers() * reading.threads());
-        let kept = buffers
-            + shuffled
-            + partners
-            + samples.set().keep(WINDOW * sharding.batch * sharding.accumulation);
+        let near = WINDOW * sharding.batch * sharding.accumulation;
+        let kept = shuffled + partners + samples.set().keep(near, reading.threads());
         let fingerprint = samples.fingerprint();
         let reader = Reader::new(samples, order.clone(), reading);
         Ok(TrainingLoader { reader, order, steps, epoch: 0, skipped: 0, kept, fingerprint })
@@ -62,6 +51,25 @@ impl TrainingLoader {
     /// What the set holds: see `Samples::fingerprint`.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
+    }
+
+    /// What ranks that share the samples so read in the first epoch, one after the other, each in its order.
+    ///
+    /// # Errors
+    /// As for `new`.
+    pub fn first_epoch(
+        samples: &Samples,
+        sharding: Sharding,
+        seed: u64,
+    ) -> Result<impl Iterator<Item = Vec<u32>>> {
+        let (steps, mut order) =
+            (sharding.steps(samples.len())?, TrainingOrder::new(samples, sharding, seed));
+        samples.set().keep(WINDOW * sharding.batch * sharding.accumulation, 1);
+        Ok((0..sharding.ranks).map(move |rank| {
+            order.sharding.rank = rank;
+            let batches = 0..(steps * sharding.accumulation) as u64;
+            batches.filter_map(|batch| order.images(batch)).flat_map(|chosen| chosen.images).collect()
+        }))
     }
 
     /// Bytes of files that are kept in memory, of images that are read to be mixed into others, and of an epoch's
@@ -134,6 +142,18 @@ struct TrainingOrder {
 }
 
 impl TrainingOrder {
+    fn new(samples: &Samples, sharding: Sharding, seed: u64) -> TrainingOrder {
+        TrainingOrder {
+            sharding,
+            seed,
+            images: samples.len(),
+            blocks: samples.blocks(),
+            mixes: samples.augment().mixes(),
+            start: BatchStart { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
+            shuffled: None,
+        }
+    }
+
     fn shuffle(&self, epoch: usize) -> Vec<u32> {
         if self.blocks.is_empty() {
             return epoch_order(self.seed, epoch, self.images);
@@ -220,6 +240,9 @@ pub struct TestLoader {
 impl TestLoader {
     /// The batches of this rank's share of the test images, in order.
     pub fn new(samples: Samples, sharding: Sharding, reading: Reading) -> TestLoader {
+        if samples.fields().is_some() {
+            samples.set().keep(sharding.batch, reading.threads());
+        }
         let order = TestOrder { sharding, images: samples.len() };
         TestLoader { reader: Reader::new(samples, order.clone(), reading), order }
     }

@@ -5,11 +5,9 @@
 //! data sets lie. Reading goes by the header alone: it takes no lock of the HDF5 library, so that any number of threads
 //! read at once and never wait for the results file; and a damaged file meets this parser only, which trusts nothing.
 
-use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::about::InputSummary;
 use super::detect::{Parts, ends, entries};
@@ -17,7 +15,7 @@ pub use super::header::{CHUNK, Header};
 use super::picture::{self, Picture};
 use super::{ColourSums, Colours, Dataset, EvaluationCrop, Jpeg};
 use crate::error::{Error, Result};
-use crate::files::{self, KeptFile, crc32};
+use crate::files::{self, ChunkCache, KeptFile, crc32};
 
 /// Opens a directory of packed files, one file, or `NAME.h5` for all of `NAME-*.h5`.
 ///
@@ -165,9 +163,6 @@ impl Pack {
     }
 }
 
-/// A file's number, a chunk's, and what is in it.
-type Chunk = (usize, usize, Arc<Vec<u8>>);
-
 /// One part of a set, in as many files as it has.
 pub struct Packed {
     files: Vec<Pack>,
@@ -176,9 +171,7 @@ pub struct Packed {
     classes: Vec<String>,
     colours: Colours,
     frame: EvaluationCrop,
-    cache: Mutex<VecDeque<Chunk>>,
-    /// Chunks that are kept.
-    keep: AtomicUsize,
+    chunks: ChunkCache,
     jpeg: Jpeg,
 }
 
@@ -220,8 +213,7 @@ impl Packed {
             frame,
             files,
             first,
-            cache: Mutex::default(),
-            keep: AtomicUsize::new(2),
+            chunks: ChunkCache::new(2),
             jpeg,
         })
     }
@@ -248,40 +240,16 @@ impl Packed {
         while at < span.end {
             let (chunk, from) = ((at / CHUNK as u64) as usize, (at % CHUNK as u64) as usize);
             let to = (from as u64 + span.end - at).min(CHUNK as u64) as usize;
-            let content = self.chunk(file, chunk)?;
-            bytes.extend_from_slice(&content[from..to]);
+            let pack = &self.files[file];
+            let read = |content: &mut Vec<u8>| {
+                content.resize(CHUNK, 0);
+                pack.file.read_exact_at(content, pack.header.chunks[chunk]).map(|()| false)
+            };
+            self.chunks
+                .with((file as u64, chunk), read, |content, _| bytes.extend_from_slice(&content[from..to]))?;
             at += (to - from) as u64;
         }
         Ok(())
-    }
-
-    fn chunk(&self, file: usize, chunk: usize) -> std::io::Result<Arc<Vec<u8>>> {
-        let lock = || self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        {
-            let mut cache = lock();
-            if let Some(found) = cache.iter().position(|entry| (entry.0, entry.1) == (file, chunk)) {
-                // The one used last is the last to go.
-                let entry = cache.remove(found).unwrap_or_default();
-                let content = entry.2.clone();
-                cache.push_back(entry);
-                return Ok(content);
-            }
-        }
-        let (pack, keep) = (&self.files[file], self.keep.load(Ordering::Relaxed));
-        // The memory of one that goes, where no other thread reads it any more: fresh memory costs as much as the
-        // reading.
-        let mut content = Vec::new();
-        {
-            let mut cache = lock();
-            while cache.len() >= keep {
-                content = cache.pop_front().and_then(|gone| Arc::into_inner(gone.2)).unwrap_or(content);
-            }
-        }
-        content.resize(CHUNK, 0);
-        pack.file.read_exact_at(&mut content, pack.header.chunks[chunk])?;
-        let content = Arc::new(content);
-        lock().push_back((file, chunk, content.clone()));
-        Ok(content)
     }
 
     /// The bytes of one image, checked.
@@ -384,11 +352,11 @@ impl Dataset for Packed {
         starts
     }
 
-    fn keep(&self, images: usize) -> usize {
+    fn keep(&self, images: usize, _: usize) -> usize {
         let chunks: usize = self.files.iter().map(|file| file.header.chunks.len()).sum();
         let needed = (images * chunks).div_ceil(self.len()) + 2;
         let keep = needed.min(MOST_KEPT / CHUNK).min(chunks).max(2);
-        self.keep.store(keep, Ordering::Relaxed);
+        self.chunks.keep(keep);
         keep * CHUNK
     }
 }

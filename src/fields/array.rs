@@ -1,6 +1,7 @@
 //! The arrays of a file: what each holds, where its bytes lie and how they are coded, as the HDF5 library says it.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +14,8 @@ use hdf5::{
     ReferencedObject,
 };
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 use super::element::{NumberKind, NumberType};
 use super::filter::Filter;
 use super::library;
@@ -22,7 +25,8 @@ use super::view::{ArrayBox, place_in};
 use crate::error::{Error, Result};
 use crate::files::{self, KeptFile};
 
-/// One array of one file.
+/// One array of one file. Ranks tell each other what they found of the files that they looked at.
+#[derive(Serialize, Deserialize)]
 pub struct FileArray {
     /// "group/array".
     pub name: String,
@@ -40,20 +44,26 @@ pub struct FileArray {
     /// The unit of its numbers, where the file says it.
     pub unit: Option<String>,
     /// Numbers that stand for none: `_FillValue`, `missing_value`.
+    #[serde(deserialize_with = "numbers_or_nan")]
     pub missing: Vec<f64>,
     /// What a number is multiplied by, and what is then added (netCDF's packing).
     pub packing: Option<(f64, f64)>,
     /// What a number is that was never written.
+    #[serde(deserialize_with = "number_or_nan")]
     pub(super) fill: f32,
     /// No other array of this process has the same.
+    #[serde(skip, default = "another")]
     pub(super) id: u64,
+    #[serde(skip)]
     pub(super) file: Arc<SourceFile>,
     /// The library's, once it is asked for chunks, and where those lie that it was asked for.
+    #[serde(skip)]
     dataset: OnceLock<std::result::Result<Dataset, String>>,
     chunks: RwLock<HashMap<usize, StoredChunk>>,
 }
 
 /// A file that arrays are read from.
+#[derive(Default)]
 pub(super) struct SourceFile {
     pub path: PathBuf,
     /// None of what is computed.
@@ -64,7 +74,7 @@ pub(super) struct SourceFile {
 }
 
 /// Where the bytes of an array lie.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ArrayStorage {
     /// One after the other, from this byte of the file on.
     Contiguous(u64),
@@ -75,11 +85,12 @@ pub enum ArrayStorage {
     /// Where only the library finds them, and why.
     Library(String),
     /// In no file: they are computed.
+    #[serde(skip)]
     Computed(Universe),
 }
 
 /// Where one chunk lies; without bytes it was never written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredChunk {
     pub at: u64,
     pub bytes: u64,
@@ -96,6 +107,9 @@ pub struct Arrays {
     /// Bytes of the file.
     pub bytes: u64,
 }
+
+/// Arrays with so many chunks at most are asked for all of them while their file is open.
+const AT_ONCE: usize = 32;
 
 /// h5py's LZF among the filters that the HDF Group has registered.
 const LZF: i32 = 32000;
@@ -210,11 +224,27 @@ impl FileArray {
                 .collect());
         }
         let (file, source) = open(path)?;
+        if source.kept.as_ref().is_some_and(KeptFile::is_locked) {
+            let what = "another program has it open to write: train when that is done, or from a copy";
+            return Err(Error::data(path, what));
+        }
         let of = |name: &str| {
             let dataset = file.dataset(name).map_err(|_| format!("it has no array {name}"))?;
-            FileArray::from(&source, name, &dataset).map_err(|what| format!("{name} holds {what}"))
+            let array = FileArray::from(&source, name, &dataset);
+            let array = array.map_err(|what| format!("{name} holds {what}"))?;
+            if array.chunk_count() <= AT_ONCE {
+                array.find(&dataset, 0..array.chunk_count()).map_err(|what| format!("{name}: {what}"))?;
+            }
+            Ok(array)
         };
         Ok(names.into_iter().map(of).collect())
+    }
+
+    /// Arrays as another rank has found them, of a file of so many bytes.
+    pub fn found(arrays: Vec<FileArray>, path: &Path, bytes: u64) -> Vec<FileArray> {
+        let kept = Some(KeptFile::named(path, bytes));
+        let file = Arc::new(SourceFile { path: path.to_path_buf(), kept, bytes, number: 0 });
+        arrays.into_iter().map(|array| FileArray { file: file.clone(), ..array }).collect()
     }
 
     fn from(file: &Arc<SourceFile>, name: &str, dataset: &Dataset) -> std::result::Result<FileArray, String> {
@@ -227,6 +257,10 @@ impl FileArray {
         let (scale, offset) = (number(dataset, "scale_factor"), number(dataset, "add_offset"));
         let elsewhere = dataset.loc_info().map_err(library)?.fileno != file.number;
         let list = dataset.dcpl().map_err(library)?;
+        let others: Vec<_> = list.filters().into_iter().filter(|filter| filter.id() != LZF).collect();
+        if let Some(lacking) = lacking_filter(&others) {
+            return Err(format!("numbers that were written with {lacking}"));
+        }
         Ok(FileArray {
             name: name.into(),
             storage: match elsewhere {
@@ -238,7 +272,12 @@ impl FileArray {
                 || ["_bnds", "_bounds"].iter().any(|end| name.ends_with(end)),
             unit: text(dataset, "units"),
             missing: ["_FillValue", "missing_value"].iter().flat_map(|name| numbers(dataset, name)).collect(),
-            packing: scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0))),
+            packing: match scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0))) {
+                Some(by) if !(by.0.is_finite() && by.1.is_finite()) => {
+                    return Err("numbers that are packed by none (scale_factor, add_offset)".into());
+                }
+                packing => packing,
+            },
             fill: fill(&list),
             id: another(),
             file: file.clone(),
@@ -267,7 +306,7 @@ impl FileArray {
             packing: None,
             fill: 0.0,
             id: another(),
-            file: Arc::new(SourceFile { path: path.to_path_buf(), kept: None, bytes: 0, number: 0 }),
+            file: Arc::new(SourceFile { path: path.to_path_buf(), ..SourceFile::default() }),
             dataset: OnceLock::new(),
             chunks: RwLock::default(),
             shape,
@@ -284,14 +323,58 @@ impl FileArray {
         self.shape.iter().product::<usize>() as u64 * self.element.bytes() as u64
     }
 
-    /// Bytes that a reader of it holds: a chunk as it is stored, and decoded.
+    /// Bytes that a reader of it holds, beside decoded chunks.
     pub fn buffer(&self) -> usize {
         match &self.storage {
-            ArrayStorage::Chunked(chunk, _) => 2 * chunk.iter().product::<usize>() * self.element.bytes(),
+            ArrayStorage::Chunked(..) => self.chunk_bytes(),
             ArrayStorage::Unwritten => 0,
-            ArrayStorage::Computed(universe) => self.bytes() as usize + universe.scratch(),
+            ArrayStorage::Computed(universe) => universe.scratch(),
             _ => (self.bytes() as usize).min(PIECE),
         }
+    }
+
+    /// Bytes of a decoded chunk, or of what else is kept; 0 where nothing is.
+    pub fn chunk_bytes(&self) -> usize {
+        match &self.storage {
+            ArrayStorage::Chunked(chunk, _) => chunk.iter().product::<usize>() * self.element.bytes(),
+            ArrayStorage::Computed(_) => self.bytes() as usize,
+            _ => 0,
+        }
+    }
+
+    /// How many chunks it has.
+    pub fn chunk_count(&self) -> usize {
+        match &self.storage {
+            ArrayStorage::Chunked(chunk, _) => self.grid(chunk).iter().product(),
+            _ => 0,
+        }
+    }
+
+    /// A number that no other array of this process has.
+    pub fn number(&self) -> u64 {
+        self.id
+    }
+
+    /// Bytes that all chunks have in the file.
+    pub fn stored_chunks(&self) -> u64 {
+        let known = self.chunks.read().unwrap_or_else(PoisonError::into_inner);
+        match known.len() == self.chunk_count() {
+            true => known.values().map(|chunk| chunk.bytes).sum(),
+            false => self.stored().unwrap_or(0),
+        }
+    }
+
+    /// The numbers of the chunks that a box has a part of.
+    pub fn chunks_of(&self, window: &ArrayBox) -> Vec<usize> {
+        let ArrayStorage::Chunked(chunk, _) = &self.storage else { return Vec::new() };
+        let (ArrayBox { first, len }, grid) = (window, self.grid(chunk));
+        let low: Vec<usize> = first.iter().zip(chunk).map(|(first, chunk)| first / chunk).collect();
+        let count = |axis: usize| (first[axis] + len[axis]).div_ceil(chunk[axis]) - low[axis];
+        let along: Vec<usize> = (0..len.len()).map(count).collect();
+        let number = |step: Vec<usize>| {
+            (0..grid.len()).fold(0, |number, axis| number * grid[axis] + low[axis] + step[axis])
+        };
+        (0..along.iter().product()).map(|step| number(place_in(&along, step))).collect()
     }
 
     /// Bytes that it takes in the file, where they can be told.
@@ -314,29 +397,35 @@ impl FileArray {
     ///
     /// # Errors
     /// `Data`: it does not say it.
-    pub(super) fn chunk(&self, number: usize, shape: &[usize], grid: &[usize]) -> Result<StoredChunk> {
+    pub(super) fn chunk(&self, number: usize) -> Result<StoredChunk> {
         /// Arrays with so many chunks at most are asked for all at once, and the library's file is closed again: there
         /// may be thousands of files.
         const FEW: usize = 256;
         if let Some(chunk) = self.chunks.read().unwrap_or_else(PoisonError::into_inner).get(&number) {
             return Ok(*chunk);
         }
-        let all: usize = grid.iter().product();
-        let find = |dataset: &Dataset, number: usize| {
-            let place = place_in(grid, number);
+        let all = self.chunk_count();
+        let found = match all <= FEW {
+            true => self.opened().and_then(|dataset| self.find(&dataset, 0..all)),
+            false => self.dataset().and_then(|dataset| self.find(dataset, number..number + 1)),
+        };
+        found.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))?;
+        let chunks = self.chunks.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(chunks.get(&number).copied().unwrap_or_default())
+    }
+
+    /// Asks the library where some chunks lie.
+    fn find(&self, dataset: &Dataset, numbers: Range<usize>) -> std::result::Result<(), String> {
+        let ArrayStorage::Chunked(shape, _) = &self.storage else { return Ok(()) };
+        let grid = self.grid(shape);
+        let of = |number: usize| {
+            let place = place_in(&grid, number);
             let first = place.iter().zip(shape).map(|(place, along)| (place * along) as u64);
             library::chunk(dataset, &first.collect::<Vec<u64>>()).map(|chunk| (number, chunk))
         };
-        let found = match all <= FEW {
-            true => self.opened().and_then(|dataset| (0..all).map(|number| find(&dataset, number)).collect()),
-            false => self.dataset().and_then(|dataset| Ok(vec![find(dataset, number)?])),
-        };
-        let found: Vec<(usize, StoredChunk)> =
-            found.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))?;
-        let wanted =
-            found.iter().find(|(of, _)| *of == number).map_or_else(StoredChunk::default, |(_, chunk)| *chunk);
+        let found = numbers.map(of).collect::<std::result::Result<Vec<_>, _>>()?;
         self.chunks.write().unwrap_or_else(PoisonError::into_inner).extend(found);
-        Ok(wanted)
+        Ok(())
     }
 
     fn opened(&self) -> std::result::Result<Dataset, String> {
@@ -376,6 +465,16 @@ impl FileArray {
     }
 }
 
+/// JSON has no NaN.
+fn number_or_nan<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f32, D::Error> {
+    Option::deserialize(from).map(|number| number.unwrap_or(f32::NAN))
+}
+
+fn numbers_or_nan<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<f64>, D::Error> {
+    let numbers: Vec<Option<f64>> = Vec::deserialize(from)?;
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
+}
+
 /// A number that no other array has.
 fn another() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -410,10 +509,6 @@ fn storage(
                 return by("its chunks are larger than the format has them");
             }
             let given = list.filters();
-            let others: Vec<_> = given.iter().filter(|filter| filter.id() != LZF).cloned().collect();
-            if let Some(lacking) = lacking_filter(&others) {
-                return by(&format!("it was written with {lacking}"));
-            }
             if !given.is_empty()
                 && list.chunk_opts().is_some_and(|of| of.contains(ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS))
             {

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use half::f16;
+use serde::{Deserialize, Serialize};
 
 /// The type of an array's numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberType {
     pub(super) kind: NumberKind,
     /// Whether the most significant byte comes first.
@@ -13,7 +14,7 @@ pub struct NumberType {
 }
 
 /// What a number is, whatever the order of its bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum NumberKind {
     F16,
     F32,

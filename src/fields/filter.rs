@@ -4,9 +4,10 @@
 //! sum, and RFC 1950 for zlib's format.
 
 use libdeflater::Decompressor;
+use serde::{Deserialize, Serialize};
 
 /// One step of what a chunk was put through when it was written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Filter {
     /// zlib's format.
     Deflate,

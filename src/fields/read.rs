@@ -1,8 +1,9 @@
 //! Reading a sample: its window of the array, the chunks that hold it, their bytes decoded, the numbers as `f32` in a
-//! network's order. No lock is taken but that of the list of open files.
+//! network's order. No lock is taken but those of the list of open files and of the list of decoded chunks.
 
 use std::iter::Sum;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::array::{ArrayStorage, FileArray, StoredChunk};
 use super::element::{NumberKind, NumberType};
@@ -10,17 +11,16 @@ use super::filter::{ChunkDecoder, unshuffle_part};
 use super::universe::Universe;
 use super::view::{ArrayBox, ViewSamples, place_in};
 use crate::error::{Error, Result};
+use crate::files::ChunkCache;
 
-/// What one thread needs to read. It keeps the chunk that it decoded last.
+/// What one thread needs to read.
 #[derive(Default)]
 pub struct ArrayReader {
     decoder: ChunkDecoder,
-    /// A chunk as it is stored.
+    /// A chunk as it is stored, or a piece of an array that has none.
     stored: Vec<u8>,
-    bytes: Vec<u8>,
-    /// The array and the number of the chunk in `bytes`, and whether these are still shuffled.
-    holds: Option<(u64, usize)>,
-    in_planes: bool,
+    /// Decoded chunks, which other threads may share.
+    chunks: Arc<ChunkCache>,
     /// Bytes since the last call of `take_amount`.
     amount: Amount,
 }
@@ -123,7 +123,7 @@ impl ArrayReader {
             ArrayStorage::Library(_) => self.by_library(array, window, strides, to)?,
             ArrayStorage::Contiguous(at) => self.contiguous(array, *at, window, strides, to)?,
             ArrayStorage::Chunked(chunk, _) => self.chunked(array, chunk, window, strides, to)?,
-            ArrayStorage::Computed(universe) => self.computed(array, universe, window, strides, to),
+            ArrayStorage::Computed(universe) => self.computed(array, universe, window, strides, to)?,
         }
         means(array, to);
         Ok(())
@@ -137,9 +137,14 @@ impl ArrayReader {
         self.window(array, window, &row_major(&window.len), to)
     }
 
-    /// Forgets the chunk that was decoded last: the next sample is read as if it came alone.
+    /// Takes chunks that others have decoded, and leaves its own to them.
+    pub fn share(&mut self, chunks: &Arc<ChunkCache>) {
+        self.chunks = chunks.clone();
+    }
+
+    /// Forgets the chunks that were decoded: the next sample is read as if it came alone.
     pub fn forget(&mut self) {
-        self.holds = None;
+        self.chunks.clear();
     }
 
     /// What reading took since the last call.
@@ -179,15 +184,14 @@ impl ArrayReader {
         // The axes from here on are read at once.
         let inner = (0..len.len()).find(|&axis| span(axis) <= PIECE).unwrap_or(len.len().saturating_sub(1));
         let (bytes, inside) = (span(inner), walk(&len[inner..], &from[inner..], &strides[inner..]));
-        self.holds = None;
         for outer in places(&len[..inner]) {
             let sum =
                 |strides: &[usize], of: &[usize]| strides.iter().zip(of).map(|(a, b)| a * b).sum::<usize>();
             let start = sum(&from, first) + sum(&from, &outer);
-            fetch(array, at + (start * number) as u64, bytes as u64, &mut self.bytes)?;
+            fetch(array, at + (start * number) as u64, bytes as u64, &mut self.stored)?;
             self.amount.read += bytes as u64;
             self.amount.decoded += bytes as u64;
-            let numbers = Numbers { element: array.element, bytes: &self.bytes, in_planes: false };
+            let numbers = Numbers { element: array.element, bytes: &self.stored, in_planes: false };
             numbers.place(0, &inside, to, sum(strides, &outer));
         }
         Ok(())
@@ -201,23 +205,25 @@ impl ArrayReader {
         window: &ArrayBox,
         strides: &[usize],
         to: &mut [f32],
-    ) {
-        let holds = Some((array.id, 0));
-        if self.holds != holds {
-            self.bytes.clear();
+    ) -> Result<()> {
+        let ArrayReader { chunks, amount, .. } = self;
+        let compute = |bytes: &mut Vec<u8>| {
+            bytes.clear();
             match array.element.kind {
                 NumberKind::I16 => {
-                    self.bytes.extend(universe.counts().iter().flat_map(|count| count.to_le_bytes()));
+                    bytes.extend(universe.counts().iter().flat_map(|count| count.to_le_bytes()))
                 }
-                _ => self.bytes.extend(universe.parameters().iter().flat_map(|number| number.to_le_bytes())),
+                _ => bytes.extend(universe.parameters().iter().flat_map(|number| number.to_le_bytes())),
             }
-            self.amount.decoded += self.bytes.len() as u64;
-            self.holds = holds;
-        }
+            amount.decoded += bytes.len() as u64;
+            Ok(false)
+        };
         let from = row_major(&array.shape);
         let first: usize = window.first.iter().zip(&from).map(|(first, stride)| first * stride).sum();
-        let numbers = Numbers { element: array.element, bytes: &self.bytes, in_planes: false };
-        numbers.place(first, &walk(&window.len, &from, strides), to, 0);
+        let inside = walk(&window.len, &from, strides);
+        chunks.with((array.id, 0), compute, |bytes, in_planes| {
+            Numbers { element: array.element, bytes, in_planes }.place(first, &inside, to, 0);
+        })
     }
 
     fn chunked(
@@ -229,17 +235,11 @@ impl ArrayReader {
         to: &mut [f32],
     ) -> Result<()> {
         let ArrayBox { first, len } = window;
-        let grid = array.grid(chunk);
-        let from = row_major(chunk);
-        let low: Vec<usize> = first.iter().zip(chunk).map(|(first, chunk)| first / chunk).collect();
-        let count = |axis: usize| (first[axis] + len[axis]).div_ceil(chunk[axis]) - low[axis];
-        let along: Vec<usize> = (0..len.len()).map(count).collect();
-        for step in places(&along) {
-            let (mut number, mut source, mut target) = (0, 0, 0);
+        let (grid, from) = (array.grid(chunk), row_major(chunk));
+        for number in array.chunks_of(window) {
+            let (mut source, mut target) = (0, 0);
             let mut part = Vec::with_capacity(len.len());
-            for axis in 0..len.len() {
-                let at = low[axis] + step[axis];
-                number = number * grid[axis] + at;
+            for (axis, at) in place_in(&grid, number).into_iter().enumerate() {
                 let begin = first[axis].max(at * chunk[axis]);
                 let end = (first[axis] + len[axis]).min((at + 1) * chunk[axis]);
                 source += (begin - at * chunk[axis]) * from[axis];
@@ -247,45 +247,39 @@ impl ArrayReader {
                 part.push(end - begin);
             }
             let inside = walk(&part, &from, strides);
-            let stored = array.chunk(number, chunk, &grid)?;
+            let stored = array.chunk(number)?;
             if stored.bytes == 0 {
                 fill(array.fill, &inside, to, target);
                 continue;
             }
-            self.decode(array, chunk, number, stored)?;
-            let (bytes, in_planes) = (&self.bytes[..], self.in_planes);
-            Numbers { element: array.element, bytes, in_planes }.place(source, &inside, to, target);
+            self.decoded(array, (number, stored), |numbers| numbers.place(source, &inside, to, target))?;
         }
         Ok(())
     }
 
-    /// Makes `bytes` the numbers of a chunk.
-    fn decode(
+    /// Hands over the numbers of a chunk, which is read and decoded where it is not kept.
+    fn decoded(
         &mut self,
         array: &FileArray,
-        shape: &[usize],
-        number: usize,
-        chunk: StoredChunk,
+        (number, chunk): (usize, StoredChunk),
+        place: impl FnOnce(Numbers<'_>),
     ) -> Result<()> {
-        let holds = Some((array.id, number));
-        if self.holds == holds {
-            return Ok(());
-        }
-        self.holds = None;
         let ArrayStorage::Chunked(_, filters) = &array.storage else { return Ok(()) };
-        let size = array.element.bytes();
-        let whole = shape.iter().product::<usize>() * size;
-        fetch(array, chunk.at, chunk.bytes, &mut self.stored)?;
-        self.amount.read += chunk.bytes;
-        let buffers = (&mut self.stored, &mut self.bytes);
-        let decoded = self.decoder.decode(filters, chunk.skipped, size, whole, buffers);
-        self.in_planes = decoded.map_err(|what| {
-            let what = format!("{}: the chunk at byte {} is damaged: {what}", array.name, chunk.at);
-            Error::data(array.path(), what)
-        })?;
-        self.amount.decoded += whole as u64;
-        self.holds = holds;
-        Ok(())
+        let ArrayReader { decoder, stored, chunks, amount } = self;
+        let (element, whole) = (array.element, array.chunk_bytes());
+        let decode = |bytes: &mut Vec<u8>| {
+            fetch(array, chunk.at, chunk.bytes, stored)?;
+            amount.read += chunk.bytes;
+            let decoded = decoder.decode(filters, chunk.skipped, element.bytes(), whole, (stored, bytes));
+            amount.decoded += whole as u64;
+            decoded.map_err(|what| {
+                let what = format!("{}: the chunk at byte {} is damaged: {what}", array.name, chunk.at);
+                Error::data(array.path(), what)
+            })
+        };
+        chunks.with((array.id, number), decode, |bytes, in_planes| {
+            place(Numbers { element, bytes, in_planes });
+        })
     }
 }
 

@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -16,8 +17,9 @@ use rustix::process::{Resource, getrlimit};
 pub struct KeptFile {
     path: PathBuf,
     number: u64,
-    /// Device, number and length: a file that took its place is another.
-    mark: [u64; 3],
+    /// Length, device and number: a file that took its place is another.
+    bytes: u64,
+    mark: OnceLock<[u64; 2]>,
 }
 
 /// Those that are open, by number.
@@ -31,15 +33,16 @@ impl KeptFile {
     /// # Errors
     /// As for `files::open`.
     pub fn open(path: &Path) -> io::Result<(KeptFile, Arc<File>)> {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        let file = Arc::new(with_room(path)?);
-        let kept = KeptFile {
-            path: path.to_path_buf(),
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            mark: mark(&file)?,
-        };
-        keep(kept.number, &file);
+        let kept = KeptFile::named(path, std::fs::metadata(path)?.len());
+        let file = kept.file()?;
         Ok((kept, file))
+    }
+
+    /// A file that another rank has opened and found so long; it is opened when it is read.
+    pub fn named(path: &Path, bytes: u64) -> KeptFile {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        KeptFile { path: path.to_path_buf(), number, bytes, mark: OnceLock::new() }
     }
 
     /// # Errors
@@ -51,12 +54,22 @@ impl KeptFile {
         })
     }
 
+    /// Whether another program has locked it, as HDF5 does what it writes where the file system has locks.
+    pub fn is_locked(&self) -> bool {
+        let Ok(file) = self.file() else { return false };
+        let tried = flock(&*file, FlockOperation::NonBlockingLockShared);
+        let _ = flock(&*file, FlockOperation::Unlock);
+        tried == Err(Errno::WOULDBLOCK)
+    }
+
     fn file(&self) -> io::Result<Arc<File>> {
         if let Some(file) = open_files().get(&self.number) {
             return Ok(file.clone());
         }
         let file = Arc::new(with_room(&self.path)?);
-        if mark(&file)? != self.mark {
+        let of = file.metadata()?;
+        let mark = [of.dev(), of.ino()];
+        if of.len() != self.bytes || *self.mark.get_or_init(|| mark) != mark {
             return Err(io::Error::other("was replaced by another file while the run reads it"));
         }
         keep(self.number, &file);
@@ -68,10 +81,6 @@ impl Drop for KeptFile {
     fn drop(&mut self) {
         open_files().remove(&self.number);
     }
-}
-
-fn mark(file: &File) -> io::Result<[u64; 3]> {
-    file.metadata().map(|of| [of.dev(), of.ino(), of.len()])
 }
 
 /// Opens a file; where the process may have no more, those that are kept are closed first.

@@ -206,46 +206,45 @@ fn maps(output: &Map, target: &Map, of_classes: bool, unit: &str) -> Result<Stri
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 600 {0}\" width=\"600\" height=\"{0}\">\n",
         height + if of_classes { 24.0 } else { 60.0 }
     );
-    let text = |svg: &mut String, x: f64, y: f64, anchor: &str, text: &str| {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-size=\"13\" fill=\"#464646\">{text}</text>"
-        );
-    };
     for (at, (title, map)) in
         [("predicted", output), ("true", target), ("error", &errors)].into_iter().enumerate()
     {
         let left = 6.0 + 198.0 * at as f64;
         text(&mut svg, left + 93.0, 14.0, "middle", title);
         let picture = if at == 2 { png(map, of_error)? } else { png(map, of_value)? };
-        let _ = writeln!(
-            svg,
-            "<image x=\"{left}\" y=\"20\" width=\"186\" height=\"{height}\" preserveAspectRatio=\"none\" \
-             style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{}\"/>",
-            base64(&picture)
-        );
+        image(&mut svg, [left, 20.0, 186.0, height], &picture);
     }
-    let bar =
-        |svg: &mut String, left: f64, wide: f64, stops: &[[f64; 3]], [low, high]: [f32; 2]| -> Result<()> {
-            let steps: Vec<f32> = (0..256).map(|step| step as f32 / 255.0).collect();
-            let picture =
-                png(&Map { numbers: &steps, width: 256 }, |value| between(stops, f64::from(value)))?;
-            let y = height + 28.0;
-            let _ = writeln!(
-                svg,
-                "<image x=\"{left}\" y=\"{y}\" width=\"{wide}\" height=\"10\" preserveAspectRatio=\"none\" \
-             href=\"data:image/png;base64,{}\"/>",
-                base64(&picture)
-            );
-            text(svg, left, y + 26.0, "start", &format!("{low:.4}{unit}"));
-            text(svg, left + wide, y + 26.0, "end", &format!("{high:.4}{unit}"));
-            Ok(())
-        };
+    let bar = |svg: &mut String, left: f64, wide: f64, stops: &[[f64; 3]], [low, high]: [f32; 2]| {
+        let steps: Vec<f32> = (0..256).map(|step| step as f32 / 255.0).collect();
+        let picture = png(&Map { numbers: &steps, width: 256 }, |value| between(stops, f64::from(value)))?;
+        let y = height + 28.0;
+        image(svg, [left, y, wide, 10.0], &picture);
+        text(svg, left, y + 26.0, "start", &format!("{low:.4}{unit}"));
+        text(svg, left + wide, y + 26.0, "end", &format!("{high:.4}{unit}"));
+        Ok::<(), Error>(())
+    };
     if !of_classes {
         bar(&mut svg, 6.0, 384.0, &LOW_TO_HIGH, [low, high])?;
         bar(&mut svg, 402.0, 186.0, &ERRORS, [-most, most])?;
     }
     Ok(svg + "</svg>")
+}
+
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
+    let _ = writeln!(
+        svg,
+        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-size=\"13\" fill=\"#464646\">{text}</text>"
+    );
+}
+
+/// A picture of pixels, each as large as it has to be: from the left, from above, width and height.
+fn image(svg: &mut String, [left, y, width, height]: [f64; 4], picture: &[u8]) {
+    let _ = writeln!(
+        svg,
+        "<image x=\"{left}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" preserveAspectRatio=\"none\" \
+         style=\"image-rendering:pixelated\" href=\"data:image/png;base64,{}\"/>",
+        base64(picture)
+    );
 }
 
 /// The colour at a share of the way along some.

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use super::doubts::Weights;
 use super::network::Network;
+use super::source;
 use crate::comm::World;
 use crate::config::Config;
-use crate::data::{Dataset, FieldSet, Samples, Sets};
+use crate::data::{Dataset, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe};
 use crate::model::onnx::OnnxFile;
@@ -44,7 +45,7 @@ pub fn shaped(
         model = Some(world.agree(model::find_for(&config.model, config.fields.loss_output()))?);
     }
     let inputs = inputs(model.as_ref());
-    config.network.sample = Some(world.agree(FieldSet::shape(path, &config.fields, &inputs))?);
+    config.network.sample = Some(world.agree(FieldSet::shape(Some(world), path, &config.fields, &inputs))?);
     Ok((config, model))
 }
 
@@ -69,14 +70,13 @@ pub fn open(
     let test = test.as_deref().filter(|_| !config.evaluate && config.predict.is_none());
     let opened = || -> Result<(FieldSet, Option<FieldSet>)> {
         let inputs = inputs(Some(&network.model));
-        let open = |path: &Path| FieldSet::open(path, &config.fields, &inputs);
+        let open = |path: &Path| FieldSet::open(Some(world), path, &config.fields, &inputs);
         let set = open(path)?;
         fits(&set, config, network)?;
         let test = test.map(|path| open(path).map_err(|error| error.context("--test-data")));
+        let test =
+            test.transpose()?.map(|test| test.beside(&set).map_err(|error| error.context("--test-data")));
         let test = test.transpose()?;
-        if let Some(other) = &test {
-            set.same_kind(other).map_err(|error| error.context("--test-data"))?;
-        }
         Ok((set.telling_apart(network.classes), test.map(|test| test.telling_apart(network.classes))))
     };
     let (set, others) = world.agree(opened())?;
@@ -98,7 +98,7 @@ pub fn open(
     said.extend(rescaled(&scales, &whose));
     let mut seconds = None;
     if purpose == "train" {
-        let (line, tried) = world.agree(reading(world, &set))?;
+        let (line, tried) = world.agree(reading(world, config, &set))?;
         said.push(line);
         seconds = tried;
     }
@@ -183,23 +183,26 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> 
 
 /// What reading an epoch takes, by some samples that the first rank reads: for rank 0, which says it; and the seconds
 /// of one.
-fn reading(world: &World, set: &FieldSet) -> Result<(String, Option<f64>)> {
+fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(String, Option<f64>)> {
     if !world.is_first() {
         return Ok((String::new(), None));
     }
-    let (Amount { read, decoded, used }, seconds) = set.reading()?;
-    let samples = set.len() as u64;
+    let samples = Samples::of_fields(set.clone(), config.input.repeat);
+    let sharding = source::training_sharding(world, config);
+    let orders = TrainingLoader::first_epoch(&samples, sharding, config.seed)?;
+    let (Amount { read, decoded, used }, seconds) = set.reading(orders)?;
+    let count = sharding.steps(samples.len())? * sharding.global_batch();
     let times = decoded as f64 / used.max(1) as f64;
     let advice =
         if times >= 2.0 && read > 0 { ": dltrain inspect says what chunks would be read whole" } else { "" };
-    // What is decoded once for several samples is counted for each.
-    let most = if set.blocks().is_empty() { "" } else { "at most " };
+    // Ranks with the same samples read a part of the rows each; of chunks with rows of several each reads all.
+    let about = if config.spatial > 1 { "about " } else { "" };
     let text = format!(
-        "reading: a sample takes {} of the files, {times:.2} times what it uses is decoded{advice}; {most}{} an epoch, \
-         {} a rank, which opens all {} files; {:.2} ms of a thread",
+        "reading: {about}{} an epoch, {} a rank, {} a sample, {times:.2} times what it uses is decoded{advice}; of {} \
+         files each rank opens those that it reads; {:.2} ms of a thread a sample",
         bytes(read as usize),
-        bytes((read * samples) as usize),
-        bytes((read * samples) as usize / world.size()),
+        bytes(read as usize / world.size()),
+        bytes(read as usize / count),
         set.files(),
         1000.0 * seconds
     );

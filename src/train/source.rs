@@ -198,7 +198,7 @@ pub fn sharding(world: &World, config: &Config) -> Sharding {
 }
 
 /// The same of images to train with: ranks that share images read the same ones.
-fn training_sharding(world: &World, config: &Config) -> Sharding {
+pub fn training_sharding(world: &World, config: &Config) -> Sharding {
     let whole = sharding(world, config);
     Sharding { ranks: whole.ranks / config.spatial, rank: whole.rank / config.spatial, ..whole }
 }

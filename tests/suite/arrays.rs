@@ -16,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hdf5::File;
-use job::{misused, refused, run, series};
+use job::{finish, misused, only_message, refused, run, series};
 
 const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/vector.onnx");
 
@@ -224,10 +224,15 @@ fn a_network_is_trained_by_a_loss_that_is_its_own_output() {
         (&["--loss", "bce", "--metric", "auc"], "no sum over samples"),
         (&["--loss", "cross-entropy", "--metric", "top5"], "any is among five"),
     ] {
-        let error = if flags.contains(&"auc") {
-            misused(1, &[&fixed[..], flags].concat())
-        } else {
-            refused(&[(2, &[&fixed[..], flags].concat())])
+        let all = [&fixed[..], flags].concat();
+        let error = match flags.contains(&"auc") {
+            true => misused(1, &all),
+            // What is wrong with a node stands below the message.
+            false => {
+                let done = finish(job::job(&[(2, &all)]));
+                only_message(&done);
+                done.stderr
+            }
         };
         assert!(error.contains(expected), "{flags:?}: {error}");
     }
@@ -293,12 +298,10 @@ fn what_inspect_says_to_train_with_does_train() {
     let place = Place::new();
     let path = place.text("it's.h5");
     let file = hdf5::File::create(&path).unwrap();
-    let add = |name: &str, values: ndarray::Array3<f32>| {
-        file.new_dataset_builder().with_data(&values).create(name).unwrap();
-    };
-    add("temperature", ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| (n * y + x) as f32));
+    let temperature = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| (n * y + x) as f32);
+    file.new_dataset_builder().with_data(&temperature).create("temperature").unwrap();
     let labels = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| ((n + y + x) % 3) as u8);
-    file.flush().unwrap();
+    file.close().unwrap();
     for expected in
         ["--target 'temperature[n+1,h,w]:standard' --loss mse --classes 1", "--loss cross-entropy"]
     {
@@ -311,8 +314,9 @@ fn what_inspect_says_to_train_with_does_train() {
         let done = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
         assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
         if expected.contains("mse") {
+            let file = hdf5::File::append(&path).unwrap();
             file.new_dataset_builder().with_data(&labels).create("front").unwrap();
-            file.flush().unwrap();
+            file.close().unwrap();
         }
     }
 }
@@ -376,7 +380,7 @@ fn a_dry_run_says_what_reading_takes_beside_computing() {
         let reading = said.lines().find(|line| line.starts_with("input: ")).expect(&said);
         assert!(reading.contains("4 samples a step and rank take "), "{reading}");
         assert!(reading.contains(by) && reading.contains("computing takes "), "{reading}");
-        assert!(said.contains("a rank, which opens all 2 files; "), "{said}");
+        assert!(said.contains("of 2 files each rank opens those that it reads; "), "{said}");
     }
 }
 
@@ -426,4 +430,44 @@ fn what_does_not_fit_is_said_in_one_message() {
     let views = ["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse"];
     let error = refused(&[(2, &[&fixed[..], &views].concat())]);
     assert!(error.contains("c.h5"), "{error}");
+    // As HDF5 locks what it writes.
+    let written = fs::File::open(place.path("train/a.h5")).unwrap();
+    rustix::fs::flock(&written, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let error = refused(&[(2, &[&fixed[..], &views].concat())]);
+    assert!(error.contains("a.h5: another program has it open to write"), "{error}");
+}
+
+/// One rank looks at a file and tells the others what it found, also where it cannot be used. The kernel counts how often
+/// files are opened.
+#[test]
+fn of_many_files_each_is_opened_by_one_rank() {
+    use rustix::fs::inotify;
+    let place = tempfile::tempdir().unwrap();
+    let path = |number: usize| place.path().join(format!("{number}.h5"));
+    write(&path(0), 0, 4);
+    for number in 1..300 {
+        fs::copy(path(0), path(number)).unwrap();
+    }
+    let data = place.path().display().to_string();
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, place.path(), inotify::WatchFlags::OPEN).unwrap();
+    let mut memory = vec![std::mem::MaybeUninit::uninit(); 1 << 16];
+    let mut opened = || {
+        let mut events = inotify::Reader::new(&watch, &mut memory);
+        std::iter::from_fn(|| events.next().ok().map(|event| event.file_name().is_some()))
+            .filter(|&is_of_file| is_of_file)
+            .count()
+    };
+    let train =
+        ["--model", EMULATOR, "--data", &data, "--input", "air/wind[n,h,w,c]", "--target", "heat[n,h,w]"];
+    let train = [&train[..], &["--loss", "mse", "--batch", "4", "--steps", "1", "--quiet"]].concat();
+    run(3, &train);
+    // By us and by the library, which the kernel may count as one; then those files that a step's 12 samples are in, and
+    // eight that show how fast it goes.
+    let count = opened();
+    assert!((300..640).contains(&count), "{count}");
+    write(&path(100), 0, 5);
+    fs::File::options().write(true).open(path(200)).unwrap().set_len(2000).unwrap();
+    let error = refused(&[(3, &train)]);
+    assert!(error.contains("200.h5"), "{error}");
 }

@@ -263,6 +263,27 @@ fn links_lead_to_their_own_files_and_end() {
     assert!(arrays.left_out.iter().all(|(_, what)| what == "a group that is listed already"));
 }
 
+/// What only a plug-in decodes is named before anything is read.
+#[test]
+fn filters_that_are_not_here_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blosc.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let numbers = ndarray::Array1::from_iter((0..50u16).map(f32::from));
+    file.new_dataset_builder().chunk(10).deflate(1).with_data(&numbers).create("x").unwrap();
+    file.close().unwrap();
+    // In the header a filter's number stands eight bytes before its name.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(7).position(|name| name == b"deflate").unwrap();
+    bytes[at - 8..at - 6].copy_from_slice(&32001u16.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let error = FileArray::open(&path, "x").err().unwrap().message;
+    assert!(
+        error.contains("x holds numbers that were written with Blosc, a plug-in of HDF5 that is not here"),
+        "{error}"
+    );
+}
+
 #[test]
 fn inspect_says_what_is_there() {
     let fixture = fixture().display().to_string();

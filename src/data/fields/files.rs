@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::field::Field;
+use crate::comm::World;
 use crate::error::{Error, Result};
 use crate::fields::{FileArray, Universe, ViewSamples};
 
@@ -118,13 +119,62 @@ fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Resu
     }
 }
 
+/// What a flag is called, by the number of its field.
+type Flag<'a> = &'a dyn Fn(usize) -> &'static str;
+
+/// The files with their arrays. Of ranks each opens some, so that each file is opened by one, and tells the others what
+/// it found. Collective.
+///
+/// # Errors
+/// `Data` for files that cannot be read or that ranks do not have alike; `Usage` for views that do not fit.
+pub fn opened(
+    ranks: Option<&World>,
+    files: Result<Vec<PathBuf>>,
+    fields: &[Field],
+    flag: Flag<'_>,
+) -> Result<Vec<FieldFile>> {
+    let look = |path: &PathBuf| -> Result<(u64, Vec<FileArray>)> {
+        let found = FileArray::several(path, fields.iter().map(|field| &*field.view.array))?.into_iter();
+        let known = found.enumerate();
+        let known = known.map(|(at, array)| array.map_err(|what| Error::data(path, what).context(flag(at))));
+        let arrays = known.collect::<Result<Vec<_>>>()?;
+        Ok((arrays.first().map_or(0, FileArray::file_bytes), arrays))
+    };
+    let arranged =
+        |(path, (_, arrays)): (&PathBuf, (u64, Vec<FileArray>))| arranged(path, arrays, fields, flag);
+    let Some(world) = ranks.filter(|ranks| ranks.size() > 1) else {
+        let files = files?;
+        return files.iter().map(|path| arranged((path, look(path)?))).collect();
+    };
+    let files = world.agree(files)?;
+    if Universe::of(&files[0]).is_some() {
+        return files.iter().map(|path| arranged((path, look(path)?))).collect();
+    }
+    let mut names = crate::files::Crc::new();
+    files.iter().for_each(|file| names.update(file.as_os_str().as_encoded_bytes()));
+    let list = format!("{}, CRC-32 of their names {:08x}", files.len(), names.sum());
+    world.check_same(&[("files of samples".into(), list)])?;
+    let own = files.iter().skip(world.rank()).step_by(world.size()).map(look).collect::<Result<Vec<_>>>();
+    let damaged = |error: serde_json::Error| Error::internal(format!("arrays of files as text: {error}"));
+    let text = world.agree(own.and_then(|own| serde_json::to_string(&own).map_err(damaged)))?;
+    let read = |text: &String| serde_json::from_str::<Vec<(u64, Vec<FileArray>)>>(text).map_err(damaged);
+    let all = world.gather_text(&text)?.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let mut all: Vec<_> = all.into_iter().map(Vec::into_iter).collect();
+    let (mut at, ranks) = (0, all.len());
+    let mut next = |path: &PathBuf| {
+        let found =
+            all[at % ranks].next().ok_or_else(|| Error::internal("fewer files than ranks were told"))?;
+        at += 1;
+        arranged((path, (found.0, FileArray::found(found.1, path, found.0))))
+    };
+    files.iter().map(&mut next).collect()
+}
+
 /// The arrays of one file, and which samples all fields have.
-pub fn opened(path: &Path, fields: &[Field], flag: &impl Fn(usize) -> &'static str) -> Result<FieldFile> {
+fn arranged(path: &Path, found: Vec<FileArray>, fields: &[Field], flag: Flag<'_>) -> Result<FieldFile> {
     let mut arrays = Vec::new();
     let mut numbered: Vec<(char, i64, usize)> = Vec::new();
-    let found = FileArray::several(path, fields.iter().map(|field| &*field.view.array))?;
     for (at, (field, array)) in fields.iter().zip(found).enumerate() {
-        let array = array.map_err(|what| Error::data(path, what).context(flag(at)))?;
         let samples = field.view.samples(&array.shape);
         let samples =
             samples.map_err(|what| Error::usage(format!("{} {what} ({})", flag(at), path.display())))?;

@@ -18,9 +18,11 @@ use list::{FieldList, FieldShape};
 
 use super::picture::Picture;
 use super::{Colours, Dataset, EvaluationCrop, FieldScale};
+use crate::comm::World;
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
-use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in};
+use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, ViewSamples, place_in};
+use crate::files::ChunkCache;
 use crate::graph::SampleShape;
 
 /// A file, and the number of one of its samples on each axis that numbers samples.
@@ -38,38 +40,54 @@ pub struct FieldSet {
     /// The axes of a target, without that of samples.
     target: Vec<usize>,
     scales: Arc<Vec<FieldScale>>,
+    /// For each field the chunks that were decoded last.
+    chunks: Arc<Vec<Arc<ChunkCache>>>,
 }
 
 impl FieldSet {
     /// Opens the arrays of `--input` and `--target`, and reads none of their numbers. `of_network`: the inputs of a
     /// network by their names, each with how many numbers it has of a sample; where there are several each is given an
-    /// array, and else all arrays are one behind the other.
+    /// array, and else all arrays are one behind the other. With ranks each opens some of the files, and all know what
+    /// it found; collective.
     ///
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
-    pub fn open(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<FieldSet> {
-        Self::of_files(path, &files::of(path)?, options, of_network)
+    pub fn open(
+        ranks: Option<&World>,
+        path: &Path,
+        options: &FieldOptions,
+        of_network: &[(&str, usize)],
+    ) -> Result<FieldSet> {
+        Self::of_files(ranks, path, files::of(path), options, of_network)
     }
 
-    /// That another set has arrays of the same shapes, types and units.
+    /// The set, whose arrays have the shapes, types and units of another's, and which keeps chunks where that does.
     ///
     /// # Errors
     /// `Data`, with what differs.
-    pub fn same_kind(&self, other: &FieldSet) -> Result<()> {
-        files::alike(&self.files[0], &other.files[0])
+    pub fn beside(self, other: &FieldSet) -> Result<FieldSet> {
+        files::alike(&other.files[0], &self.files[0])?;
+        Ok(FieldSet { chunks: other.chunks.clone(), ..self })
     }
 
     /// What a network reads of a sample, as the first file has it.
     ///
     /// # Errors
     /// As for `open`.
-    pub fn shape(path: &Path, options: &FieldOptions, of_network: &[(&str, usize)]) -> Result<SampleShape> {
-        Self::of_files(path, &files::of(path)?[..1], options, of_network).map(|set| set.image)
+    pub fn shape(
+        ranks: Option<&World>,
+        path: &Path,
+        options: &FieldOptions,
+        of_network: &[(&str, usize)],
+    ) -> Result<SampleShape> {
+        let first = files::of(path).map(|files| files[..1].to_vec());
+        Self::of_files(ranks, path, first, options, of_network).map(|set| set.image)
     }
 
     fn of_files(
+        ranks: Option<&World>,
         path: &Path,
-        files: &[PathBuf],
+        files: Result<Vec<PathBuf>>,
         options: &FieldOptions,
         of_network: &[(&str, usize)],
     ) -> Result<FieldSet> {
@@ -79,8 +97,7 @@ impl FieldSet {
             text.parse::<Field>().map_err(|what| Error::usage(format!("{}: {what}", flag(at))))
         });
         let fields = fields.collect::<Result<Vec<Field>>>()?;
-        let files =
-            files.iter().map(|file| files::opened(file, &fields, &flag)).collect::<Result<Vec<_>>>()?;
+        let files = files::opened(ranks, files, &fields, &flag)?;
         files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
         let shapes: Vec<FieldShape> =
             files[0].arrays.iter().map(|(_, samples)| FieldShape::of(samples)).collect();
@@ -100,8 +117,16 @@ impl FieldSet {
             shift: vec![0.0; list.channels[at]],
         };
         let scales = (0..list.fields.len()).map(unscaled).collect();
-        let (list, files) = (Arc::new(list), Arc::new(files));
-        Ok(FieldSet { list, files, before: Arc::new(before), image, target, scales: Arc::new(scales) })
+        let chunks = (0..list.fields.len()).map(|_| Arc::new(ChunkCache::default())).collect();
+        Ok(FieldSet {
+            list: Arc::new(list),
+            files: Arc::new(files),
+            before: Arc::new(before),
+            image,
+            target,
+            scales: Arc::new(scales),
+            chunks: Arc::new(chunks),
+        })
     }
 
     /// What a network reads of a sample: vectors have (F, 1, 1), and sequences (C, 1, L).
@@ -176,9 +201,13 @@ impl FieldSet {
         self.files.len()
     }
 
-    /// Bytes that a thread holds which reads samples.
-    pub fn buffers(&self) -> usize {
-        self.files[0].arrays.iter().map(|(array, _)| array.buffer()).sum()
+    /// How many samples of a file follow each other in one chunk of the first field, where these are several.
+    fn along(&self, file: usize) -> Option<usize> {
+        let file = &self.files[file];
+        let (array, samples) = &file.arrays[0];
+        let ArrayStorage::Chunked(chunk, _) = &array.storage else { return None };
+        let inner: usize = file.numbered.iter().skip(1).map(|&(_, _, count)| count).product();
+        Some(samples.in_a_chunk(chunk)).filter(|&along| along > 1).map(|along| along * inner)
     }
 
     /// By what the numbers of each field are rescaled.
@@ -232,6 +261,12 @@ impl FieldSet {
         (file, file.numbered.iter().zip(places).map(number).collect())
     }
 
+    /// The number of a sample among those of one of its arrays.
+    fn index((file, numbers): &SamplePlace, at: usize) -> usize {
+        let of = |name: char| numbers.iter().find(|(of, _)| *of == name).map_or(0, |(_, number)| *number);
+        file.arrays[at].1.index(of)
+    }
+
     /// The numbers of one field of the sample at a place, or of some of its rows, as the file has them, or their
     /// logarithms.
     fn raw(
@@ -241,14 +276,13 @@ impl FieldSet {
         readers: &mut Vec<ArrayReader>,
         to: &mut [f32],
     ) -> Result<()> {
-        let (file, numbers) = place;
-        let (array, samples) = &file.arrays[at];
-        let of = |name: char| numbers.iter().find(|(of, _)| *of == name).map_or(0, |(_, number)| *number);
+        let (array, samples) = &place.0.arrays[at];
         if readers.len() <= at {
             readers.resize_with(at + 1, ArrayReader::default);
         }
         let rows = rows.map(|rows| (self.image.len() - 1, rows));
-        readers[at].read_rows(array, samples, samples.index(of), rows, to)?;
+        readers[at].share(&self.chunks[at]);
+        readers[at].read_rows(array, samples, Self::index(place, at), rows, to)?;
         if self.list.fields[at].log1p {
             if let Some(value) = to.iter().find(|value| value.is_finite() && **value <= -1.0) {
                 let what = format!("{value} has no ln(1 + x)");
@@ -417,16 +451,25 @@ impl Dataset for FieldSet {
     /// Samples of one chunk are read together.
     fn blocks(&self) -> Vec<u32> {
         let mut blocks = Vec::new();
-        for (file, &before) in self.files.iter().zip(self.before.iter()) {
-            let (array, samples) = &file.arrays[0];
-            let ArrayStorage::Chunked(chunk, _) = &array.storage else { return Vec::new() };
-            let along = samples.in_a_chunk(chunk);
-            let inner: usize = file.numbered.iter().skip(1).map(|&(_, _, count)| count).product();
-            if along < 2 {
-                return Vec::new();
-            }
-            blocks.extend((0..file.len()).step_by(along * inner).map(|start| (before + start) as u32));
+        for (at, &before) in self.before[..self.files.len()].iter().enumerate() {
+            let Some(along) = self.along(at) else { return Vec::new() };
+            blocks.extend((0..self.files[at].len()).step_by(along).map(|start| (before + start) as u32));
         }
         blocks
+    }
+
+    /// As many chunks as so many samples lie in, whose order does not lead far, and at least one for each thread.
+    fn keep(&self, samples: usize, threads: usize) -> usize {
+        /// Bytes of chunks that are kept of an array, where threads do not need more.
+        const MOST: usize = 128 << 20;
+        let threads = threads.max(1);
+        let keep = |((array, of), chunks): (&(FileArray, ViewSamples), &Arc<ChunkCache>)| {
+            let bytes = array.chunk_bytes();
+            let of_all = |along: usize| (samples.div_ceil(along) + 2) * array.chunks_of(&of.window(0)).len();
+            let most = threads + self.along(0).map_or(0, of_all);
+            chunks.keep(most.min(MOST / bytes.max(1)).max(threads).max(chunks.most()));
+            array.buffer() * threads + bytes * chunks.most()
+        };
+        self.files[0].arrays.iter().zip(self.chunks.iter()).map(keep).sum()
     }
 }

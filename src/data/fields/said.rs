@@ -1,5 +1,6 @@
 //! What a run says of its arrays, and what reading them takes.
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
@@ -7,7 +8,8 @@ use std::time::Instant;
 use super::FieldSet;
 use crate::data::Dataset;
 use crate::error::Result;
-use crate::fields::{Amount, FileArray, ViewSamples};
+use crate::fields::{Amount, ArrayStorage, FileArray, ViewSamples};
+use crate::files::ChunkCache;
 
 impl FieldSet {
     /// What a run says of the set, which it trains on unless `purpose` says otherwise, and of one that it tests on.
@@ -45,37 +47,88 @@ impl FieldSet {
         let gives = if count > inputs { format!(" gives {}", list(inputs..count)) } else { String::new() };
         let mut lines =
             vec![all, format!("a sample: {}{gives}; the first is {}", list(0..inputs), self.name(0))];
+        lines.extend(self.files[0].arrays.iter().zip(&self.list.texts).filter_map(|((array, _), text)| {
+            let ArrayStorage::Library(why) = &array.storage else { return None };
+            Some(format!("{text} is read through the HDF5 library, one thread at a time: {why}"))
+        }));
         lines.extend(self.left());
         lines
     }
 
-    /// What reading samples takes, found out by reading some, each as if it came alone: bytes of the files, bytes that
-    /// are decoded, bytes that are used, and seconds of one thread.
+    /// What reading takes of ranks that go through samples in these orders: bytes of the files, bytes that are decoded,
+    /// bytes that are used, and seconds of one thread for each sample. Some samples are read for it, each as if it came
+    /// alone; how often chunks are read that several samples have follows from what is kept of them.
     ///
     /// # Errors
     /// `Data`.
-    pub fn reading(&self) -> Result<(Amount, f64)> {
+    pub fn reading(&self, orders: impl Iterator<Item = Vec<u32>>) -> Result<(Amount, f64)> {
         /// Samples that are read, evenly spread.
         const TRIED: usize = 8;
         /// Seconds after which no other is.
         const LONG: f64 = 1.0;
-        let (mut readers, mut total) = (Vec::new(), Vec::new());
+        let (mut readers, mut alone) = (Vec::new(), vec![Amount::default(); self.list.fields.len()]);
         let mut sample = [vec![0.0; self.image.iter().product()], vec![0.0; self.target_len()]];
         let most = self.len().min(TRIED);
         let (begun, mut tried) = (Instant::now(), 0);
         while tried < most && (tried == 0 || begun.elapsed().as_secs_f64() < LONG) {
             let [input, target] = &mut sample;
             self.read_sample(tried * self.len() / most, input, target, [None; 2], &mut readers)?;
-            for reader in &mut readers {
-                total.push(reader.take_amount());
+            for (reader, amount) in readers.iter_mut().zip(&mut alone) {
+                *amount = [*amount, reader.take_amount()].into_iter().sum();
                 reader.forget();
             }
             tried += 1;
         }
-        let each = |bytes: u64| bytes / tried as u64;
-        let Amount { read, decoded, used } = total.into_iter().sum();
-        let amount = Amount { read: each(read), decoded: each(decoded), used: each(used) };
-        Ok((amount, begun.elapsed().as_secs_f64() / tried as f64))
+        let seconds = begun.elapsed().as_secs_f64() / tried as f64;
+        let decoded = alone.iter().map(|of| of.decoded).sum::<u64>() as f64 / tried as f64;
+        let (all, samples) = self.epoch(orders, &alone, tried as u64);
+        let share = all.decoded as f64 / (decoded * samples as f64).max(1.0);
+        Ok((all, seconds * if decoded > 0.0 { share.min(1.0) } else { 1.0 }))
+    }
+
+    /// What reading takes of all samples in these orders, where some took `alone`; and how many these are.
+    fn epoch(&self, orders: impl Iterator<Item = Vec<u32>>, alone: &[Amount], tried: u64) -> (Amount, u64) {
+        let (mut count, mut chunks) = (0, vec![0; alone.len()]);
+        for order in orders {
+            let kept: Vec<_> = self.chunks.iter().map(|chunks| ChunkCache::new(chunks.most())).collect();
+            count += order.len() as u64;
+            for index in order {
+                let place = self.place(index as usize % self.len());
+                for (at, (array, samples)) in place.0.arrays.iter().enumerate() {
+                    for chunk in array.chunks_of(&samples.window(Self::index(&place, at))) {
+                        let make = |_: &mut Vec<u8>| {
+                            chunks[at] += 1;
+                            Ok::<bool, Infallible>(false)
+                        };
+                        let _ = kept[at].with((array.number(), chunk), make, |_, _| ());
+                    }
+                }
+            }
+        }
+        let of = |(at, alone): (usize, &Amount)| {
+            let each = |bytes: u64| bytes * count / tried;
+            match chunks[at] {
+                0 => Amount { read: each(alone.read), decoded: each(alone.decoded), used: each(alone.used) },
+                chunks => Amount {
+                    read: (chunks as f64 * self.stored_chunk(at)) as u64,
+                    decoded: chunks * self.files[0].arrays[at].0.chunk_bytes() as u64,
+                    used: each(alone.used),
+                },
+            }
+        };
+        (alone.iter().enumerate().map(of).sum(), count)
+    }
+
+    /// Bytes that a chunk of a field has in the files, on the average of some of these.
+    fn stored_chunk(&self, at: usize) -> f64 {
+        /// Files that are looked at. Most know it by themselves.
+        const ASKED: usize = 64;
+        let asked = self.files.iter().step_by(self.files.len().div_ceil(ASKED));
+        let (bytes, chunks) = asked.fold((0, 0), |(bytes, chunks), file| {
+            let (array, _) = &file.arrays[at];
+            (bytes + array.stored_chunks(), chunks + array.chunk_count())
+        });
+        bytes as f64 / chunks.max(1) as f64
     }
 
     /// What of the files belongs to no sample.

@@ -1,6 +1,8 @@
 use super::field::Rescaling;
 use super::*;
 use crate::config::FieldOptions;
+use crate::data::shard::Sharding;
+use crate::data::{Batch, Reading, Samples, TrainingLoader};
 
 /// A file with `t` (10 samples, 4×6), `s` (10, 3 channels), `mask` (4×6) and `labels` (10, 4×6).
 fn file(directory: &tempfile::TempDir, name: &str) -> PathBuf {
@@ -35,7 +37,7 @@ fn samples_of_fields_belong_together_by_their_numbers_and_arrays_without_are_in_
     let directory = tempfile::tempdir().unwrap();
     let path = file(&directory, "a.h5");
     let fields = options(&["t[n-1,h,w]", "t[n,h,w]", "mask[h,w]"], &["t[n+2,h,w]"]);
-    let set = FieldSet::open(&path, &fields, &[]).unwrap();
+    let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
     assert_eq!((set.len(), set.image(), set.target()), (7, [3, 4, 6].into(), Some(&[4, 6][..])));
     // The first number that all have is 1.
     let [input, target] = read(&set, 0);
@@ -44,7 +46,7 @@ fn samples_of_fields_belong_together_by_their_numbers_and_arrays_without_are_in_
     assert_eq!(input, places(0).chain(places(1)).chain(mask).collect::<Vec<_>>());
     assert_eq!(target, places(3).collect::<Vec<_>>());
     assert_eq!(set.name(6), "a.h5 n 7");
-    let tiles = FieldSet::open(&path, &options(&["t[n,h/2,w/3]"], &["s"]), &[]).unwrap();
+    let tiles = FieldSet::open(None, &path, &options(&["t[n,h/2,w/3]"], &["s"]), &[]).unwrap();
     assert_eq!((tiles.len(), tiles.image(), tiles.target()), (40, [1, 2, 3].into(), Some(&[3][..])));
     let [input, target] = read(&tiles, 5);
     assert_eq!(input, [27.0, 28.0, 29.0, 33.0, 34.0, 35.0]);
@@ -62,7 +64,7 @@ fn rows_of_a_sample_are_read_alone() {
     file.new_dataset_builder().chunk((1, 2, 6, 3)).deflate(1).with_data(&values).create("x").unwrap();
     file.close().unwrap();
     let fields = options(&["x[n,h,w,c]", "x[n,h,w,0]"], &["x[n,h,w,1]"]);
-    let set = FieldSet::open(&path, &fields, &[]).unwrap();
+    let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
     let [whole, goal] = read(&set, 1);
     let (mut part, mut wanted, mut readers) = (vec![0.0; 4 * 3 * 6], vec![0.0; 2 * 6], Vec::new());
     set.read_sample(1, &mut part, &mut wanted, [Some(&(2..5)), Some(&(4..6))], &mut readers).unwrap();
@@ -78,7 +80,7 @@ fn inputs_that_a_network_has_by_names_are_in_its_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = file(&directory, "a.h5");
     let fields = options(&["t[n,h,w]", "s"], &["s"]);
-    let set = FieldSet::open(&path, &fields, &[("s", 3), ("t", 24)]).unwrap();
+    let set = FieldSet::open(None, &path, &fields, &[("s", 3), ("t", 24)]).unwrap();
     let [input, target] = read(&set, 1);
     let t = (24..48).map(|place| place as f32);
     assert_eq!(
@@ -87,11 +89,11 @@ fn inputs_that_a_network_has_by_names_are_in_its_order() {
     );
     assert_eq!(target, [1003.0, 1004.0, 1005.0]);
     // Other names: in the order of the flags.
-    let set = FieldSet::open(&path, &fields, &[("a", 24), ("b", 3)]).unwrap();
+    let set = FieldSet::open(None, &path, &fields, &[("a", 24), ("b", 3)]).unwrap();
     assert_eq!(read(&set, 0)[0][..3], [0.0, 1.0, 2.0]);
-    let error = FieldSet::open(&path, &fields, &[("a", 3), ("b", 24)]).err().unwrap().message;
+    let error = FieldSet::open(None, &path, &fields, &[("a", 3), ("b", 24)]).err().unwrap().message;
     assert!(error.contains("24 numbers a sample, and the network's input a has 3"), "{error}");
-    let error = FieldSet::open(&path, &fields, &[("a", 3), ("b", 24), ("c", 1)]).err().unwrap().message;
+    let error = FieldSet::open(None, &path, &fields, &[("a", 3), ("b", 24), ("c", 1)]).err().unwrap().message;
     assert!(error.contains("2 arrays for a network with 3 inputs: a, b, c"), "{error}");
 }
 
@@ -103,14 +105,14 @@ fn a_directory_or_a_pattern_is_its_files_in_order_and_one_that_differs_is_named(
     }
     let fields = options(&["t"], &["s"]);
     for path in [directory.path().to_path_buf(), directory.path().join("*.h5")] {
-        let set = FieldSet::open(&path, &fields, &[]).unwrap();
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
         assert_eq!((set.len(), set.name(0), set.name(19)), (20, "a.h5 n 0".into(), "b.h5 n 9".into()));
     }
     let other = hdf5::File::create(directory.path().join("c.nc")).unwrap();
     other.new_dataset_builder().with_data(&ndarray::Array3::<f32>::zeros((10, 4, 5))).create("t").unwrap();
     other.new_dataset_builder().with_data(&ndarray::Array2::<f32>::zeros((10, 3))).create("s").unwrap();
     drop(other);
-    let error = FieldSet::open(directory.path(), &fields, &[]).err().unwrap().message;
+    let error = FieldSet::open(None, directory.path(), &fields, &[]).err().unwrap().message;
     assert!(error.contains("c.nc") && error.contains("samples of [4, 5], and not [4, 6]"), "{error}");
 }
 
@@ -118,7 +120,7 @@ fn a_directory_or_a_pattern_is_its_files_in_order_and_one_that_differs_is_named(
 fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
     let directory = tempfile::tempdir().unwrap();
     let path = file(&directory, "a.h5");
-    let set = FieldSet::open(&path, &options(&["s:standard"], &["s:log1p", "s:minmax"]), &[]).unwrap();
+    let set = FieldSet::open(None, &path, &options(&["s:standard"], &["s:log1p", "s:minmax"]), &[]).unwrap();
     assert!(set.is_to_be_measured());
     let moments =
         (0..10).fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), 5 * 9));
@@ -149,7 +151,7 @@ fn what_a_target_must_not_have_is_named_or_left_out() {
             ignore_label: ignored,
             ..options(&["t[n,h,w]"], &["labels[n,h,w]"])
         };
-        let set = FieldSet::open(&path, &fields, &[]).unwrap().telling_apart(classes);
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap().telling_apart(classes);
         let mut sample = [vec![0.0; 24], vec![0.0; 24]];
         let [input, target] = &mut sample;
         set.read_sample(0, input, target, [None; 2], &mut Vec::new()).map(|()| sample[1].clone())
@@ -185,7 +187,7 @@ fn arrays_that_would_be_paired_by_chance_are_refused() {
         (["mask[h/2,w/3]"], ["s"], "s without brackets numbers samples by its first axis"),
         (["t[n,h/2,w]"], ["t[n,h/4,w]"], "1 tiles along h, and 2 of another array"),
     ] {
-        let error = FieldSet::open(&path, &options(&inputs, &targets), &[]).err().unwrap().message;
+        let error = FieldSet::open(None, &path, &options(&inputs, &targets), &[]).err().unwrap().message;
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -194,14 +196,14 @@ fn arrays_that_would_be_paired_by_chance_are_refused() {
 fn weights_of_other_arrays_or_in_another_order_are_refused_and_logarithms_are_theirs() {
     let directory = tempfile::tempdir().unwrap();
     let path = file(&directory, "a.h5");
-    let open = |inputs: &[&str]| FieldSet::open(&path, &options(inputs, &["s"]), &[]).unwrap();
+    let open = |inputs: &[&str]| FieldSet::open(None, &path, &options(inputs, &["s"]), &[]).unwrap();
     let learned = open(&["s:log1p", "s"]);
     let read_so = read(&learned, 2);
     // A flag that leaves out what the weights expect.
     let bare = open(&["s", "s"]).scaled(learned.scales()).unwrap();
     assert_eq!(read(&bare, 2), read_so);
-    let tiles = FieldSet::open(&path, &options(&["t[n,h,w]", "mask[h,w]"], &["s"]), &[]).unwrap();
-    let turned = FieldSet::open(&path, &options(&["mask[h,w]", "t[n,h,w]"], &["s"]), &[]).unwrap();
+    let tiles = FieldSet::open(None, &path, &options(&["t[n,h,w]", "mask[h,w]"], &["s"]), &[]).unwrap();
+    let turned = FieldSet::open(None, &path, &options(&["mask[h,w]", "t[n,h,w]"], &["s"]), &[]).unwrap();
     let error = turned.scaled(tiles.scales()).err().unwrap().message;
     assert!(error.contains("learned from t[n,h,w], where mask[h,w] is given"), "{error}");
 }
@@ -212,7 +214,46 @@ fn files_are_in_the_order_of_their_numbers() {
     for name in ["run10.h5", "run9.h5", "run1b.h5", "run0.h5"] {
         file(&directory, name);
     }
-    let set = FieldSet::open(directory.path(), &options(&["t"], &["s"]), &[]).unwrap();
+    let set = FieldSet::open(None, directory.path(), &options(&["t"], &["s"]), &[]).unwrap();
     let names = [0, 10, 20, 30].map(|index| set.name(index));
     assert_eq!(names, ["run0.h5 n 0", "run1b.h5 n 0", "run9.h5 n 0", "run10.h5 n 0"]);
+}
+
+/// What is predicted of an epoch is what the system counts, also where samples share chunks.
+#[test]
+fn bytes_of_an_epoch_are_those_that_ranks_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let x = ndarray::Array3::from_shape_fn((200, 16, 16), |(n, y, x)| ((n * 7 + y * x) as f32 * 0.3).sin());
+    let y = x.slice(ndarray::s![.., ..2, ..]).to_owned();
+    file.new_dataset_builder().chunk((8, 16, 16)).shuffle().deflate(1).with_data(&x).create("x").unwrap();
+    file.new_dataset_builder().chunk((20, 1, 16)).deflate(1).with_data(&y).create("y").unwrap();
+    file.new_dataset_builder().with_data(&y).create("z").unwrap();
+    file.close().unwrap();
+    let fields = options(&["x[n,h,w]"], &["y[n,h,w]", "z[n,h,w]"]);
+    let samples = || Samples::of_fields(FieldSet::open(None, &path, &fields, &[]).unwrap(), 1);
+    let read_so_far = || -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    };
+    for (ranks, batch) in [(1, 8), (2, 8), (3, 1)] {
+        let sharding = |rank| Sharding { ranks, rank, batch, accumulation: 1, global: None };
+        let of_all = samples();
+        let orders = TrainingLoader::first_epoch(&of_all, sharding(0), 5).unwrap();
+        let (amount, _) = of_all.fields().unwrap().reading(orders).unwrap();
+        let mut counted = 0;
+        for rank in 0..ranks {
+            let set = samples();
+            let mut memory = Batch::new(batch, 256).with_targets(set.target_len());
+            let mut loader = TrainingLoader::new(set, sharding(rank), 5, Reading::inline()).unwrap();
+            let begun = read_so_far();
+            (0..loader.steps()).for_each(|step| loader.fill(step, 0, &mut memory).unwrap());
+            counted += read_so_far() - begun;
+        }
+        let apart = counted.abs_diff(amount.read) as f64 / counted as f64;
+        assert!(apart < 0.01, "{ranks} ranks: {counted} bytes, and not {}", amount.read);
+        // Each chunk is read by a rank once for several samples.
+        assert!(amount.decoded < 3 * amount.used, "{amount:?}");
+    }
 }

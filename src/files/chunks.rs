@@ -1,0 +1,118 @@
+//! Chunks of files that are kept in memory for all threads that read.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Which file or array, and which of its chunks.
+type ChunkKey = (u64, usize);
+
+/// The chunks that were used last. Threads that want the same one wait for the first of them, which makes it.
+pub struct ChunkCache {
+    /// How many are kept.
+    most: AtomicUsize,
+    kept: Mutex<VecDeque<(ChunkKey, Arc<RwLock<KeptChunk>>)>>,
+}
+
+#[derive(Default)]
+struct KeptChunk {
+    bytes: Vec<u8>,
+    /// What was said of it by who made it; `None` before.
+    made: Option<bool>,
+}
+
+impl Default for ChunkCache {
+    fn default() -> ChunkCache {
+        ChunkCache::new(1)
+    }
+}
+
+impl ChunkCache {
+    /// One that keeps so many chunks.
+    pub fn new(most: usize) -> ChunkCache {
+        ChunkCache { most: AtomicUsize::new(most), kept: Mutex::default() }
+    }
+
+    /// How many chunks are kept.
+    pub fn most(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// Keeps so many from now on.
+    pub fn keep(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// Lets go of all.
+    pub fn clear(&self) {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Reads a chunk, which is made first where it is not kept; who makes it says something of it.
+    ///
+    /// # Errors
+    /// That it cannot be made.
+    pub fn with<T, E>(
+        &self,
+        key: ChunkKey,
+        make: impl FnOnce(&mut Vec<u8>) -> Result<bool, E>,
+        read: impl FnOnce(&[u8], bool) -> T,
+    ) -> Result<T, E> {
+        let place = self.place(key);
+        let look = || place.read().unwrap_or_else(PoisonError::into_inner);
+        if look().made.is_none() {
+            let mut chunk = place.write().unwrap_or_else(PoisonError::into_inner);
+            if chunk.made.is_none() {
+                let made = make(&mut chunk.bytes)?;
+                chunk.made = Some(made);
+            }
+        }
+        let chunk = look();
+        Ok(read(&chunk.bytes, chunk.made == Some(true)))
+    }
+
+    /// Where a chunk is or is to be. It takes the memory of one that goes, where no other thread reads that any more:
+    /// fresh memory costs as much as reading.
+    fn place(&self, key: ChunkKey) -> Arc<RwLock<KeptChunk>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().position(|(of, _)| *of == key).and_then(|at| kept.remove(at));
+        let place = found.map_or_else(
+            || {
+                let mut bytes = Vec::new();
+                while kept.len() >= self.most().max(1) {
+                    let gone = kept.pop_front().and_then(|(_, chunk)| Arc::into_inner(chunk));
+                    bytes = gone.map_or(bytes, |of| of.into_inner().unwrap_or_default().bytes);
+                }
+                Arc::new(RwLock::new(KeptChunk { bytes, made: None }))
+            },
+            |(_, place)| place,
+        );
+        // The one used last is the last to go.
+        kept.push_back((key, place.clone()));
+        place
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_that_were_used_last_are_kept_and_one_that_cannot_be_made_is_tried_again() {
+        let cache = ChunkCache::new(2);
+        let mut made = Vec::new();
+        for chunk in [0, 1, 0, 2, 0, 1] {
+            let make = |bytes: &mut Vec<u8>| {
+                bytes.clear();
+                bytes.push(chunk as u8);
+                made.push(chunk);
+                Ok::<bool, ()>(chunk == 2)
+            };
+            let read = cache.with((7, chunk), make, |bytes, said| (bytes.to_vec(), said));
+            assert_eq!(read, Ok((vec![chunk as u8], chunk == 2)));
+        }
+        assert_eq!(made, [0, 1, 2, 1]);
+        assert_eq!(cache.with((7, 3), |_| Err("no"), |_, _| ()), Err("no"));
+        assert_eq!(cache.with((7, 3), |_| Ok::<bool, ()>(true), |_, said| said), Ok(true));
+    }
+}

@@ -55,7 +55,7 @@ mod slot_counters;
 mod star;
 mod steps;
 #[cfg(test)]
-mod threads;
+mod tests;
 mod torus;
 pub mod tuning;
 mod within;

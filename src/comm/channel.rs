@@ -8,7 +8,7 @@ use mpi::ffi;
 
 use super::communicator::Communicator;
 use super::region::Region;
-use super::request::{self, check};
+use super::request::{self, begin, check};
 use super::world::World;
 use crate::error::Result;
 
@@ -117,16 +117,11 @@ impl Channel {
         let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: as in `send`.
         let raw = unsafe {
-            let mut raw = ffi::RSMPI_REQUEST_NULL;
             let (float, communicator) = (ffi::RSMPI_FLOAT, self.communicator.raw());
             let (from, tag) = (from as c_int, c_int::from(tag));
-            check(
-                "MPI_Irecv",
-                ffi::MPI_Irecv(address.cast(), count, float, from, tag, communicator, &mut raw),
-            )?;
-            raw
+            begin!(MPI_Irecv(address.cast(), count, float, from, tag, communicator))
         };
-        Ok(Request { raw, region: Some(region.clone()) })
+        Ok(Request { raw: raw?, region: Some(region.clone()) })
     }
 
     /// The MPI library's own allreduce of a range, a sum in place. Every rank starts them in the same order.
@@ -134,16 +129,10 @@ impl Channel {
         let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: as in `send`.
         let raw = unsafe {
-            let mut raw = ffi::RSMPI_REQUEST_NULL;
             let (float, sum, communicator) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, self.communicator.raw());
-            let (into, in_place) = (address.cast(), request::in_place());
-            check(
-                "MPI_Iallreduce",
-                ffi::MPI_Iallreduce(in_place, into, count, float, sum, communicator, &mut raw),
-            )?;
-            raw
+            begin!(MPI_Iallreduce(request::in_place(), address.cast(), count, float, sum, communicator))
         };
-        Ok(Request { raw, region: Some(region.clone()) })
+        Ok(Request { raw: raw?, region: Some(region.clone()) })
     }
 
     /// An allreduce that blocks inside MPI: the yardstick of `dltrain bench`, and nothing else's.

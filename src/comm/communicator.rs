@@ -5,7 +5,7 @@ use std::ptr;
 
 use mpi::ffi;
 
-use super::request::{self, check};
+use super::request::{self, begin, check};
 use crate::error::{Error, Result};
 
 /// A communicator. It is never freed: freeing is collective, errors unwind ranks one by one, and MPI_Finalize
@@ -139,12 +139,7 @@ impl Communicator {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         // SAFETY: a request to write to, polled to its end before anything else happens.
-        let request = unsafe {
-            let mut request = ffi::RSMPI_REQUEST_NULL;
-            check("MPI_Ibarrier", ffi::MPI_Ibarrier(self.raw, &mut request))?;
-            request
-        };
-        request::complete(request)
+        request::complete(unsafe { begin!(MPI_Ibarrier(self.raw)) }?)
     }
 
     /// Replaces each number by its reduction over all ranks.
@@ -155,24 +150,11 @@ impl Communicator {
         let count = request::count(numbers.len())?;
         // SAFETY: `numbers` has `count` elements of the type and is borrowed until the request has ended.
         let request = unsafe {
-            let mut request = ffi::RSMPI_REQUEST_NULL;
-            let into = numbers.as_mut_ptr().cast::<c_void>();
-            let (datatype, operation) = (T::datatype(), reduction.operation());
-            check(
-                "MPI_Iallreduce",
-                ffi::MPI_Iallreduce(
-                    request::in_place(),
-                    into,
-                    count,
-                    datatype,
-                    operation,
-                    self.raw,
-                    &mut request,
-                ),
-            )?;
-            request
+            let (into, datatype) = (numbers.as_mut_ptr().cast::<c_void>(), T::datatype());
+            let (in_place, operation) = (request::in_place(), reduction.operation());
+            begin!(MPI_Iallreduce(in_place, into, count, datatype, operation, self.raw))
         };
-        request::complete(request)
+        request::complete(request?)
     }
 
     /// Sends numbers to one rank; returns when their memory is free again.
@@ -181,15 +163,10 @@ impl Communicator {
             let count = request::count(piece.len())?;
             // SAFETY: `piece` has `count` elements of the type and is borrowed until the request has ended.
             let request = unsafe {
-                let mut request = ffi::RSMPI_REQUEST_NULL;
-                let (from, to) = (piece.as_ptr().cast::<c_void>(), to as c_int);
-                check(
-                    "MPI_Isend",
-                    ffi::MPI_Isend(from, count, T::datatype(), to, 0, self.raw, &mut request),
-                )?;
-                request
+                let from = piece.as_ptr().cast::<c_void>();
+                begin!(MPI_Isend(from, count, T::datatype(), to as c_int, 0, self.raw))
             };
-            request::complete(request)?;
+            request::complete(request?)?;
         }
         Ok(())
     }
@@ -200,15 +177,10 @@ impl Communicator {
             let count = request::count(piece.len())?;
             // SAFETY: as in `send`.
             let request = unsafe {
-                let mut request = ffi::RSMPI_REQUEST_NULL;
-                let (into, from) = (piece.as_mut_ptr().cast::<c_void>(), from as c_int);
-                check(
-                    "MPI_Irecv",
-                    ffi::MPI_Irecv(into, count, T::datatype(), from, 0, self.raw, &mut request),
-                )?;
-                request
+                let into = piece.as_mut_ptr().cast::<c_void>();
+                begin!(MPI_Irecv(into, count, T::datatype(), from as c_int, 0, self.raw))
             };
-            request::complete(request)?;
+            request::complete(request?)?;
         }
         Ok(())
     }
@@ -219,12 +191,10 @@ impl Communicator {
             let count = request::count(piece.len())?;
             // SAFETY: as in `send`.
             let request = unsafe {
-                let mut request = ffi::RSMPI_REQUEST_NULL;
                 let into = piece.as_mut_ptr().cast::<c_void>();
-                check("MPI_Ibcast", ffi::MPI_Ibcast(into, count, T::datatype(), 0, self.raw, &mut request))?;
-                request
+                begin!(MPI_Ibcast(into, count, T::datatype(), 0, self.raw))
             };
-            request::complete(request)?;
+            request::complete(request?)?;
         }
         Ok(())
     }
@@ -249,25 +219,11 @@ impl Communicator {
         bytes[starts[self.rank] as usize..][..text.len()].copy_from_slice(text.as_bytes());
         // SAFETY: counts and starts lie within `bytes`; all buffers live until the request has ended.
         let request = unsafe {
-            let mut request = ffi::RSMPI_REQUEST_NULL;
-            let byte = ffi::RSMPI_UINT8_T;
-            check(
-                "MPI_Iallgatherv",
-                ffi::MPI_Iallgatherv(
-                    request::in_place(),
-                    0,
-                    byte,
-                    bytes.as_mut_ptr().cast(),
-                    counts.as_ptr(),
-                    starts.as_ptr(),
-                    byte,
-                    self.raw,
-                    &mut request,
-                ),
-            )?;
-            request
+            let (byte, into) = (ffi::RSMPI_UINT8_T, bytes.as_mut_ptr().cast());
+            let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
+            begin!(MPI_Iallgatherv(request::in_place(), 0, byte, into, counts, starts, byte, self.raw))
         };
-        request::complete(request)?;
+        request::complete(request?)?;
         let part = |(&start, &length): (&c_int, &u64)| &bytes[start as usize..][..length as usize];
         starts.iter().zip(&lengths).map(part).map(text_from).collect()
     }

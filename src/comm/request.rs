@@ -26,6 +26,15 @@ pub(super) fn check(call: &str, code: c_int) -> Result<()> {
     Err(Error::foreign("MPI", call, i64::from(code), error_text(code)))
 }
 
+/// Starts a request by a call of MPI that does not block, given without where it puts the request.
+macro_rules! begin {
+    ($call:ident($($argument:expr),* $(,)?)) => {{
+        let mut raw = ffi::RSMPI_REQUEST_NULL;
+        check(stringify!($call), ffi::$call($($argument,)* &mut raw)).map(|()| raw)
+    }};
+}
+pub(super) use begin;
+
 fn error_text(code: c_int) -> String {
     // Larger than MPI_MAX_ERROR_STRING of any library (256 in Open MPI, 512 in MPICH).
     let mut text = [0u8; 4096];

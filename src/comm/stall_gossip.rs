@@ -10,7 +10,7 @@ use mpi::ffi;
 
 use super::board::{Activity, ProcessState, RankStatus, RunPhase, StatusLine};
 use super::communicator::Communicator;
-use super::request::{self, check};
+use super::request::{self, begin, check};
 use super::stall::looked;
 use super::topology::Topology;
 use crate::error::Result;
@@ -85,13 +85,10 @@ impl StallGossip {
             let count = request::count(copy.len())?;
             // SAFETY: the words are kept until the request has ended, and for ever where that is not known.
             let raw = unsafe {
-                let mut raw = ffi::RSMPI_REQUEST_NULL;
                 let (word, communicator) = (ffi::RSMPI_UINT64_T, self.communicator.raw());
-                let at = copy.as_ptr().cast();
-                check("MPI_Isend", ffi::MPI_Isend(at, count, word, to as c_int, 0, communicator, &mut raw))?;
-                raw
+                begin!(MPI_Isend(copy.as_ptr().cast(), count, word, to as c_int, 0, communicator))
             };
-            self.leaving.push((raw, copy));
+            self.leaving.push((raw?, copy));
         }
         Ok(())
     }

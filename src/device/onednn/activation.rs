@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Desc, Engine, PrimitiveDesc, describe};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, prop_kind};
 use super::sys;
@@ -45,20 +45,9 @@ fn forward_desc(
     of: Activation,
 ) -> Result<PrimitiveDesc> {
     let (attributes, (algorithm, alpha, beta)) = (attributes(engine)?, algorithm(of));
-    // SAFETY: descriptors and attributes outlive the call.
-    PrimitiveDesc::create(engine, "dnnl_eltwise_forward_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_eltwise_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            prop_kind,
-            algorithm,
-            data.raw(),
-            data.raw(),
-            alpha,
-            beta,
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_eltwise_forward_primitive_desc_create(
+        prop_kind, algorithm, data.raw(), data.raw(), alpha, beta
+    ))
 }
 
 /// x → y, over x if possible: where the backward op wants x the plan keeps it.
@@ -71,22 +60,9 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, of: Activation
 fn backward_desc(engine: &Rc<Engine>, read: &Desc, of: Activation) -> Result<PrimitiveDesc> {
     let hint = forward_desc(engine, read, sys::FORWARD_TRAINING, of)?;
     let (attributes, (algorithm, alpha, beta)) = (attributes(engine)?, algorithm(of));
-    let name = "dnnl_eltwise_backward_primitive_desc_create";
-    // SAFETY: descriptors, hint and attributes outlive the call.
-    PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_eltwise_backward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            algorithm,
-            read.raw(),
-            read.raw(),
-            read.raw(),
-            alpha,
-            beta,
-            hint.raw(),
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_eltwise_backward_primitive_desc_create(
+        algorithm, read.raw(), read.raw(), read.raw(), alpha, beta, hint.raw()
+    ))
 }
 
 /// dy, y or x → dx, in the layout of the latter. The forward op may have been part of a convolution, so the hint is

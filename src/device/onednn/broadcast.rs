@@ -6,7 +6,7 @@ use std::rc::Rc;
 use half::bf16;
 
 use super::channel_loops::Element;
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Desc, Engine, PrimitiveDesc, describe};
 use super::host::{HostKernel, Numbers, Workers};
 use super::layout::{data_type, desc, plain, plain_f32};
 use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
@@ -86,18 +86,9 @@ pub fn binary(engine: &Rc<Engine>, request: &KernelRequest, of: Binary) -> Resul
 
 fn binary_desc(engine: &Rc<Engine>, of: Binary, [a, b, y]: [&Desc; 3]) -> Result<PrimitiveDesc> {
     let attributes = attributes(engine)?;
-    // SAFETY: descriptors and attributes outlive the call.
-    PrimitiveDesc::create(engine, "dnnl_binary_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_binary_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            algorithm(of),
-            a.raw(),
-            b.raw(),
-            y.raw(),
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_binary_primitive_desc_create(
+        algorithm(of), a.raw(), b.raw(), y.raw()
+    ))
 }
 
 // ---- sums over axes, and the way back ----

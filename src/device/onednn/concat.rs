@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ptr::null;
 use std::rc::Rc;
 
-use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::handle::{Attributes, Desc, Engine, describe};
 use super::host::{HostKernel, copy};
 use super::layout::{data_type, desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
@@ -36,18 +36,9 @@ pub fn concat(engine: &Rc<Engine>, request: &KernelRequest, axis: usize) -> Resu
     let descs: Vec<&Desc> = layouts.iter().map(desc).collect::<Result<_>>()?;
     let raw: Vec<*const sys::MemoryDesc> = descs.iter().map(|desc| desc.raw()).collect();
     let (attributes, count) = (attributes(engine)?, raw.len());
-    // SAFETY: descriptors and attributes outlive the call; no descriptor for y leaves it to the library.
-    let desc = PrimitiveDesc::create(engine, "dnnl_concat_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_concat_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            null(),
-            count as i32,
-            axis as i32,
-            raw.as_ptr(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_concat_primitive_desc_create(
+        null(), count as i32, axis as i32, raw.as_ptr()
+    ))?;
     let arguments: Vec<i32> = (0..count as i32).map(|input| sys::ARG_MULTIPLE_SRC + input).collect();
     PrimitiveKernel::new(engine, desc, &arguments, &[sys::ARG_DST])
 }

@@ -5,7 +5,7 @@ use std::ptr::null;
 use std::rc::Rc;
 
 use super::depthwise;
-use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc, describe};
 use super::host::Workers;
 use super::layout::data_type;
 use super::primitive::{PrimitiveKernel, attributes, inputs, multiplied, outputs, prop_kind};
@@ -67,25 +67,10 @@ fn forward_desc(
 ) -> Result<PrimitiveDesc> {
     let attributes = Attributes::new(engine, relu)?;
     let window = &t.window;
-    let name = "dnnl_convolution_forward_primitive_desc_create";
-    // SAFETY: descriptors, geometry and attributes outlive the call; a missing bias is null.
-    PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_convolution_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            kind,
-            DIRECT,
-            t.x.raw(),
-            t.w.raw(),
-            t.bias(),
-            t.y.raw(),
-            window.stride.as_ptr(),
-            window.dilation.as_ptr(),
-            window.padding.as_ptr(),
-            window.padding_after.as_ptr(),
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_convolution_forward_primitive_desc_create(
+        kind, DIRECT, t.x.raw(), t.w.raw(), t.bias(), t.y.raw(), window.stride.as_ptr(),
+        window.dilation.as_ptr(), window.padding.as_ptr(), window.padding_after.as_ptr()
+    ))
 }
 
 /// The hint of a way back: the forward op's primitive, or one made for the purpose where no convolution went before, as
@@ -142,25 +127,11 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv) 
     let t = ConvTensors::new(engine, conv, [dx, w, dy], [data_type(dx.dtype)?, multiplied, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, Hint::new(engine, request, conv, [dx, w, dy])?);
     let (hint, window) = (hint.desc(), &t.window);
-    let name = "dnnl_convolution_backward_data_primitive_desc_create";
     let create = |dx: &Desc, dy: &Desc| {
-        // SAFETY: descriptors, geometry, hint and attributes outlive the call.
-        PrimitiveDesc::create(engine, name, |desc| unsafe {
-            (engine.library.functions.dnnl_convolution_backward_data_primitive_desc_create)(
-                desc,
-                engine.raw(),
-                DIRECT,
-                dx.raw(),
-                t.w.raw(),
-                dy.raw(),
-                window.stride.as_ptr(),
-                window.dilation.as_ptr(),
-                window.padding.as_ptr(),
-                window.padding_after.as_ptr(),
-                hint.raw(),
-                attributes.raw(),
-            )
-        })
+        describe!(engine, attributes => dnnl_convolution_backward_data_primitive_desc_create(
+            DIRECT, dx.raw(), t.w.raw(), dy.raw(), window.stride.as_ptr(), window.dilation.as_ptr(),
+            window.padding.as_ptr(), window.padding_after.as_ptr(), hint.raw()
+        ))
     };
     let present = create(&hint.desc(sys::ARG_SRC)?, &hint.desc(sys::ARG_DST)?);
     let desc = match present {
@@ -187,25 +158,10 @@ pub fn backward_weights(
     let t = ConvTensors::new(engine, conv, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, Hint::new(engine, request, conv, [x, dw, dy])?);
     let (hint, window) = (hint.desc(), &t.window);
-    let name = "dnnl_convolution_backward_weights_primitive_desc_create";
-    // SAFETY: descriptors, geometry, hint and attributes outlive the call; a missing bias is null.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_convolution_backward_weights_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            DIRECT,
-            t.x.raw(),
-            t.w.raw(),
-            t.bias(),
-            t.y.raw(),
-            window.stride.as_ptr(),
-            window.dilation.as_ptr(),
-            window.padding.as_ptr(),
-            window.padding_after.as_ptr(),
-            hint.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_convolution_backward_weights_primitive_desc_create(
+        DIRECT, t.x.raw(), t.w.raw(), t.bias(), t.y.raw(), window.stride.as_ptr(), window.dilation.as_ptr(),
+        window.padding.as_ptr(), window.padding_after.as_ptr(), hint.raw()
+    ))?;
     if desc.implementation().contains("gemm")
         && let Some(kernel) = depthwise::backward_weights(engine, workers, request, conv, hint)?
     {

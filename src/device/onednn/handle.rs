@@ -300,6 +300,19 @@ impl Drop for Attributes {
     }
 }
 
+/// Chooses a primitive by one of the library's `dnnl_*_primitive_desc_create` functions, with what it wants between the
+/// engine and the attributes; where that is a pointer to something that is not there it is null.
+macro_rules! describe {
+    ($engine:ident, $attributes:ident => $create:ident($($argument:expr),* $(,)?)) => {
+        $crate::device::onednn::handle::PrimitiveDesc::create($engine, stringify!($create), |desc| {
+            // SAFETY: descriptors, geometry, hint and attributes are borrowed by expressions of the caller, and outlive
+            // the call, which copies what it keeps.
+            unsafe { ($engine.library.functions.$create)(desc, $engine.raw(), $($argument,)* $attributes.raw()) }
+        })
+    };
+}
+pub(super) use describe;
+
 /// A primitive descriptor: an operation with its layouts and implementation chosen.
 pub struct PrimitiveDesc {
     engine: Rc<Engine>,

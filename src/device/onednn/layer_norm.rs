@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Desc, Engine, PrimitiveDesc, describe};
 use super::layout::{data_type, plain};
 use super::primitive::{PrimitiveKernel, attributes};
 use super::sys;
@@ -33,21 +33,9 @@ fn forward_desc(
 ) -> Result<PrimitiveDesc> {
     let attributes = attributes(engine)?;
     let kind = if training { sys::FORWARD_TRAINING } else { sys::FORWARD_INFERENCE };
-    let name = "dnnl_layer_normalization_forward_primitive_desc_create";
-    // SAFETY: descriptors and attributes outlive the call.
-    PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_layer_normalization_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            kind,
-            x.raw(),
-            x.raw(),
-            mean.raw(),
-            epsilon,
-            flags(affine),
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_layer_normalization_forward_primitive_desc_create(
+        kind, x.raw(), x.raw(), mean.raw(), epsilon, flags(affine)
+    ))
 }
 
 /// States that operands lie plain in the shapes of the graph.
@@ -96,23 +84,9 @@ pub fn backward(
     let seen = rows(engine, x, mean)?;
     let hint = forward_desc(engine, &seen, true, epsilon, affine)?;
     let ([x, mean], attributes) = (&seen, attributes(engine)?);
-    let name = "dnnl_layer_normalization_backward_primitive_desc_create";
-    // SAFETY: descriptors, hint and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_layer_normalization_backward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            sys::BACKWARD,
-            x.raw(),
-            x.raw(),
-            x.raw(),
-            mean.raw(),
-            epsilon,
-            flags(affine),
-            hint.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_layer_normalization_backward_primitive_desc_create(
+        sys::BACKWARD, x.raw(), x.raw(), x.raw(), mean.raw(), epsilon, flags(affine), hint.raw()
+    ))?;
     let mut inputs = vec![sys::ARG_DIFF_DST, sys::ARG_SRC];
     inputs.extend(affine.then_some(sys::ARG_SCALE));
     inputs.extend([sys::ARG_MEAN, sys::ARG_VARIANCE]);

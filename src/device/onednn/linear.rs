@@ -4,7 +4,7 @@
 use std::ptr::null;
 use std::rc::Rc;
 
-use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc, describe};
 use super::layout::{data_type, desc};
 use super::matmul;
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, multiplied, outputs, prop_kind};
@@ -80,21 +80,10 @@ pub fn forward_pass(
     let t = Tensors::new(engine, bias, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
     let attributes = Attributes::new(engine, relu)?;
     let present = request.inputs[0].1.as_ref().map(desc).transpose()?;
-    let name = "dnnl_inner_product_forward_primitive_desc_create";
     let create = |x| {
-        // SAFETY: descriptors and attributes outlive the call; a missing bias is null.
-        PrimitiveDesc::create(engine, name, |desc| unsafe {
-            (engine.library.functions.dnnl_inner_product_forward_primitive_desc_create)(
-                desc,
-                engine.raw(),
-                prop_kind(request),
-                x,
-                t.w.raw(),
-                t.bias(),
-                t.y.raw(),
-                attributes.raw(),
-            )
-        })
+        describe!(engine, attributes => dnnl_inner_product_forward_primitive_desc_create(
+            prop_kind(request), x, t.w.raw(), t.bias(), t.y.raw()
+        ))
     };
     let desc = best(present, &t, create)?;
     let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
@@ -125,20 +114,10 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest) -> Result<Pri
         }
     }
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
-    let name = "dnnl_inner_product_backward_data_primitive_desc_create";
     let create = |dx| {
-        // SAFETY: descriptors, hint and attributes outlive the call.
-        PrimitiveDesc::create(engine, name, |desc| unsafe {
-            (engine.library.functions.dnnl_inner_product_backward_data_primitive_desc_create)(
-                desc,
-                engine.raw(),
-                dx,
-                t.w.raw(),
-                t.y.raw(),
-                hint.desc.raw(),
-                attributes.raw(),
-            )
-        })
+        describe!(engine, attributes => dnnl_inner_product_backward_data_primitive_desc_create(
+            dx, t.w.raw(), t.y.raw(), hint.desc.raw()
+        ))
     };
     let desc = best(Some(&hint.desc.desc(sys::ARG_SRC)?), &t, create)?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_WEIGHTS], &[sys::ARG_DIFF_SRC])
@@ -154,21 +133,10 @@ pub fn backward_weights(engine: &Rc<Engine>, request: &KernelRequest, bias: bool
     let multiplied = multiplied([x, dy]);
     let t = Tensors::new(engine, bias, [x, dw, dy], [multiplied, sys::F32, multiplied])?;
     let (attributes, hint) = (attributes(engine)?, forward(request)?);
-    let name = "dnnl_inner_product_backward_weights_primitive_desc_create";
     let create = |x| {
-        // SAFETY: descriptors, hint and attributes outlive the call; a missing bias is null.
-        PrimitiveDesc::create(engine, name, |desc| unsafe {
-            (engine.library.functions.dnnl_inner_product_backward_weights_primitive_desc_create)(
-                desc,
-                engine.raw(),
-                x,
-                t.w.raw(),
-                t.bias(),
-                t.y.raw(),
-                hint.desc.raw(),
-                attributes.raw(),
-            )
-        })
+        describe!(engine, attributes => dnnl_inner_product_backward_weights_primitive_desc_create(
+            x, t.w.raw(), t.bias(), t.y.raw(), hint.desc.raw()
+        ))
     };
     let desc = best(Some(&hint.desc.desc(sys::ARG_SRC)?), &t, create)?;
     let results = [sys::ARG_DIFF_WEIGHTS, sys::ARG_DIFF_BIAS];

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::handle::{Engine, PrimitiveDesc};
+use super::handle::{Engine, describe};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, prop_kind};
 use super::sys;
@@ -26,23 +26,10 @@ pub fn forward_pass(
     }
     let x = request.inputs[0].1.clone().map_or_else(|| plain(engine, x), Ok)?;
     let (x, attributes) = (desc(&x)?, attributes(engine)?);
-    let name = "dnnl_lrn_forward_primitive_desc_create";
-    // SAFETY: descriptors and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_lrn_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            prop_kind(request),
-            sys::LRN_ACROSS_CHANNELS,
-            x.raw(),
-            x.raw(),
-            norm.size as i64,
-            norm.alpha,
-            norm.beta,
-            norm.k,
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_lrn_forward_primitive_desc_create(
+        prop_kind(request), sys::LRN_ACROSS_CHANNELS, x.raw(), x.raw(), norm.size as i64, norm.alpha,
+        norm.beta, norm.k
+    ))?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC], &[sys::ARG_DST, sys::ARG_WORKSPACE])
 }
 
@@ -56,24 +43,10 @@ pub fn backward(
     let hint = forward(request)?;
     let (x, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);
     let attributes = attributes(engine)?;
-    let name = "dnnl_lrn_backward_primitive_desc_create";
-    // SAFETY: descriptors, hint and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_lrn_backward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            sys::LRN_ACROSS_CHANNELS,
-            x.raw(),
-            dy.raw(),
-            x.raw(),
-            norm.size as i64,
-            norm.alpha,
-            norm.beta,
-            norm.k,
-            hint.desc.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_lrn_backward_primitive_desc_create(
+        sys::LRN_ACROSS_CHANNELS, x.raw(), dy.raw(), x.raw(), norm.size as i64, norm.alpha, norm.beta,
+        norm.k, hint.desc.raw()
+    ))?;
     let inputs = [sys::ARG_DIFF_DST, sys::ARG_SRC, sys::ARG_WORKSPACE];
     let kernel = PrimitiveKernel::new(engine, desc, &inputs, &[sys::ARG_DIFF_SRC])?;
     // The implementation may be another than the forward pass had, and need nothing saved.

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::handle::{Attributes, Desc, Engine, PrimitiveDesc};
+use super::handle::{Attributes, Desc, Engine, PrimitiveDesc, describe};
 use super::layout::{data_type, desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
 use super::sys;
@@ -16,18 +16,9 @@ pub(super) fn product(
     [x, w, y]: [&Desc; 3],
     attributes: &Attributes,
 ) -> Result<PrimitiveKernel> {
-    // SAFETY: descriptors and attributes outlive the call; there is no bias.
-    let desc = PrimitiveDesc::create(engine, "dnnl_matmul_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_matmul_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            x.raw(),
-            w.raw(),
-            std::ptr::null(),
-            y.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_matmul_primitive_desc_create(
+        x.raw(), w.raw(), std::ptr::null(), y.raw()
+    ))?;
     PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_WEIGHTS], &[sys::ARG_DST])
 }
 
@@ -56,19 +47,9 @@ pub fn matmul(engine: &Rc<Engine>, request: &KernelRequest, of: &MatMul) -> Resu
 
 fn softmax_desc(engine: &Rc<Engine>, x: &Desc, kind: sys::PropKind, axis: usize) -> Result<PrimitiveDesc> {
     let attributes = attributes(engine)?;
-    // SAFETY: descriptors and attributes outlive the call.
-    PrimitiveDesc::create(engine, "dnnl_softmax_forward_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_softmax_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            kind,
-            sys::SOFTMAX_ACCURATE,
-            x.raw(),
-            x.raw(),
-            axis as i32,
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_softmax_forward_primitive_desc_create(
+        kind, sys::SOFTMAX_ACCURATE, x.raw(), x.raw(), axis as i32
+    ))
 }
 
 /// x → y
@@ -87,20 +68,9 @@ pub fn softmax_backward(engine: &Rc<Engine>, request: &KernelRequest) -> Result<
     let (y, axis) = (desc(&layout)?, y.shape.rank().saturating_sub(1));
     let hint = softmax_desc(engine, y, sys::FORWARD_TRAINING, axis)?;
     let attributes = attributes(engine)?;
-    // SAFETY: descriptors, hint and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, "dnnl_softmax_backward_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_softmax_backward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            sys::SOFTMAX_ACCURATE,
-            y.raw(),
-            y.raw(),
-            y.raw(),
-            axis as i32,
-            hint.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_softmax_backward_primitive_desc_create(
+        sys::SOFTMAX_ACCURATE, y.raw(), y.raw(), y.raw(), axis as i32, hint.raw()
+    ))?;
     let kernel =
         PrimitiveKernel::new(engine, desc, &[sys::ARG_DIFF_DST, sys::ARG_DST], &[sys::ARG_DIFF_SRC])?;
     Ok(kernel.in_place(0))

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Desc, Engine, PrimitiveDesc, describe};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, forward, prop_kind};
 use super::sys;
@@ -51,24 +51,10 @@ fn forward_desc(
     let x = desc(&x)?;
     let y = Desc::any(engine, &y.shape.0, x.data_type()?)?;
     let attributes = attributes(engine)?;
-    let name = "dnnl_pooling_forward_primitive_desc_create";
-    // SAFETY: descriptors, geometry and attributes outlive the call.
-    PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_pooling_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            prop_kind(request),
-            algorithm,
-            x.raw(),
-            y.raw(),
-            window.stride.as_ptr(),
-            window.kernel.as_ptr(),
-            window.dilation.as_ptr(),
-            window.padding.as_ptr(),
-            window.padding_after.as_ptr(),
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_pooling_forward_primitive_desc_create(
+        prop_kind(request), algorithm, x.raw(), y.raw(), window.stride.as_ptr(), window.kernel.as_ptr(),
+        window.dilation.as_ptr(), window.padding.as_ptr(), window.padding_after.as_ptr()
+    ))
 }
 
 /// dy, saved → dx
@@ -99,22 +85,8 @@ fn backward_desc(
     let hint = forward(request)?;
     let (dx, dy) = (hint.desc.desc(sys::ARG_SRC)?, hint.desc.desc(sys::ARG_DST)?);
     let attributes = attributes(engine)?;
-    let name = "dnnl_pooling_backward_primitive_desc_create";
-    // SAFETY: descriptors, geometry, hint and attributes outlive the call.
-    PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_pooling_backward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            algorithm,
-            dx.raw(),
-            dy.raw(),
-            window.stride.as_ptr(),
-            window.kernel.as_ptr(),
-            window.dilation.as_ptr(),
-            window.padding.as_ptr(),
-            window.padding_after.as_ptr(),
-            hint.desc.raw(),
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_pooling_backward_primitive_desc_create(
+        algorithm, dx.raw(), dy.raw(), window.stride.as_ptr(), window.kernel.as_ptr(),
+        window.dilation.as_ptr(), window.padding.as_ptr(), window.padding_after.as_ptr(), hint.desc.raw()
+    ))
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::handle::{Attributes, Engine, PrimitiveDesc};
+use super::handle::{Attributes, Engine, describe};
 use super::host::{HostKernel, copy};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, inputs, outputs};
@@ -35,17 +35,8 @@ pub fn add(engine: &Rc<Engine>, request: &KernelRequest, relu: bool) -> Result<P
     let given = request.inputs.iter().find_map(|(_, layout)| layout.clone());
     let layout = given.map_or_else(|| plain(engine, a), Ok)?;
     let (data, attributes) = (desc(&layout)?, Attributes::new(engine, relu)?);
-    // SAFETY: descriptors and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, "dnnl_binary_primitive_desc_create", |desc| unsafe {
-        (engine.library.functions.dnnl_binary_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            sys::BINARY_ADD,
-            data.raw(),
-            data.raw(),
-            data.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_binary_primitive_desc_create(
+        sys::BINARY_ADD, data.raw(), data.raw(), data.raw()
+    ))?;
     Ok(PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_SRC_1], &[sys::ARG_DST])?.in_place(0))
 }

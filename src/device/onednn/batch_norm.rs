@@ -1,14 +1,15 @@
-//! Batch normalisation, in the layout of its input. Statistics are f32; what the library lacks is the running ones.
+//! Batch normalisation, in the layout of its input. Statistics are f32; what the library lacks is the running ones, and
+//! sums of as many numbers as cubes have.
 
 use std::any::Any;
 use std::ffi::c_uint;
 use std::rc::Rc;
 
 use super::handle::{Desc, Engine, PrimitiveDesc};
-use super::host::Numbers;
+use super::host::{HostKernel, Numbers, Workers};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, check_memory, forward, spatial};
-use super::sys;
+use super::{sync_norm, sys};
 use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::graph::BatchNorm;
@@ -125,6 +126,9 @@ fn backward_of(engine: &Rc<Engine>, hint: &PrimitiveDesc, norm: &BatchNorm) -> R
 
 /// The forward op in training: the library's primitive, and the running statistics after it.
 pub struct Training {
+    /// Of cubes mean and variance, which the primitive is given: the library adds up all numbers of a channel in f32,
+    /// which is a tenth of a thousandth off in a cube of 128³.
+    moments: Option<HostKernel>,
     primitive: PrimitiveKernel,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
@@ -133,28 +137,51 @@ pub struct Training {
     unbiased: f32,
 }
 
+/// Mean and variance of cubes, in their layout if there are loops for it.
+fn moments_of_cubes(
+    engine: &Rc<Engine>,
+    workers: &Rc<Workers>,
+    request: &KernelRequest,
+) -> Result<Option<HostKernel>> {
+    let (x, given) = &request.inputs[0];
+    if x.shape.rank() < 5 {
+        return Ok(None);
+    }
+    let of = KernelRequest { inputs: &request.inputs[..1], outputs: &request.outputs[1..3], ..*request };
+    let moments = sync_norm::mean_and_variance(engine, workers, &of)?;
+    let fits = given.as_ref().is_none_or(|layout| moments.inputs()[0] == *layout);
+    Ok(fits.then_some(moments))
+}
+
 /// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
 pub fn training(
     engine: &Rc<Engine>,
+    workers: &Rc<Workers>,
     request: &KernelRequest,
     norm: &BatchNorm,
     subject: &str,
 ) -> Result<Training> {
     check(request, 5, 5 + usize::from(norm.relu))?;
-    let desc = forward_desc(engine, request, sys::FORWARD_TRAINING, norm, flags(norm))?;
-    let outputs = [sys::ARG_DST, sys::ARG_MEAN, sys::ARG_VARIANCE, sys::ARG_WORKSPACE];
-    let outputs = &outputs[..3 + usize::from(norm.relu)];
-    let inputs = [sys::ARG_SRC, sys::ARG_SCALE, sys::ARG_SHIFT];
-    let primitive = PrimitiveKernel::new(engine, desc, &inputs, outputs)?.of(subject);
+    let moments = moments_of_cubes(engine, workers, request)?;
+    let given = if moments.is_some() { sys::USE_GLOBAL_STATS } else { 0 };
+    let desc = forward_desc(engine, request, sys::FORWARD_TRAINING, norm, flags(norm) | given)?;
+    let mut inputs = vec![sys::ARG_SRC, sys::ARG_SCALE, sys::ARG_SHIFT];
+    let mut outputs = vec![sys::ARG_DST];
+    let found = if moments.is_some() { &mut inputs } else { &mut outputs };
+    found.extend([sys::ARG_MEAN, sys::ARG_VARIANCE]);
+    outputs.extend(norm.relu.then_some(sys::ARG_WORKSPACE));
+    let primitive = PrimitiveKernel::new(engine, desc, &inputs, &outputs)?.of(subject);
 
-    let running = plain(engine, &request.inputs[3].0)?;
-    let mut inputs = primitive.inputs().to_vec();
-    inputs.extend([running.clone(), running.clone()]);
-    let mut outputs = primitive.outputs().to_vec();
-    outputs.splice(3..3, [running.clone(), running]);
+    let vector = plain(engine, &request.inputs[3].0)?;
+    let mut inputs = primitive.inputs()[..3].to_vec();
+    inputs.extend(vec![vector.clone(); 2]);
+    let mut outputs = vec![primitive.outputs()[0].clone()];
+    outputs.extend(vec![vector; 4]);
+    outputs.extend(norm.relu.then(|| primitive.outputs().last().cloned()).flatten());
     let ([n, _], size) = spatial(&request.outputs[0])?;
     let count = (n * size.iter().product::<usize>()) as f64;
     Ok(Training {
+        moments,
         primitive,
         inputs,
         outputs,
@@ -173,7 +200,7 @@ impl Kernel for Training {
     }
 
     fn workspace(&self) -> usize {
-        self.primitive.workspace()
+        self.primitive.workspace().max(self.moments.as_ref().map_or(0, Kernel::workspace))
     }
 
     fn implementation(&self) -> String {
@@ -183,9 +210,16 @@ impl Kernel for Training {
     fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
         check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
         check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
-        let of_primitive = [&outputs[..3], &outputs[5..]].concat();
+        let moments =
+            self.moments.as_ref().map(|kernel| kernel.bind(&inputs[..1], &outputs[1..3], workspace));
+        let found = &outputs[1..3];
+        let [given, found] = if moments.is_some() { [found, &[]] } else { [&[], found] };
+        let inputs_and_given = [&inputs[..3], given].concat();
+        let outputs_and_found = [&outputs[..1], found, &outputs[5..]].concat();
+        let room = workspace.slice(0, self.primitive.workspace());
         Ok(Box::new(TrainingStep {
-            primitive: self.primitive.bind(&inputs[..3], &of_primitive, workspace)?,
+            moments: moments.transpose()?,
+            primitive: self.primitive.bind(&inputs_and_given, &outputs_and_found, &room)?,
             updates: [
                 RunningMean {
                     before: inputs[3].clone(),
@@ -220,6 +254,7 @@ struct RunningMean {
 }
 
 struct TrainingStep {
+    moments: Option<Box<dyn Step>>,
     primitive: Box<dyn Step>,
     updates: [RunningMean; 2],
     momentum: f32,
@@ -228,6 +263,7 @@ struct TrainingStep {
 
 impl Step for TrainingStep {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
+        self.moments.as_mut().map_or(Ok(()), |moments| moments.run(scalars))?;
         self.primitive.run(scalars)?;
         for RunningMean { before, batch, after, factor } in &self.updates {
             super::host::copy(before, after, 4 * self.channels);

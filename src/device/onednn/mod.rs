@@ -106,7 +106,7 @@ impl Cpu {
             Op::BatchNorm(norm) if norm.given => {
                 boxed(sync_norm::forward_pass(engine, workers, request, &norm))
             }
-            Op::BatchNorm(norm) => boxed(batch_norm::training(engine, request, &norm, subject)),
+            Op::BatchNorm(norm) => boxed(batch_norm::training(engine, workers, request, &norm, subject)),
             Op::BatchNormInference(norm) if norm.add => {
                 boxed(residual_norm::inference(engine, workers, request, &norm))
             }

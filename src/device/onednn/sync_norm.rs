@@ -199,6 +199,27 @@ pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) 
     if moments.shape.0 != [2, c] {
         return Err(Error::internal(format!("moments of {} cannot be {}", x.shape, moments.shape)));
     }
+    moments_to(engine, workers, request, move |outputs| slice_mut(&outputs[0]).split_at_mut(c).into())
+}
+
+/// x → mean, variance.
+pub fn mean_and_variance(
+    engine: &Engine,
+    workers: &Rc<Workers>,
+    request: &KernelRequest,
+) -> Result<HostKernel> {
+    let ([x], [mean, variance]) = (inputs(request)?, outputs(request)?);
+    check(x, &[mean, variance], None)?;
+    moments_to(engine, workers, request, |outputs| [0, 1].map(|index| slice_mut(&outputs[index])))
+}
+
+/// The moments of x to where `of` says: means, and variances.
+fn moments_to(
+    engine: &Engine,
+    workers: &Rc<Workers>,
+    request: &KernelRequest,
+    of: impl Fn(&[Memory]) -> [&mut [f32]; 2] + 'static,
+) -> Result<HostKernel> {
     let workers = workers.clone();
     let frame = Frame::new(engine, request, 0)?;
     let of_pieces = match frame.dtype {
@@ -207,8 +228,10 @@ pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) 
     };
     Ok(frame.kernel("moments", move |inputs, outputs, scratch| {
         of_pieces(&scratch, &workers, &inputs[0]);
-        let moments = slice_mut(&outputs[0]);
-        (0..c).for_each(|channel| [moments[channel], moments[c + channel]] = put_together(&scratch, channel));
+        let [mean, variance] = of(outputs);
+        for (channel, (mean, variance)) in mean.iter_mut().zip(variance).enumerate() {
+            [*mean, *variance] = put_together(&scratch, channel);
+        }
         Ok(())
     }))
 }
@@ -436,15 +459,15 @@ mod tests {
     use crate::graph::Shape;
     use crate::random::{Purpose, Stream, key};
 
-    const EXTENTS: [usize; 4] = [3, 21, 9, 7];
+    const EXTENTS: [usize; 5] = [3, 21, 3, 3, 7];
     const CHANNELS: usize = EXTENTS[1];
 
     fn spec(extents: &[usize]) -> Spec {
         Spec { shape: Shape(extents.to_vec()), dtype: DType::F32 }
     }
 
-    /// Random numbers, images in these strides.
-    fn operand(extents: &[usize], strides: [usize; 4], which: u32) -> (Spec, Vec<f32>) {
+    /// Random numbers, cubes in these strides.
+    fn operand(extents: &[usize], strides: [usize; 5], which: u32) -> (Spec, Vec<f32>) {
         let mut stream = Stream::new(key(1, Purpose::Synthetic, which));
         let spec = spec(extents);
         let mut values: Vec<f32> = (0..spec.shape.elements()).map(|_| stream.uniform()).collect();
@@ -455,10 +478,10 @@ mod tests {
         (spec, values)
     }
 
-    /// Where element i of an image tensor lies.
-    fn place(i: usize, strides: [usize; 4]) -> usize {
-        let [_, c, h, w] = EXTENTS;
-        let at = [i / (c * h * w), i / (h * w) % c, i / w % h, i % w];
+    /// Where element i of a tensor of cubes lies.
+    fn place(i: usize, strides: [usize; 5]) -> usize {
+        let [_, c, d, h, w] = EXTENTS;
+        let at = [i / (c * d * h * w), i / (d * h * w) % c, i / (h * w) % d, i / w % h, i % w];
         at.iter().zip(strides).map(|(at, stride)| at * stride).sum()
     }
 
@@ -495,7 +518,7 @@ mod tests {
     }
 
     /// Moments, y and dx with images in these strides, in logical order.
-    fn ends(strides: [usize; 4]) -> [Vec<f32>; 3] {
+    fn ends(strides: [usize; 5]) -> [Vec<f32>; 3] {
         let engine = &Engine::new(1).unwrap();
         let desc = Desc::strided(engine, &EXTENTS, &strides, sys::F32).unwrap();
         let (given, workers) = (layout::layout(desc).unwrap(), Rc::new(Workers::new(2).unwrap()));
@@ -524,9 +547,9 @@ mod tests {
     /// bit; moments are sums of 189 numbers below 1.
     #[test]
     fn channels_may_come_last() {
-        let [_, c, h, w] = EXTENTS;
-        let plain = ends([c * h * w, h * w, w, 1]);
-        let last = ends([c * h * w, 1, w * c, c]);
+        let [_, c, d, h, w] = EXTENTS;
+        let plain = ends([c * d * h * w, d * h * w, h * w, w, 1]);
+        let last = ends([c * d * h * w, 1, h * w * c, w * c, c]);
         assert_eq!(plain[1..], last[1..]);
         for (a, b) in plain[0].iter().zip(&last[0]) {
             assert!((a - b).abs() < 200.0 * f32::EPSILON, "{a} and {b}");

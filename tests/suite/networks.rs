@@ -10,7 +10,7 @@
 
 use crate::support::bound::Bound;
 use crate::support::exported::{Files, apart as numbers_apart, images, weights};
-use crate::support::networks::{Network, ONCE, any_network, once};
+use crate::support::networks::{Drawn, Network, ONCE, any_network, any_network_of_cubes, once};
 
 use std::collections::BTreeMap;
 
@@ -268,12 +268,12 @@ fn check(network: &Network, name: &str, files: &Files) {
     }
 }
 
-fn draw(cases: u32, seed: u8) {
+fn draw(drawn: &impl Strategy<Value = Drawn>, cases: u32, seed: u8) {
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
     let (mut runner, files, number) =
         (TestRunner::new_with_rng(config, rng), Files::new(), std::cell::Cell::new(0));
-    let run = runner.run(&any_network(), |drawn| {
+    let run = runner.run(drawn, |drawn| {
         number.set(number.get() + 1);
         let build = |batch: usize, trains: bool| drawn.build(batch, trains);
         // One that no batch of images fits, as one of too small images.
@@ -306,7 +306,12 @@ fn what_was_wrong_once_agrees() {
 
 #[test]
 fn all_that_is_computed_of_a_network_agrees() {
-    draw(24, 0);
+    draw(&any_network(), 24, 0);
+}
+
+#[test]
+fn all_that_is_computed_of_a_network_of_cubes_agrees() {
+    draw(&any_network_of_cubes(), 12, 0);
 }
 
 mod full {
@@ -319,7 +324,8 @@ mod full {
     #[test]
     #[ignore = "minutes"]
     fn thousands() {
-        (1..=20).for_each(|seed| draw(150, seed));
+        (1..=15).for_each(|seed| draw(&any_network(), 150, seed));
+        (16..=20).for_each(|seed| draw(&any_network_of_cubes(), 150, seed));
     }
 
     /// By jobs whose two and three ranks have some rows of each image: what a step changes is what it changes on one
@@ -331,7 +337,10 @@ mod full {
         let mut runner = TestRunner::new_with_rng(Config::default(), rng);
         let mut trained = 0;
         for number in 0..40 {
-            let drawn = any_network().new_tree(&mut runner).unwrap().current();
+            let drawn = match number % 4 {
+                3 => any_network_of_cubes().new_tree(&mut runner).unwrap().current(),
+                _ => any_network().new_tree(&mut runner).unwrap().current(),
+            };
             if drawn.build(drawn.batch, true).is_err() {
                 continue;
             }

@@ -1,11 +1,11 @@
-//! Networks that are drawn: residuals, concatenations, class tokens, tensors that several read, axes in another order,
-//! attention, sums over axes of any length, stored tensors beside images, scores of several kinds. What is drawn is
-//! numbers, of which every one is a network, for any batch.
+//! Networks of images and cubes that are drawn: residuals, concatenations, class tokens, tensors that several read, axes
+//! in another order, attention, sums over axes of any length, stored tensors beside images, scores of several kinds. What
+//! is drawn is numbers, of which every one is a network, for any batch.
 
 use dltrain::error::Result;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv, Graph, Init, LocalResponseNorm, MatMul, Pool, Shape,
-    TensorId, dims,
+    Activation, BatchNorm, Binary, Builder, Conv, Graph, Init, LocalResponseNorm, MatMul, Pool, SampleShape,
+    Shape, TensorId, dims,
 };
 use proptest::prelude::*;
 
@@ -113,6 +113,8 @@ fn attention_by_permute(net: &mut Builder, x: TensorId) -> Result<TensorId> {
 pub struct Drawn {
     pub batch: usize,
     pub image: [usize; 3],
+    /// Of cubes how deep they are; 0 for images.
+    pub depth: usize,
     /// Layers of images, and of rows of them; no rows where there are none.
     pub layers: Vec<Layer>,
     pub rows: Vec<Layer>,
@@ -130,12 +132,18 @@ pub fn any_network() -> impl Strategy<Value = Drawn> {
         |(batch, (c, h, w), layers, rows, head, is_smooth)| Drawn {
             batch,
             image: [c, h, w],
+            depth: 0,
             layers,
             rows,
             head,
             is_smooth,
         },
     )
+}
+
+/// The same of cubes.
+pub fn any_network_of_cubes() -> impl Strategy<Value = Drawn> {
+    (any_network(), 2usize..5).prop_map(|(drawn, depth)| Drawn { depth, ..drawn })
 }
 
 /// Numbers of a layer, one after the other.
@@ -157,7 +165,12 @@ impl Numbers {
 impl Drawn {
     /// The forward graph for so many images; `trains` as `Builder::only_to_test` has it.
     pub fn build(&self, batch: usize, trains: bool) -> Result<Graph> {
-        let (mut net, images) = Builder::new("drawn", batch, self.image);
+        let [c, h, w] = self.image;
+        let sample = match self.depth {
+            0 => SampleShape::image([c, h, w]),
+            depth => SampleShape::cube([c, depth, h, w]),
+        };
+        let (mut net, images) = Builder::new("drawn", batch, sample);
         if !trains {
             net.only_to_test();
         }
@@ -168,8 +181,8 @@ impl Drawn {
             drawing.seen.push(x);
         }
         if !self.rows.is_empty() {
-            let [n, c, h, w] = drawing.net.shape(x).nchw().unwrap();
-            x = drawing.net.reshape("rows", x, dims([n, c, h * w]))?;
+            let shape = drawing.net.shape(x).0.clone();
+            x = drawing.net.reshape("rows", x, dims([shape[0], shape[1], shape[2..].iter().product()]))?;
             x = drawing.net.permute("rows.last", x, &[0, 2, 1])?;
             drawing.seen = vec![x];
         }
@@ -213,25 +226,28 @@ impl Drawing<'_> {
 
     /// Batch normalisation, where there is more than a number a channel.
     fn normalised(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
-        let [_, _, h, w] = self.net.shape(x).nchw().unwrap();
-        match h * w {
-            1 => Ok(x),
+        match self.net.shape(x).0[2..].iter().product() {
+            1usize => Ok(x),
             _ => self.net.batch_norm(name, x, BatchNorm { epsilon: 1e-2, ..BatchNorm::default() }),
         }
     }
 
     fn of_images(&mut self, name: &str, x: TensorId, (kind, numbers): Layer) -> Result<TensorId> {
         let (mut from, part) = (Numbers(numbers), |part: &str| format!("{name}.{part}"));
-        let [n, c, h, w] = self.net.shape(x).nchw().unwrap();
+        let shape = self.net.shape(x).0.clone();
+        let (n, c, rank) = (shape[0], shape[1], shape.len());
+        let is_cube = rank == 5;
+        let conv_of = |conv: Conv| if is_cube { conv.cubic() } else { conv };
+        let pool_of = |pool: Pool| if is_cube { pool.cubic() } else { pool };
         let net = &mut *self.net;
         match kind {
             0 | 1 => {
                 let side = from.one_of(&[1, 3]);
-                let conv = Conv {
+                let conv = conv_of(Conv {
                     bias: from.below(2) == 0,
                     groups: if from.below(3) == 0 { c } else { 1 },
                     ..Conv::square(side).padding(side / 2).stride(1 + from.below(2))
-                };
+                });
                 net.conv(&part("conv"), x, if c < MOST { c * (1 + from.below(2)) } else { c }, conv)
             }
             2 => self.normalised(&part("norm"), x),
@@ -239,7 +255,7 @@ impl Drawing<'_> {
             // What blocks of residual networks do, with what is added read by others or not.
             4 | 5 => {
                 let other = self.like(x, &mut from);
-                let y = self.net.conv(&part("conv"), x, c, Conv::square(3).padding(1))?;
+                let y = self.net.conv(&part("conv"), x, c, conv_of(Conv::square(3).padding(1)))?;
                 let y = self.normalised(&part("norm"), y)?;
                 let y = self.net.add(&part("add"), y, other)?;
                 let y = if self.is_smooth { y } else { self.net.relu(&part("relu"), y) };
@@ -256,13 +272,14 @@ impl Drawing<'_> {
                 }
             }
             7 if !self.is_smooth => net
-                .max_pool(&part("pool"), x, Pool::square(from.one_of(&[1, 2, 3])).padding(0).ceil())
+                .max_pool(&part("pool"), x, pool_of(Pool::square(from.one_of(&[1, 2, 3])).padding(0).ceil()))
                 .or(Ok(x)),
-            7 | 8 => net.avg_pool(&part("pool"), x, Pool::square(from.one_of(&[1, 2]))).or(Ok(x)),
+            7 | 8 => net.avg_pool(&part("pool"), x, pool_of(Pool::square(from.one_of(&[1, 2])))).or(Ok(x)),
             // Sums over any of the axes, which may have one element.
             9 | 10 => {
-                let axes = from.one_of(&[&[1][..], &[2], &[2, 3], &[1, 2, 3], &[3]]);
-                let count: usize = axes.iter().map(|&axis| net.shape(x).0[axis]).product();
+                let all: Vec<usize> = (0..rank).collect();
+                let axes = from.one_of(&[&[1][..], &[2], &all[2..], &all[1..], &all[rank - 1..]]);
+                let count: usize = axes.iter().map(|&axis| shape[axis]).product();
                 let scale = from.one_of(&[1.0 / count as f32, 0.25]);
                 let mean = net.sum(&part("sum"), x, axes, scale)?;
                 match from.below(4) {
@@ -286,7 +303,11 @@ impl Drawing<'_> {
             }
             // Stored tensors beside images, of as many axes or fewer.
             11 | 12 => {
-                let shapes = [vec![c, 1, 1], vec![1, c, h, w], vec![h, w], vec![1, 1, 1, w], vec![1]];
+                let ones = vec![1; rank - 2];
+                let (mut a_channel, mut a_row, mut whole) = (ones.clone(), vec![1; rank], shape.clone());
+                a_channel.insert(0, c);
+                (a_row[rank - 1], whole[0]) = (shape[rank - 1], 1);
+                let shapes = [a_channel, whole, shape[2..].to_vec(), a_row, vec![1]];
                 let shape = Shape(shapes[from.below(shapes.len())].clone());
                 let of = from.one_of(&[Binary::Add, Binary::Multiply, Binary::Subtract]);
                 let other = match from.below(3) {
@@ -308,20 +329,25 @@ impl Drawing<'_> {
             13 => match from.below(3) {
                 0 => net.layer_norm_of_channels(&part("norm"), x, 1e-2),
                 1 => net.group_norm(&part("norm"), x, from.one_of(&[1, c]), 1e-2),
+                _ if is_cube => Ok(x),
                 _ => net.local_response_norm(&part("norm"), x, LocalResponseNorm::default()),
             },
             14 => {
-                let order = from.one_of(&[[0, 1, 3, 2], [0, 2, 3, 1], [1, 0, 2, 3]]);
-                let y = net.permute(&part("order"), x, &order)?;
+                let orders = match is_cube {
+                    false => [&[0, 1, 3, 2][..], &[0, 2, 3, 1], &[1, 0, 2, 3]],
+                    true => [&[0, 1, 4, 2, 3][..], &[0, 2, 3, 4, 1], &[1, 0, 2, 3, 4]],
+                };
+                let order = from.one_of(&orders);
+                let y = net.permute(&part("order"), x, order)?;
                 // Images come first again.
                 if order[0] == 0 {
                     return Ok(y);
                 }
                 let y = net.layer_norm(&part("norm"), y, from.one_of(&[1, 2]), 1e-2)?;
-                net.permute(&part("back"), y, &[1, 0, 2, 3])
+                net.permute(&part("back"), y, order)
             }
             15 => {
-                let axis = 1 + from.below(3);
+                let axis = 1 + from.below(rank - 1);
                 let y = net.pad(&part("pad"), x, axis, [from.below(2), 1])?;
                 let length = net.shape(y).0[axis];
                 net.slice(&part("part"), y, axis, from.below(2)..length)
@@ -331,13 +357,23 @@ impl Drawing<'_> {
                 _ => net.drop_samples(&part("dropout"), x, 0.3),
             }),
             17 => {
-                let size = [1, 1 + from.below(4), 1 + from.below(4)];
+                let mut size = [1, 1 + from.below(4), 1 + from.below(4)];
+                if is_cube {
+                    // Means of unlike many places of cubes have no node in ONNX.
+                    size[0] += from.below(4);
+                    let pairs = size.iter_mut().zip(&shape[2..]);
+                    pairs.for_each(|(size, places)| *size = if places % *size == 0 { *size } else { 1 });
+                }
                 net.adaptive_avg_pool(&part("pool"), x, size)
             }
-            18 => net.conv_transpose(&part("conv"), x, c, Conv { bias: false, ..Conv::square(2) }, [0; 3]),
+            18 => {
+                let conv = conv_of(Conv { bias: false, ..Conv::square(2) });
+                net.conv_transpose(&part("conv"), x, c, conv, [0; 3])
+            }
             // A number a sample, on the way of one axis.
             _ => {
-                let y = net.sum(&part("sum"), x, &[1, 2, 3], 1.0 / (c * h * w) as f32)?;
+                let (all, count): (Vec<_>, usize) = ((1..rank).collect(), shape[1..].iter().product());
+                let y = net.sum(&part("sum"), x, &all, 1.0 / count as f32)?;
                 let y = net.reshape(&part("one"), y, dims([n]))?;
                 let y = match from.below(2) {
                     0 => y,
@@ -348,7 +384,7 @@ impl Drawing<'_> {
                     }
                 };
                 let y = net.activation(&part("sigmoid"), y, Activation::Sigmoid);
-                let y = net.reshape(&part("four"), y, dims([n, 1, 1, 1]))?;
+                let y = net.reshape(&part("four"), y, Shape([&[n][..], &vec![1; rank - 1]].concat()))?;
                 net.binary(&part("times"), Binary::Multiply, x, y)
             }
         }
@@ -437,7 +473,7 @@ impl Drawing<'_> {
 
     fn scores(&mut self, x: TensorId, kind: u8) -> Result<TensorId> {
         let net = &mut *self.net;
-        let is_image = net.shape(x).rank() == 4;
+        let is_image = net.shape(x).rank() >= 4;
         match kind {
             0 => {
                 let shape = net.shape(x).0.clone();
@@ -465,7 +501,9 @@ impl Drawing<'_> {
             }
             // No linear layer gives them.
             _ if is_image => {
-                let x = net.conv("head", x, CLASSES, Conv::square(1))?;
+                let conv = Conv::square(1);
+                let conv = if net.shape(x).rank() == 5 { conv.cubic() } else { conv };
+                let x = net.conv("head", x, CLASSES, conv)?;
                 let x = if kind == 4 { self.normalised("head.norm", x)? } else { x };
                 let x = self.net.global_avg_pool("head.pool", x)?;
                 Ok(self.net.flatten("head.flat", x))

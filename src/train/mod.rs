@@ -236,11 +236,15 @@ fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) 
     Ok(())
 }
 
-/// Says the intersection over union of each class, where that is the metric.
+/// Says the intersection over union of each class, and Dice's share 2I/(A + B), where that is the metric.
 fn by_class(world: &World, test: &Test) {
-    let shares = test.by_class.iter().enumerate().map(|(class, iou)| format!("{class}: {iou:.4}"));
+    let shares = |of: fn(f64) -> f64| {
+        let each = test.by_class.iter().enumerate().map(|(class, &iou)| format!("{class}: {:.4}", of(iou)));
+        each.collect::<Vec<_>>().join(", ")
+    };
     if !test.by_class.is_empty() {
-        record::tell(world, &format!("IoU by class: {}", shares.collect::<Vec<_>>().join(", ")));
+        let dice = shares(|iou| 2.0 * iou / (1.0 + iou));
+        record::tell(world, &format!("IoU by class: {}; Dice by class: {dice}", shares(|iou| iou)));
     }
 }
 

@@ -148,6 +148,11 @@ impl Network {
         Ok((graph.total_cost(true), graph.told_of_rows()))
     }
 
+    /// Among how many ranks images are cut.
+    pub fn parts(&self) -> usize {
+        self.rows[0]
+    }
+
     /// Among whom layers are split.
     pub fn group(&self) -> Option<TensorGroup> {
         self.split
@@ -222,7 +227,13 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        let graph = self.compact(self.forward(graph)?.for_evaluation()).within_limits()?;
+        let graph = self.compact(self.forward(graph)?.for_evaluation()).within_limits();
+        let graph = graph.map_err(|error| match self.rows {
+            [1, _] => error,
+            _ => {
+                error.context("a test, which takes whole samples with --spatial too (leave --test-data out)")
+            }
+        })?;
         let graph = self.split(graph, batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }

@@ -459,7 +459,15 @@ impl Plans {
             _ => false,
         });
         let until = match whole {
-            Some(node) => format!("; rows are gathered before {}", node.name),
+            Some(gathers) => {
+                let of_layer =
+                    graph.nodes[..graph.forward_nodes].iter().rfind(|node| node.name == gathers.name);
+                let shape = of_layer.map(|node| &graph.tensor(node.outputs[0]).spec.shape);
+                let fewer = shape.filter(|shape| shape.spatial().is_some() && shape.0[2] < rows.parts);
+                let fewer =
+                    fewer.map(|shape| format!(", which has {} of them for {} ranks", shape.0[2], rows.parts));
+                format!("; rows are gathered before {}{}", gathers.name, fewer.unwrap_or_default())
+            }
             None => String::new(),
         };
         format!(

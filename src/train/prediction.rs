@@ -14,7 +14,7 @@ use super::simgrid;
 use crate::comm::Topology;
 use crate::config::{Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::files;
 use crate::graph::TensorGroup;
 use crate::plan::{Manner, Plan, Script, describe_bytes as bytes, describe_seconds as time};
@@ -136,7 +136,8 @@ impl Predictor<'_> {
     /// # Errors
     /// `Usage` where so many nodes cannot share the work, or the network has not so many; `Output` for traces.
     pub fn answer(&self, asked: &Prediction, network: Option<&Interconnect>, plans: Plans) -> Result<String> {
-        let planned_here = Config { pipeline: None, tensor: None, spatial: 1, ..self.config.clone() };
+        let spatial = self.network.parts();
+        let planned_here = Config { pipeline: None, tensor: None, spatial, ..self.config.clone() };
         let mut before = Some((plans, Shape::of(&planned_here, self.network)));
         let (mut rows, mut text) = (Vec::new(), String::new());
         // For as many images at a time a rank alone is as fast.
@@ -257,7 +258,13 @@ impl Predictor<'_> {
         let config = Config { tensor: None, spatial: 1, sync_bn: SyncBatchNorm::Off, ..config.clone() };
         let (all, network) = (Topology::of_nodes(1, 1), self.network.among(&config, [0, 1])?);
         let places = Places { data: all.clone(), mesh: MeshShape::of_data(1), all };
-        let plans = Plans::new(places.layout(), &config, &network, self.device, averaging, false)?;
+        let plans = match Plans::new(places.layout(), &config, &network, self.device, averaging, false) {
+            // A sample that no rank can have as a whole: one would take as long as all that share it.
+            Err(error) if error.kind == ErrorKind::Usage && planned.config.spatial > 1 => {
+                return Ok(images / planned.case().alone()? / planned.config.spatial as f64);
+            }
+            plans => plans?,
+        };
         let case = Case { places: &places, config: &config, averaging, plans: &plans, beside: &[] };
         Ok(images / case.alone()?)
     }

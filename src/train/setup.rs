@@ -469,7 +469,11 @@ impl BuiltRun<'_> {
 fn planned_here(world: &World, config: &Config) -> Config {
     let mut planned = config.clone();
     if config.prediction.is_some() {
-        (planned.pipeline, planned.tensor, planned.spatial) = (None, None, 1);
+        (planned.pipeline, planned.tensor) = (None, None);
+        // No rank may have room for a whole sample: where there are as many here as share one, they plan their parts.
+        if config.measure.is_some() || !world.size().is_multiple_of(config.spatial) {
+            planned.spatial = 1;
+        }
         if world.size() == 1 && config.strategy.computing(1) == 0 {
             planned.strategy = Strategy::Allreduce;
         }

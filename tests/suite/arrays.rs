@@ -5,16 +5,20 @@
 //! - weights keep by what their arrays were rescaled: evaluation and prediction take that, and the file of predictions
 //!   has the test's error in the target's own numbers;
 //! - universes are the same computed and packed, by whatever ranks, and MLPerf's log says what was trained;
+//! - cubes cut by planes have the losses of one rank, and a rank reads its own planes of the file and no others;
 //! - what does not fit is said in one message before the first step.
 //!
 //! `make test-fields` compares losses and metrics with PyTorch's.
 
 use crate::support::arrays::{EMULATOR, write};
+use crate::support::exported::{Files, weights};
 use crate::support::{gpu_job, job};
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use dltrain::error::Result;
+use dltrain::graph::{BatchNorm, Builder, Conv, Graph, Pool, SampleShape};
 use hdf5::File;
 use job::{finish, misused, only_message, refused, run, series};
 
@@ -366,6 +370,68 @@ fn universes_are_the_same_computed_and_packed() {
         &["--data", "synthetic:universes:6:20", "--input", "full", "--target", "unitPar", "--loss", "mse"],
     )]);
     assert!(error.contains("power of two from 16 to 1024"), "{error}");
+}
+
+/// A network of cubes of 16 planes, of which an inner layer has two.
+fn of_cubes(batch: usize) -> Result<Graph> {
+    let (mut net, x) = Builder::new("cubes", batch, SampleShape::cube([4, 16, 16, 16]));
+    let conv = Conv { bias: false, ..Conv::square(3).padding(1) };
+    let before = net.conv("conv1", x, 8, conv.cubic())?;
+    let before = net.batch_norm("norm1", before, BatchNorm::default())?;
+    let before = net.relu("relu1", before);
+    let x = net.max_pool("pool1", before, Pool::square(2).cubic())?;
+    let x = net.conv("conv2", x, 8, conv.stride(2).cubic())?;
+    let x = net.batch_norm("norm2", x, BatchNorm::default())?;
+    let mut x = net.avg_pool("pool2", x, Pool::square(2).cubic())?;
+    for layer in ["up1", "up2", "up3"] {
+        let twice = Conv { bias: false, ..Conv::square(2).stride(2).cubic() };
+        x = net.conv_transpose(layer, x, 8, twice, [0; 3])?;
+    }
+    let x = net.concat("both", &[before, x])?;
+    let x = net.conv("out", x, 4, Conv::square(1).cubic())?;
+    Ok(net.finish(x))
+}
+
+/// What a rank reads of 8 epochs, by the system's count, is what 9 epochs read more than one.
+#[test]
+fn cubes_by_planes_come_to_the_same_and_a_rank_reads_its_own() {
+    const SAMPLES: u64 = 4;
+    let files = Files::new();
+    files.write_with("cubes", &of_cubes, (false, &weights));
+    let place = |name: &str| files.path(name).display().to_string();
+    let [model, data] = ["cubes.onnx", "data"].map(place);
+    fs::create_dir(&data).unwrap();
+    run(1, &["pack", &format!("synthetic:universes:{SAMPLES}:16"), &data]);
+    let fixed = "--input full[d,h,w,c]:log1p --target full[d,h,w,c]:log1p --loss mse --optimizer sgd --lr 0.01 \
+                 --threads 1 --batch 2";
+    let fixed: Vec<&str> = fixed.split_whitespace().chain(["--model", &model, "--data", &data]).collect();
+    let train = |parts: &str, epochs: &str| {
+        let name = place(&format!("{parts}-{epochs}"));
+        let count = r#""$0" "$@" || exit; sed -n 's/^rchar: //p' /proc/$$/io >"$READ.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}""#;
+        let mut job = job::start(parts.parse().unwrap(), &["sh", "-c", count, job::DLTRAIN]);
+        job.env("READ", &name).args(&fixed);
+        job.args(["--spatial", parts, "--epochs", epochs, "--results", &format!("{name}.h5")]);
+        let done = job::finish(job);
+        assert!(done.success, "{}", done.stderr);
+        let read = |rank: u64| fs::read_to_string(format!("{name}.{rank}")).unwrap().trim().parse().unwrap();
+        let read: Vec<u64> = (0..parts.parse().unwrap()).map(read).collect();
+        (series(Path::new(&format!("{name}.h5")), "steps/loss"), read)
+    };
+    let (whole, _) = train("1", "9");
+    let (in_two, read) = train("2", "9");
+    let (_, once) = train("2", "1");
+    // The array is the input and the target, and half of each is a rank's.
+    let half = 8 * SAMPLES * 16 * 16 * 16 * 4 * 2;
+    for (nine, one) in read.iter().zip(once) {
+        assert!(
+            (nine - one).abs_diff(half) < half / 8,
+            "{nine} bytes, and {one} of one epoch: not {half} more"
+        );
+    }
+    near(&in_two, &whole, "two slabs");
+    near(&train("4", "9").0, &whole, "four slabs");
+    let said = run(4, &[&fixed[..], &["--spatial", "4", "--dry-run"]].concat());
+    assert!(said.contains("rows are gathered before pool2, which has 2 of them for 4 ranks"), "{said}");
 }
 
 #[test]

@@ -89,10 +89,13 @@ test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and 
 	@.ci/deps $(MPI) fields torch
 	@$(WITH_MPI) .deps/fields/bin/python tests/fields/read.py $(DLTRAIN) .deps/fields/lib
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/train.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/cubes.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/layouts.py $(DLTRAIN) .deps/fields/lib \
 	    $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/deepcam.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/fields/bin/python tests/fields/mllog.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/fields/bin/python tests/fields/brain.py $(DLTRAIN) .deps/fields/lib \
+	    $$DLTRAIN_MPIRUN -n 2
 
 lint: deps ## check format, warnings, documentation, scripts, which module uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint
@@ -146,6 +149,7 @@ bench-fields: build ## measure reading samples of HDF5 files, and training from 
 	@.ci/deps $(MPI) torch fields
 	@$(WITH_MPI) benchmarks/fields/run.sh $(DLTRAIN)
 	@$(WITH_MPI) benchmarks/fields/train.sh $(DLTRAIN) "$$(find .deps/fields/lib/ -name A1B_north_america.nc)"
+	@$(WITH_MPI) benchmarks/fields/cubes.sh $(DLTRAIN)
 
 bench-checkpoint: build ## measure how much checkpoints disturb training (MODEL=resnet50)
 	@.ci/deps $(MPI) torch

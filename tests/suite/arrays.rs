@@ -407,7 +407,8 @@ fn cubes_by_planes_come_to_the_same_and_a_rank_reads_its_own() {
     let fixed: Vec<&str> = fixed.split_whitespace().chain(["--model", &model, "--data", &data]).collect();
     let train = |parts: &str, epochs: &str| {
         let name = place(&format!("{parts}-{epochs}"));
-        let count = r#""$0" "$@" || exit; sed -n 's/^rchar: //p' /proc/$$/io >"$READ.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}""#;
+        let count = r#""$0" "$@" || exit
+                       sed -n 's/^rchar: //p' /proc/$$/io >"$READ.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}""#;
         let mut job = job::start(parts.parse().unwrap(), &["sh", "-c", count, job::DLTRAIN]);
         job.env("READ", &name).args(&fixed);
         job.args(["--spatial", parts, "--epochs", epochs, "--results", &format!("{name}.h5")]);

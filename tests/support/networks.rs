@@ -1,6 +1,6 @@
-//! Networks of images and cubes that are drawn: residuals, concatenations, class tokens, tensors that several read, axes
-//! in another order, attention, sums over axes of any length, stored tensors beside images, scores of several kinds. What
-//! is drawn is numbers, of which every one is a network, for any batch.
+//! Networks of images and cubes that are drawn: residuals, concatenations, class tokens, tensors that several read,
+//! axes in another order, attention, sums over axes of any length, stored tensors beside images, scores of several
+//! kinds. What is drawn is numbers, of which every one is a network, for any batch.
 
 use dltrain::error::Result;
 use dltrain::graph::{

@@ -29,14 +29,14 @@ predicted() {
     local edge=$1 ranks=$2 nodes=$3
     shift 3
     [ -e "$scratch/$edge.hdf5" ] || blank "$edge"
-    "${mpirun[@]}" --oversubscribe -n "$ranks" "$dltrain" --model cosmoflow --data "$scratch/$edge.hdf5" \
+    "${mpirun[@]}" -n "$ranks" "$dltrain" --model cosmoflow --data "$scratch/$edge.hdf5" \
         --repeat-data 65536 --input 'full[d,h,w,c]:log1p' --target 'unitPar[c]' --loss mse --device cpu --threads 1 \
         --dry-run --predict-nodes "$nodes" "$@" |
         awk '/^ *nodes  / { on = 1 } /^predicted: / { exit } on { print }'
 }
 
 measure() {
-    local network on
+    local network nodes ranks on
     cat >"$scratch/lassen.toml" <<'END'
 name = "Lassen: InfiniBand EDR, two links a node"
 latency_us = 1.3
@@ -61,7 +61,7 @@ END
             echo
             echo "strong: 64 cubes of 128^3 a step in four slabs each, $network, ${rate[$network]} a rank"
             for nodes in 1 8 64; do
-                    predicted 128 4 $nodes --batch $((64 / nodes)) --spatial 4 "${on[@]}"
+                predicted 128 4 $nodes --batch $((64 / nodes)) --spatial 4 "${on[@]}"
             done
             echo "  the same in slabs of 8 nodes' ranks"
             predicted 128 4 512 --batch 1 --spatial 32 "${on[@]}"
@@ -70,7 +70,7 @@ END
             for ranks in 8 16 32; do
                 echo
                 echo "large: a cube of 512^3 in $ranks slabs, --recompute, $network, ${rate[$network]} a rank"
-                    predicted 512 "$ranks" 1,2 --batch 1 --recompute --spatial "$ranks" "${on[@]}"
+                predicted 512 "$ranks" 1,2 --batch 1 --recompute --spatial "$ranks" "${on[@]}"
             done
         fi
     done

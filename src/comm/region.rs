@@ -15,9 +15,6 @@ use crate::error::{Error, Result};
 /// One cache line, one AVX-512 register.
 const ALIGNMENT: usize = 64;
 
-/// Where shared windows live, in Open MPI as in MPICH.
-const SHARED_MEMORY: &std::ffi::CStr = c"/dev/shm";
-
 /// What a window must leave free of /dev/shm: MPI's own messages go through it too.
 const HEADROOM: u64 = 8 << 20;
 
@@ -329,16 +326,9 @@ pub(super) fn accept<T>(world: &World, what: &str, attempt: Result<T>) -> Result
     Ok(None)
 }
 
-/// Free bytes of /dev/shm, 0 where there is none.
+/// Free bytes of /dev/shm, where shared windows live in Open MPI as in MPICH; 0 where there is none.
 pub(super) fn free_shared_memory() -> u64 {
-    // SAFETY: statvfs is plain numbers, of which zeros are values; the path is a C string.
-    unsafe {
-        let mut status: libc::statvfs = std::mem::zeroed();
-        if libc::statvfs(SHARED_MEMORY.as_ptr(), &mut status) != 0 {
-            return 0;
-        }
-        status.f_bavail as u64 * status.f_frsize as u64
-    }
+    rustix::fs::statvfs("/dev/shm").map_or(0, |found| found.f_bavail * found.f_frsize)
 }
 
 #[cfg(test)]

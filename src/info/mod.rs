@@ -21,8 +21,8 @@ pub struct Args {
     /// Also list the switches of the environment, with the values in force.
     #[arg(long, short)]
     verbose: bool,
-    /// Also say what a site's support asks for: system, memory, limits, pinning, networks, file systems, clocks, and what
-    /// the environment tells MPI, for every rank.
+    /// Also say what a site's support asks for: system, memory, limits, pinning, networks, file systems, clocks, and
+    /// what the environment tells MPI, for every rank.
     #[arg(long)]
     site: bool,
     /// Print JSON: of each fact its values, each with the ranks that have it.
@@ -35,6 +35,7 @@ type Fact = (&'static str, Vec<String>);
 
 /// Prints one table for the whole job. Collective.
 pub fn print(world: &World, args: Args) -> Result<()> {
+    world.check_same(&[("--site".into(), args.site.to_string())])?;
     let hosts = world.gather_text(world.host())?;
     let gpus = world.gather_text(&gpus())?;
     let isas = world.gather_text(&onednn::isa().map_or_else(|_| "unknown".into(), |isa| isa.to_string()))?;
@@ -76,13 +77,13 @@ pub fn print(world: &World, args: Args) -> Result<()> {
     Ok(())
 }
 
-/// How far the ranks' clocks are from rank 0's.
+/// How well the ranks' clocks are known against rank 0's.
 fn clocks(offsets: &[Offset]) -> String {
     let unlike = offsets.iter().filter(|offset| offset.nanoseconds != 0);
     match unlike.max_by_key(|offset| offset.uncertainty) {
         None => "every rank has rank 0's".into(),
         Some(most) => {
-            format!("other nodes' are known to {:.0} µs of rank 0's", most.uncertainty as f64 / 1e3)
+            format!("other nodes' differ; by how much is known to {:.0} µs", most.uncertainty as f64 / 1e3)
         }
     }
 }

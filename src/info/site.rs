@@ -75,14 +75,19 @@ fn memory() -> String {
     format!("{total}, of which a rank can have {left}")
 }
 
-/// The limits of the control group that this process is in, by version 2 of them.
+/// The limits of the control groups (version 2) around this process: of each kind that of the nearest which has one.
 fn group() -> String {
     let groups = read("/proc/self/cgroup").unwrap_or_default();
     let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return NOT_SAID.into();
     };
-    let limit =
-        |name| read(Path::new("/sys/fs/cgroup").join(group).join(name)).unwrap_or_else(|| "none".into());
+    let root = Path::new("/sys/fs/cgroup");
+    let place = root.join(group);
+    let limit = |name: &str| {
+        let around = place.ancestors().take_while(|group| group.starts_with(root));
+        let mut limits = around.filter_map(|group| read(group.join(name)));
+        limits.find(|limit| !limit.starts_with("max")).unwrap_or_else(|| "none".into())
+    };
     format!("/{group}: memory.max {}, cpu.max {}", limit("memory.max"), limit("cpu.max"))
 }
 

@@ -231,7 +231,7 @@ impl Network {
         let graph = graph.map_err(|error| match self.rows {
             [1, _] => error,
             _ => {
-                error.context("a test, which takes whole samples with --spatial too (leave --test-data out)")
+                error.context("a test, which takes whole samples with --spatial too (give no --test-data; pack computed universes)")
             }
         })?;
         let graph = self.split(graph, batch)?;

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ffi::c_uint;
 use std::rc::Rc;
 
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Desc, Engine, PrimitiveDesc, describe};
 use super::host::{HostKernel, Numbers, Workers};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, check_memory, forward, spatial};
@@ -45,20 +45,9 @@ fn forward_desc(
     let x = given.clone().map_or_else(|| plain(engine, x), Ok)?;
     let x: &Desc = desc(&x)?;
     let attributes = attributes(engine)?;
-    let name = "dnnl_batch_normalization_forward_primitive_desc_create";
-    // SAFETY: descriptors and attributes outlive the call.
-    PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_batch_normalization_forward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            prop_kind,
-            x.raw(),
-            x.raw(),
-            norm.epsilon,
-            flags,
-            attributes.raw(),
-        )
-    })
+    describe!(engine, attributes => dnnl_batch_normalization_forward_primitive_desc_create(
+        prop_kind, x.raw(), x.raw(), norm.epsilon, flags
+    ))
 }
 
 /// x, w, b, mean, variance → y, saved (where a backward op follows), over x if possible.
@@ -96,22 +85,9 @@ pub fn backward_without(
 fn backward_of(engine: &Rc<Engine>, hint: &PrimitiveDesc, norm: &BatchNorm) -> Result<PrimitiveKernel> {
     let (x, dy) = (hint.desc(sys::ARG_SRC)?, hint.desc(sys::ARG_DST)?);
     let attributes = attributes(engine)?;
-    let name = "dnnl_batch_normalization_backward_primitive_desc_create";
-    // SAFETY: descriptors, hint and attributes outlive the call.
-    let desc = PrimitiveDesc::create(engine, name, |desc| unsafe {
-        (engine.library.functions.dnnl_batch_normalization_backward_primitive_desc_create)(
-            desc,
-            engine.raw(),
-            sys::BACKWARD,
-            x.raw(),
-            dy.raw(),
-            x.raw(),
-            norm.epsilon,
-            flags(norm),
-            hint.raw(),
-            attributes.raw(),
-        )
-    })?;
+    let desc = describe!(engine, attributes => dnnl_batch_normalization_backward_primitive_desc_create(
+        sys::BACKWARD, x.raw(), dy.raw(), x.raw(), norm.epsilon, flags(norm), hint.raw()
+    ))?;
     let inputs = [
         sys::ARG_DIFF_DST,
         sys::ARG_SRC,

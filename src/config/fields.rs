@@ -123,7 +123,8 @@ impl FieldOptions {
             ),
             (
                 self.loss.is_none() && !predicts,
-                "--loss: cross-entropy for classes, mse, mae, huber or bce for numbers, output:NAME for one in the network",
+                "--loss: cross-entropy for classes, mse, mae, huber or bce for numbers, output:NAME for one in the \
+                 network",
             ),
         ];
         if let Some((_, what)) = lacks.iter().find(|(lacks, _)| *lacks) {

@@ -235,16 +235,23 @@ impl Order for TrainingOrder {
 pub struct TestLoader {
     reader: Reader<TestOrder>,
     order: TestOrder,
+    kept: usize,
 }
 
 impl TestLoader {
     /// The batches of this rank's share of the test images, in order.
     pub fn new(samples: Samples, sharding: Sharding, reading: Reading) -> TestLoader {
-        if samples.fields().is_some() {
-            samples.set().keep(sharding.batch, reading.threads());
-        }
+        let kept = match samples.fields() {
+            Some(_) => samples.set().keep(sharding.batch, reading.threads()),
+            None => 0,
+        };
         let order = TestOrder { sharding, images: samples.len() };
-        TestLoader { reader: Reader::new(samples, order.clone(), reading), order }
+        TestLoader { reader: Reader::new(samples, order.clone(), reading), order, kept }
+    }
+
+    /// Bytes of files of arrays that are kept in memory.
+    pub fn kept(&self) -> usize {
+        self.kept
     }
 
     /// Batches to run; the same on every rank, whether or not the last ones hold images.

@@ -121,7 +121,8 @@ pub trait Dataset: Send + Sync {
         Vec::new()
     }
 
-    /// Says how many images' surroundings are worth keeping, and how many threads read; returns the bytes that will take.
+    /// Says how many images' surroundings are worth keeping, and how many threads read; returns the bytes that will
+    /// take.
     fn keep(&self, _images: usize, _threads: usize) -> usize {
         0
     }

@@ -1,6 +1,6 @@
 //! Chunks of files that are kept in memory for all threads that read.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -11,7 +11,17 @@ type ChunkKey = (u64, usize);
 pub struct ChunkCache {
     /// How many are kept.
     most: AtomicUsize,
-    kept: Mutex<VecDeque<(ChunkKey, Arc<RwLock<KeptChunk>>)>>,
+    kept: Mutex<KeptChunks>,
+}
+
+#[derive(Default)]
+struct KeptChunks {
+    /// Each with when it was used last.
+    places: HashMap<ChunkKey, (u64, Arc<RwLock<KeptChunk>>)>,
+    /// By when they were used last.
+    order: BTreeMap<u64, ChunkKey>,
+    /// How often any was used.
+    uses: u64,
 }
 
 #[derive(Default)]
@@ -45,7 +55,7 @@ impl ChunkCache {
 
     /// Lets go of all.
     pub fn clear(&self) {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = KeptChunks::default();
     }
 
     /// Reads a chunk, which is made first where it is not kept; who makes it says something of it.
@@ -75,20 +85,25 @@ impl ChunkCache {
     /// fresh memory costs as much as reading.
     fn place(&self, key: ChunkKey) -> Arc<RwLock<KeptChunk>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = kept.iter().position(|(of, _)| *of == key).and_then(|at| kept.remove(at));
-        let place = found.map_or_else(
-            || {
+        let kept = &mut *kept;
+        kept.uses += 1;
+        let place = match kept.places.remove(&key) {
+            Some((used, place)) => {
+                kept.order.remove(&used);
+                place
+            }
+            None => {
                 let mut bytes = Vec::new();
-                while kept.len() >= self.most().max(1) {
-                    let gone = kept.pop_front().and_then(|(_, chunk)| Arc::into_inner(chunk));
+                while kept.places.len() >= self.most().max(1) {
+                    let Some((_, oldest)) = kept.order.pop_first() else { break };
+                    let gone = kept.places.remove(&oldest).and_then(|(_, chunk)| Arc::into_inner(chunk));
                     bytes = gone.map_or(bytes, |of| of.into_inner().unwrap_or_default().bytes);
                 }
                 Arc::new(RwLock::new(KeptChunk { bytes, made: None }))
-            },
-            |(_, place)| place,
-        );
-        // The one used last is the last to go.
-        kept.push_back((key, place.clone()));
+            }
+        };
+        kept.order.insert(kept.uses, key);
+        kept.places.insert(key, (kept.uses, place.clone()));
         place
     }
 }

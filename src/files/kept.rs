@@ -70,7 +70,9 @@ impl KeptFile {
         let of = file.metadata()?;
         let mark = [of.dev(), of.ino()];
         if of.len() != self.bytes || *self.mark.get_or_init(|| mark) != mark {
-            return Err(io::Error::other("was replaced by another file while the run reads it"));
+            return Err(io::Error::other(
+                "is another file than the one that was looked at when the run began",
+            ));
         }
         keep(self.number, &file);
         Ok(file)

@@ -198,7 +198,11 @@ impl PredictedFields {
             Ok((file.dataset("sample")?.read_raw()?, classes.or_else(|_| file.dataset("output"))?))
         };
         let (samples, output) = read().map_err(|error| Error::data(path, error))?;
-        if output.size() != target.size() || output.shape().first() != Some(&samples.len()) {
+        let is_of_samples = |of: &Dataset| of.shape().first() == Some(&samples.len());
+        if output.size() == 0
+            || output.size() != target.size()
+            || ![&output, &target].into_iter().all(is_of_samples)
+        {
             return Err(Error::data(
                 path,
                 format!("outputs {:?} and targets {:?}", output.shape(), target.shape()),

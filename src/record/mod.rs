@@ -517,7 +517,6 @@ pub struct RunSize {
 }
 
 impl Description {
-    /// One of the attributes; empty where it is not there.
     /// What its samples are called.
     fn unit(&self) -> &str {
         match self.text("unit") {
@@ -526,6 +525,7 @@ impl Description {
         }
     }
 
+    /// One of the attributes; empty where it is not there.
     fn text(&self, name: &str) -> &str {
         let found = self.attributes.iter().find(|(given, _)| given == name);
         found.map_or("", |(_, value)| value.as_str())

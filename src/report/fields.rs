@@ -1,5 +1,5 @@
-//! What a network gave of samples that are arrays, beside what it was to give: maps with their errors, IoU by class, and
-//! predicted over true numbers.
+//! What a network gave of samples that are arrays, beside what it was to give: maps with their errors, IoU by class,
+//! and predicted over true numbers.
 
 use std::fmt::Write as _;
 
@@ -42,7 +42,9 @@ struct Total {
 
 impl Total {
     fn add(&mut self, output: &[f32], target: &[f32], of_classes: bool) {
-        for (&y, &t) in output.iter().zip(target).filter(|(_, t)| !t.is_nan()) {
+        let is_class = |number: &f32| (0.0..65536.0).contains(number);
+        let counts = |y: &f32, t: &f32| !t.is_nan() && (!of_classes || (is_class(y) && is_class(t)));
+        for (&y, &t) in output.iter().zip(target).filter(|(y, t)| counts(y, t)) {
             let error = f64::from(y) - f64::from(t);
             self.count += 1.0;
             self.absolute += error.abs();
@@ -122,7 +124,7 @@ pub fn section(name: &str, file: &PredictedFields) -> Result<Section> {
     if total.count == 0.0 {
         return Err(Error::usage(format!("{name}: none of its points has a target")));
     }
-    if !of_classes {
+    if !of_classes && !pairs.is_empty() {
         figures.push(scatter(name, &pairs, &unit)?);
     }
     let about = format!("{samples} samples, {}.", total.said(&unit));

@@ -48,13 +48,19 @@ pub struct Args {
 /// report of the others.
 pub fn run(args: &Args) -> Result<()> {
     check_places(args)?;
-    let (mut runs, fields, left_out) = opened(&args.runs)?;
+    let (mut runs, fields, mut left_out) = opened(&args.runs)?;
     compare::label(&mut runs);
     let predicted =
         args.predicted.iter().map(|path| PredictedRuns::read(path)).collect::<Result<Vec<_>>>()?;
     let mut sections = sections(&runs, &predicted)?;
     for (name, file) in &fields {
-        sections.push(fields::section(name, file)?);
+        match fields::section(name, file) {
+            Ok(section) => sections.push(section),
+            Err(error) => left_out.push(error.message),
+        }
+    }
+    if runs.is_empty() && sections.is_empty() {
+        return Err(Error::new(ErrorKind::Data, left_out.join("\n")));
     }
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
     put(&args.output, &html)?;

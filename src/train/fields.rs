@@ -68,6 +68,8 @@ pub fn open(
     // Universes have others to test on.
     let test = config.fields.test_data.clone().or_else(|| Universe::tests_of(path));
     let test = test.as_deref().filter(|_| !config.evaluate && config.predict.is_none());
+    let is_there = if test.is_some() { "given" } else { "none" };
+    world.check_same(&[("--test-data".into(), is_there.into())])?;
     let opened = || -> Result<(FieldSet, Option<FieldSet>)> {
         let inputs = inputs(Some(&network.model));
         let open = |path: &Path| FieldSet::open(Some(world), path, &config.fields, &inputs);

@@ -230,9 +230,9 @@ impl Network {
         let graph = self.compact(self.forward(graph)?.for_evaluation()).within_limits();
         let graph = graph.map_err(|error| match self.rows {
             [1, _] => error,
-            _ => {
-                error.context("a test, which takes whole samples with --spatial too (give no --test-data; pack computed universes)")
-            }
+            _ => error.context(
+                "a test, which takes whole samples with --spatial too (give no --test-data; pack computed universes)",
+            ),
         })?;
         let graph = self.split(graph, batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })

@@ -257,7 +257,9 @@ impl<'a> OpenedRun<'a> {
         // What a run goes on from is counted with checkpoints. Every rank says the same, that of the largest.
         let resumed_bytes = kept.resumed.as_ref().map_or(0, Resumed::bytes);
         let read = kept.start.as_ref().map_or(0, Start::largest);
-        let program = plans.program(config, read) + self.source.kept();
+        // What is kept of a file is shared by both.
+        let kept = self.source.kept().max(self.test.as_ref().map_or(0, TestLoader::kept));
+        let program = plans.program(config, read) + kept;
         let program = greatest(world, program.saturating_sub(resumed_bytes))?;
         plans.ledger.set_program(program);
         if let Some(known) = known {

@@ -106,8 +106,8 @@ pub fn stopped(world: &World, watch: &Watch) -> Result<()> {
 fn say(world: &World, test: &Test, metric: Metric) -> Result<()> {
     if !test.loss.is_finite() {
         let text = format!(
-            "the test loss is {}: the weights of --init-from overflow in this network, and what it says of samples means \
-             nothing",
+            "the test loss is {}: the weights of --init-from overflow in this network, and what it says of samples \
+             means nothing",
             test.loss
         );
         return world.agree(Err(Error::new(ErrorKind::Diverged, text)));

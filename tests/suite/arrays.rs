@@ -538,3 +538,24 @@ fn of_many_files_each_is_opened_by_one_rank() {
     let error = refused(&[(3, &train)]);
     assert!(error.contains("200.h5"), "{error}");
 }
+
+/// Ranks may have copies of the data in places of their own, which have to be copies.
+#[test]
+fn ranks_may_have_other_paths_and_no_other_files() {
+    let place = tempfile::tempdir().unwrap();
+    let [a, b, c] = [("a.h5", 4), ("b.h5", 4), ("c.h5", 5)].map(|(name, samples)| {
+        write(&place.path().join(name), 0, samples);
+        place.path().join(name).display().to_string()
+    });
+    let views =
+        ["--model", EMULATOR, "--input", "air/wind[n,h,w,c]", "--target", "heat[n,h,w]", "--loss", "mse"];
+    let of = [&views[..], &["--batch", "2", "--steps", "1", "--quiet"]].concat();
+    let [on_a, on_b, on_c] = [&a, &b, &c].map(|data| [&of[..], &["--data", data]].concat());
+    let done = finish(job::job(&[(1, &on_a), (1, &on_b)]));
+    assert!(done.success, "{}", done.stderr);
+    let error = refused(&[(1, &on_a), (1, &on_c)]);
+    assert!(error.contains("c.h5: has ") && error.contains("needs the same data"), "{error}");
+    let tested = [&on_a[..], &["--test-data", &b]].concat();
+    let error = refused(&[(1, &tested), (1, &on_b)]);
+    assert!(error.contains("ranks differ in --test-data: given (rank 0"), "{error}");
+}

@@ -147,27 +147,59 @@ pub fn opened(
         return files.iter().map(|path| arranged((path, look(path)?))).collect();
     };
     let files = world.agree(files)?;
-    if Universe::of(&files[0]).is_some() {
+    let is_computed = Universe::of(&files[0]).is_some();
+    world.check_same(&[("files of samples".into(), list(&files, is_computed))])?;
+    if is_computed {
         return files.iter().map(|path| arranged((path, look(path)?))).collect();
     }
-    let mut names = crate::files::Crc::new();
-    files.iter().for_each(|file| names.update(file.as_os_str().as_encoded_bytes()));
-    let list = format!("{}, CRC-32 of their names {:08x}", files.len(), names.sum());
-    world.check_same(&[("files of samples".into(), list)])?;
     let own = files.iter().skip(world.rank()).step_by(world.size()).map(look).collect::<Result<Vec<_>>>();
     let damaged = |error: serde_json::Error| Error::internal(format!("arrays of files as text: {error}"));
     let text = world.agree(own.and_then(|own| serde_json::to_string(&own).map_err(damaged)))?;
     let read = |text: &String| serde_json::from_str::<Vec<(u64, Vec<FileArray>)>>(text).map_err(damaged);
     let all = world.gather_text(&text)?.iter().map(read).collect::<Result<Vec<_>>>()?;
     let mut all: Vec<_> = all.into_iter().map(Vec::into_iter).collect();
+    // Nodes may have disks of their own, and ranks other paths: of those who have the same of both, one looks whether
+    // each file is there as another rank found it.
+    let mut paths = crate::files::Crc::new();
+    files.iter().for_each(|file| paths.update(file.as_os_str().as_encoded_bytes()));
+    let place = format!("{:08x} {}", paths.sum(), world.host());
+    let looks = world.gather_text(&place)?.iter().position(|other| *other == place) == Some(world.rank());
     let (mut at, ranks) = (0, all.len());
     let mut next = |path: &PathBuf| {
         let found =
             all[at % ranks].next().ok_or_else(|| Error::internal("fewer files than ranks were told"))?;
         at += 1;
+        if looks {
+            check_length(path, found.0)?;
+        }
         arranged((path, (found.0, FileArray::found(found.1, path, found.0))))
     };
-    files.iter().map(&mut next).collect()
+    world.agree(files.iter().map(&mut next).collect())
+}
+
+/// What ranks must have alike of the files that they were given. Where there are several their names count, and where
+/// they lie does not.
+fn list(files: &[PathBuf], is_computed: bool) -> String {
+    let mut names = crate::files::Crc::new();
+    for name in files.iter().filter_map(|file| file.file_name()).filter(|_| files.len() > 1) {
+        names.update(name.as_encoded_bytes());
+        names.update(b"/");
+    }
+    let of_several = || format!(" with names whose CRC-32 is {:08x}", names.sum());
+    let names = if files.len() > 1 { of_several() } else { String::new() };
+    format!("{}{names}{}", files.len(), if is_computed { ", computed" } else { "" })
+}
+
+/// That a file is as long here as where another rank looked at it.
+fn check_length(path: &Path, there: u64) -> Result<()> {
+    let here = std::fs::metadata(path).map_err(|error| Error::data(path, error))?.len();
+    if here == there {
+        return Ok(());
+    }
+    let what = format!(
+        "has {here} bytes here, and {there} where another rank reads it: every rank needs the same data"
+    );
+    Err(Error::data(path, what))
 }
 
 /// The arrays of one file, and which samples all fields have.

@@ -468,7 +468,8 @@ impl Dataset for FieldSet {
             let of_all = |along: usize| (samples.div_ceil(along) + 2) * array.chunks_of(&of.window(0)).len();
             let most = threads + self.along(0).map_or(0, of_all);
             chunks.keep(most.min(MOST / bytes.max(1)).max(threads).max(chunks.most()));
-            array.buffer() * threads + bytes * chunks.most()
+            // One that goes stays as long as a thread reads it.
+            array.buffer() * threads + bytes * (chunks.most() + threads - 1)
         };
         self.files[0].arrays.iter().zip(self.chunks.iter()).map(keep).sum()
     }

@@ -86,13 +86,17 @@ impl FieldSet {
         Ok((all, seconds * if decoded > 0.0 { share.min(1.0) } else { 1.0 }))
     }
 
-    /// What reading takes of all samples in these orders, where some took `alone`; and how many these are.
+    /// What reading takes of all samples in these orders, where some took `alone`; and how many these are. Of long
+    /// orders the beginning stands for the rest.
     fn epoch(&self, orders: impl Iterator<Item = Vec<u32>>, alone: &[Amount], tried: u64) -> (Amount, u64) {
-        let (mut count, mut chunks) = (0, vec![0; alone.len()]);
+        /// Samples of each rank of which the order is gone through.
+        const LOOKED_AT: usize = 1 << 18;
+        let (mut count, mut seen, mut chunks) = (0, 0, vec![0; alone.len()]);
         for order in orders {
             let kept: Vec<_> = self.chunks.iter().map(|chunks| ChunkCache::new(chunks.most())).collect();
             count += order.len() as u64;
-            for index in order {
+            seen += order.len().min(LOOKED_AT) as u64;
+            for index in order.into_iter().take(LOOKED_AT) {
                 let place = self.place(index as usize % self.len());
                 for (at, (array, samples)) in place.0.arrays.iter().enumerate() {
                     for chunk in array.chunks_of(&samples.window(Self::index(&place, at))) {
@@ -107,7 +111,7 @@ impl FieldSet {
         }
         let of = |(at, alone): (usize, &Amount)| {
             let each = |bytes: u64| bytes * count / tried;
-            match chunks[at] {
+            match (chunks[at] as f64 * count as f64 / f64::max(seen as f64, 1.0)) as u64 {
                 0 => Amount { read: each(alone.read), decoded: each(alone.decoded), used: each(alone.used) },
                 chunks => Amount {
                     read: (chunks as f64 * self.stored_chunk(at)) as u64,

@@ -77,7 +77,8 @@ pub struct Weight {
 }
 
 impl OnnxFile {
-    /// Reads a file and imports its network once, for a batch of one. `loss`: the output that it is trained by as it is.
+    /// Reads a file and imports its network once, for a batch of one. `loss`: the output that it is trained by as it
+    /// is.
     ///
     /// # Errors
     /// `Usage` for a loss that is none of its outputs, or no single number;
@@ -302,9 +303,14 @@ fn put_first(graph: &mut GraphProto, loss: Option<&str>) -> Result<()> {
             .and_then(|of| of.shape.as_ref())
             .is_some_and(|shape| shape.dim.iter().all(|axis| axis.dim_value == 1))
     };
+    let axes = |output: &ValueInfoProto| {
+        let tensor = output.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
+        tensor.and_then(|of| of.shape.as_ref()).map_or(0, |shape| shape.dim.len())
+    };
     let is_wanted = |output: &ValueInfoProto| match loss {
         Some(name) => output.name == name && is_single(output),
-        None => !is_single(output),
+        // A file for one image has scores of one class in two axes: that is no loss.
+        None => !(is_single(output) && axes(output) < 2),
     };
     match (graph.output.iter().position(is_wanted), loss) {
         (Some(at), _) => graph.output[..=at].rotate_right(1),

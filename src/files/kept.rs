@@ -129,6 +129,6 @@ mod tests {
         assert!(closed().is_some(), "it was not kept open");
         std::fs::rename(&path, directory.path().join("b")).unwrap();
         std::fs::write(&path, "4567").unwrap();
-        assert!(read(&kept).unwrap_err().to_string().contains("was replaced"));
+        assert!(read(&kept).unwrap_err().to_string().contains("another file than"));
     }
 }

@@ -496,7 +496,10 @@ fn what_is_no_sound_file_is_refused() {
     };
     refused("in a circle", &|graph| graph.node[0].input = vec!["y".into()]);
     refused("reads none, which nothing gives", &|graph| graph.node[0].input = vec!["none".into()]);
-    refused("its input z is no batch of samples", &|graph| graph.input.push(value("z", &[1])));
+    refused("its input z is no batch of samples", &|graph| {
+        graph.input.push(value("z", &[1]));
+        graph.node[0].input = vec!["z".into()];
+    });
     refused("y is given twice", &|graph| graph.node.push(node("more", "Relu", &["a"], "y")));
     refused("fc.bias: is there twice", &|graph| graph.initializer.push(weight("fc.bias", &[3])));
     refused("[-1]", &|graph| graph.initializer[1].dims = vec![-1]);
@@ -507,7 +510,7 @@ fn what_is_no_sound_file_is_refused() {
     refused("can be counted", &|graph| graph.input = vec![value("x", &[0, 1 << 16, 1 << 16, 1 << 16])]);
     refused("by a weight for 4 numbers", &|graph| graph.input = vec![value("x", &[0, 1, 3, 3])]);
     refused("has not one part for each sample", &|graph| graph.output = vec![value("x", &[0, 1, 2, 2])]);
-    refused("does not depend on the images", &|graph| {
+    refused("does not depend on what it is given", &|graph| {
         graph.initializer.push(weight("k", &[1, 4]));
         graph.node[0].input = vec!["k".into()];
     });

@@ -123,8 +123,7 @@ impl FieldOptions {
             ),
             (
                 self.loss.is_none() && !predicts,
-                "--loss: cross-entropy for classes, mse, mae, huber or bce for numbers, output:NAME for one in the \
-                 network",
+                "--loss: cross-entropy for classes, mse, mae, huber, bce for numbers, output:NAME within the network",
             ),
         ];
         if let Some((_, what)) = lacks.iter().find(|(lacks, _)| *lacks) {

@@ -111,9 +111,12 @@ fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<(String, PredictedFields)>
         }
         match PredictedFields::open(path) {
             Ok(Some(file)) => {
-                let name =
-                    path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-                fields.push((name, file));
+                let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                // Charts are called by it.
+                let is_known = |name: &String| fields.iter().any(|(other, _)| other == name);
+                let numbered = (2..).map(|number| format!("{stem}-{number}"));
+                let name = std::iter::once(stem.clone()).chain(numbered).find(|name| !is_known(name));
+                fields.push((name.unwrap_or(stem), file));
                 continue;
             }
             Ok(None) => {}

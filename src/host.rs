@@ -127,7 +127,7 @@ pub fn ignores(signal: i32) -> bool {
 /// Bytes that this process can still be given: by the machine, by the groups that it is in (a container's, a job's),
 /// and by the limit of its addresses.
 pub fn available_memory() -> Option<usize> {
-    let machine = kilobytes(&value(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?);
+    let machine = kilobytes(&memory_line("MemAvailable:")?);
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let addresses = getrlimit(Resource::As).current.and_then(|most| usize::try_from(most).ok());
     let taken = status("VmSize:").and_then(|size| kilobytes(&size)).unwrap_or(0);
@@ -219,6 +219,11 @@ pub fn processes_with(entry: &str) -> Vec<i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_it).collect()
 }
 
+/// What the system says of the machine's memory under this name ("MemTotal:"): "24689480 kB", or a count.
+pub fn memory_line(name: &str) -> Option<String> {
+    value(&fs::read_to_string("/proc/meminfo").ok()?, name)
+}
+
 /// A line of this process's status.
 fn status(name: &str) -> Option<String> {
     value(&fs::read_to_string("/proc/self/status").ok()?, name)
@@ -230,7 +235,7 @@ fn value(text: &str, name: &str) -> Option<String> {
 }
 
 /// Bytes of "12 kB".
-fn kilobytes(text: &str) -> Option<usize> {
+pub fn kilobytes(text: &str) -> Option<usize> {
     Some(text.split_whitespace().next()?.parse::<usize>().ok()? * 1024)
 }
 

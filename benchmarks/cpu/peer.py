@@ -73,19 +73,24 @@ def train(rank, args):
     peak(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 * 1.048576)
 
 
-def torch_task(args):
-    os.environ.update(OMP_NUM_THREADS=str(args.threads), CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29518")
+def in_processes(task, ranks, threads, port, args):
+    """Runs task(rank, args) in as many processes as ranks, which find each other; gives the greatest exit code."""
+    os.environ.update(OMP_NUM_THREADS=str(threads), CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(port))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=train, args=(rank, args)) for rank in range(args.ranks)]
+    processes = [context.Process(target=task, args=(rank, args)) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     return max(abs(process.exitcode) for process in processes)
+
+
+def torch_task(args):
+    return in_processes(train, args.ranks, args.threads, 29518, args)
 
 
 def record_task(args):

@@ -12,7 +12,6 @@
 """
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -73,18 +72,9 @@ def train(rank, args):
 
 
 def torch_task(args):
-    import multiprocessing
+    import peer
 
-    os.environ.update(OMP_NUM_THREADS=str(args.threads), CUDA_VISIBLE_DEVICES="")
-    os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
-    os.environ.setdefault("MASTER_PORT", "29521")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=train, args=(rank, args)) for rank in range(args.ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return max(abs(process.exitcode) for process in processes)
+    return peer.in_processes(train, args.ranks, args.threads, 29521, args)
 
 
 def same_task(args):

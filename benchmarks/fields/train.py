@@ -12,7 +12,6 @@
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -206,17 +205,9 @@ def train(rank, args, losses_to=None):
 
 
 def torch_task(args):
-    import multiprocessing
+    import peer
 
-    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
-    os.environ.setdefault("MASTER_PORT", "29519")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=train, args=(rank, args)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return max(abs(process.exitcode) for process in processes)
+    return peer.in_processes(train, 2, 1, 29519, args)
 
 
 def same_task(args):

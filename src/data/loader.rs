@@ -31,8 +31,7 @@ impl TrainingLoader {
         let apart = order.apart(0).min(sharding.batch) * samples.sample().iter().product::<usize>();
         let partners = (AHEAD + 1) * apart * size_of::<f32>();
         let shuffled = order.images * size_of::<u32>();
-        let near = WINDOW * sharding.batch * sharding.accumulation;
-        let kept = shuffled + partners + samples.set().keep(near, reading.threads());
+        let kept = shuffled + partners + samples.set().keep(order.near(), reading.threads());
         let fingerprint = samples.fingerprint();
         let reader = Reader::new(samples, order.clone(), reading);
         Ok(TrainingLoader { reader, order, steps, epoch: 0, skipped: 0, kept, fingerprint })
@@ -64,7 +63,7 @@ impl TrainingLoader {
     ) -> Result<impl Iterator<Item = Vec<u32>>> {
         let (steps, mut order) =
             (sharding.steps(samples.len())?, TrainingOrder::new(samples, sharding, seed));
-        samples.set().keep(WINDOW * sharding.batch * sharding.accumulation, 1);
+        samples.set().keep(order.near(), 1);
         Ok((0..sharding.ranks).map(move |rank| {
             order.sharding.rank = rank;
             let batches = 0..(steps * sharding.accumulation) as u64;
@@ -152,6 +151,11 @@ impl TrainingOrder {
             start: BatchStart { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
             shuffled: None,
         }
+    }
+
+    /// How many samples a rank reads of those among which the order leads back and forth.
+    fn near(&self) -> usize {
+        WINDOW * self.sharding.batch * self.sharding.accumulation
     }
 
     fn shuffle(&self, epoch: usize) -> Vec<u32> {

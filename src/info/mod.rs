@@ -102,31 +102,26 @@ fn by_value(values: &[String]) -> Vec<(&str, Vec<usize>)> {
 
 /// One line where all ranks say the same, else one a value, with the hosts whose ranks all say it, or with the ranks.
 fn lines(hosts: &[String], values: &[String]) -> Vec<String> {
-    /// More of them are counted.
-    const NAMED: usize = 4;
-    let named = |what: &str, mut names: Vec<String>| {
-        let more = names.len().saturating_sub(NAMED);
-        names.truncate(NAMED);
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        let of_several = if what.is_empty() || names.len() == 1 { "" } else { "s" };
-        format!("{what}{of_several}{}{}{more}", if what.is_empty() { "" } else { " " }, names.join(", "))
-    };
     let found = by_value(values);
-    let of_hosts = |ranks: &[usize]| {
-        let names: BTreeSet<&String> = ranks.iter().map(|&rank| &hosts[rank]).collect();
-        let whole = hosts.iter().filter(|host| names.contains(host)).count() == ranks.len();
-        whole.then(|| names.into_iter().cloned().collect::<Vec<_>>())
-    };
-    match found.as_slice() {
-        [(value, _)] => vec![value.to_string()],
-        found => {
-            let one = |(value, ranks): &(&str, Vec<usize>)| match of_hosts(ranks) {
-                Some(names) => format!("{}: {value}", named("", names)),
-                None => format!("{}: {value}", named("rank", ranks.iter().map(usize::to_string).collect())),
-            };
-            found.iter().map(one).collect()
-        }
+    if let [(value, _)] = found.as_slice() {
+        return vec![value.to_string()];
     }
+    let whose = |ranks: &[usize]| {
+        let of: BTreeSet<&str> = ranks.iter().map(|&rank| hosts[rank].as_str()).collect();
+        if hosts.iter().filter(|host| of.contains(host.as_str())).count() == ranks.len() {
+            return first_of(of);
+        }
+        format!("rank{} {}", plural(ranks.len()), first_of(ranks))
+    };
+    found.iter().map(|(value, ranks)| format!("{}: {value}", whose(ranks))).collect()
+}
+
+/// The first of some names, and how many more there are.
+fn first_of<T: ToString>(names: impl IntoIterator<Item = T>) -> String {
+    const NAMED: usize = 4;
+    let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
+    let first = names[..names.len().min(NAMED)].join(", ");
+    if names.len() > NAMED { format!("{first} and {} more", names.len() - NAMED) } else { first }
 }
 
 /// {"hosts": [of each rank], "facts": {"MPI": [{"value": "…", "ranks": [0, 1]}]}}.

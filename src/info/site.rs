@@ -15,10 +15,7 @@ pub fn facts() -> Vec<(&'static str, String)> {
         ("memory", memory()),
         ("group", group()),
         ("huge pages", huge_pages()),
-        (
-            "NUMA",
-            format!("nodes {}", read("/sys/devices/system/node/online").unwrap_or_else(|| NOT_SAID.into())),
-        ),
+        ("NUMA", format!("nodes {}", said("/sys/devices/system/node/online"))),
         ("governor", said("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         ("clock", said("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
         ("pinning", format!("processors {}, of {} on the machine", host::binding(), host::online())),
@@ -31,10 +28,7 @@ pub fn facts() -> Vec<(&'static str, String)> {
             "directory",
             std::env::current_dir().map_or_else(|error| error.to_string(), |path| file_system(&path)),
         ),
-        (
-            "HOME",
-            std::env::var_os("HOME").map_or_else(|| "not set".into(), |path| file_system(Path::new(&path))),
-        ),
+        ("HOME", std::env::home_dir().map_or_else(|| "not set".into(), |path| file_system(&path))),
         ("TMPDIR", file_system(&std::env::temp_dir())),
         ("/dev/shm", file_system(Path::new("/dev/shm"))),
     ]
@@ -61,17 +55,10 @@ fn system() -> String {
     format!("{}, Linux {kernel}", name.map_or("unknown system", |name| name.trim_matches('"')))
 }
 
-/// A line of /proc/meminfo, as it is there ("24689480 kB", or a count).
-fn of_memory(name: &str) -> Option<u64> {
-    let text = read("/proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 fn memory() -> String {
-    let total =
-        of_memory("MemTotal").map_or_else(|| NOT_SAID.into(), |kilobytes| gigabytes(kilobytes * 1024));
-    let left = host::available_memory().map_or_else(|| NOT_SAID.into(), |bytes| gigabytes(bytes as u64));
+    let total = host::memory_line("MemTotal:").and_then(|line| host::kilobytes(&line));
+    let [total, left] = [total, host::available_memory()]
+        .map(|bytes| bytes.map_or_else(|| NOT_SAID.into(), |bytes| gigabytes(bytes as u64)));
     format!("{total}, of which a rank can have {left}")
 }
 
@@ -95,8 +82,9 @@ fn huge_pages() -> String {
     let transparent = said("/sys/kernel/mm/transparent_hugepage/enabled");
     let chosen =
         transparent.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
-    let [count, size] = ["HugePages_Total", "Hugepagesize"].map(|name| of_memory(name).unwrap_or(0));
-    format!("transparent {}; {count} reserved of {size} kB", chosen.unwrap_or(&transparent))
+    let [count, size] = ["HugePages_Total:", "Hugepagesize:"]
+        .map(|name| host::memory_line(name).unwrap_or_else(|| NOT_SAID.into()));
+    format!("transparent {}; {count} reserved of {size}", chosen.unwrap_or(&transparent))
 }
 
 fn limits() -> String {

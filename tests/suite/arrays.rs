@@ -177,8 +177,8 @@ fn vectors_are_trained_from_and_what_is_missing_is_refused_or_masked() {
     assert!(series(Path::new(&results), "steps/loss").iter().all(|loss| loss.is_finite()));
 }
 
-/// An output of the file is the loss, and the target an input: the losses are those of the loss by name, also over ranks
-/// and of sets that no batch divides.
+/// An output of the file is the loss, and the target an input: the losses are those of the loss by name, also over
+/// ranks and of sets that no batch divides.
 #[test]
 fn a_network_is_trained_by_a_loss_that_is_its_own_output() {
     let place = Place::new();
@@ -504,8 +504,8 @@ fn what_does_not_fit_is_said_in_one_message() {
     assert!(error.contains("a.h5: another program has it open to write"), "{error}");
 }
 
-/// One rank looks at a file and tells the others what it found, also where it cannot be used. The kernel counts how often
-/// files are opened.
+/// One rank looks at a file and tells the others what it found, also where it cannot be used. The kernel counts how
+/// often files are opened.
 #[test]
 fn of_many_files_each_is_opened_by_one_rank() {
     use rustix::fs::inotify;
@@ -529,8 +529,8 @@ fn of_many_files_each_is_opened_by_one_rank() {
         ["--model", EMULATOR, "--data", &data, "--input", "air/wind[n,h,w,c]", "--target", "heat[n,h,w]"];
     let train = [&train[..], &["--loss", "mse", "--batch", "4", "--steps", "1", "--quiet"]].concat();
     run(3, &train);
-    // By us and by the library, which the kernel may count as one; then those files that a step's 12 samples are in, and
-    // eight that show how fast it goes.
+    // By us and by the library, which the kernel may count as one; then those files that a step's 12 samples are in,
+    // and eight that show how fast it goes.
     let count = opened();
     assert!((300..640).contains(&count), "{count}");
     write(&path(100), 0, 5);

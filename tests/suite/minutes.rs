@@ -101,8 +101,8 @@ const NCU: &str = r#"
 broken permission && { echo "==ERROR== ERR_NVGPUCTRPERM - no permission" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     case $1 in
-        --log-file) file=$2 ;; --launch-skip) skip=$2 ;; --launch-count) count=$2 ;; --metrics) metrics=$2 ;; --kill) kill=$2 ;;
-        --cache-control) caches=$2 ;;
+        --log-file) file=$2 ;; --launch-skip) skip=$2 ;; --launch-count) count=$2 ;;
+        --metrics) metrics=$2 ;; --kill) kill=$2 ;; --cache-control) caches=$2 ;;
     esac
     shift
 done
@@ -461,7 +461,8 @@ fn a_bundle_of_another_revision_is_refused() {
         let mut command = Command::new("bash");
         Ran::new(command.args(["-c", script]).current_dir(directory.path()).output().unwrap())
     };
-    let commit = "git init -q && echo /gpu-bundle >.gitignore && git add . && git -c user.name=a -c user.email=b commit -qm a";
+    let commit = "git init -q && echo /gpu-bundle >.gitignore && git add . &&
+        git -c user.name=a -c user.email=b commit -qm a";
     assert_eq!(run(commit).code, Some(0));
     let old = run(".ci/gpu-bundle if-missing");
     assert!(

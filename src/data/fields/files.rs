@@ -6,6 +6,7 @@ use super::field::Field;
 use crate::comm::World;
 use crate::error::{Error, Result};
 use crate::fields::{FileArray, Universe, ViewSamples};
+use crate::files::crc32;
 
 /// One file of a data set.
 pub struct FieldFile {
@@ -160,9 +161,8 @@ pub fn opened(
     let mut all: Vec<_> = all.into_iter().map(Vec::into_iter).collect();
     // Nodes may have disks of their own, and ranks other paths: of those who have the same of both, one looks whether
     // each file is there as another rank found it.
-    let mut paths = crate::files::Crc::new();
-    files.iter().for_each(|file| paths.update(file.as_os_str().as_encoded_bytes()));
-    let place = format!("{:08x} {}", paths.sum(), world.host());
+    let paths: Vec<&[u8]> = files.iter().map(|file| file.as_os_str().as_encoded_bytes()).collect();
+    let place = format!("{:08x} {}", crc32(&paths), world.host());
     let looks = world.gather_text(&place)?.iter().position(|other| *other == place) == Some(world.rank());
     let (mut at, ranks) = (0, all.len());
     let mut next = |path: &PathBuf| {
@@ -180,14 +180,13 @@ pub fn opened(
 /// What ranks must have alike of the files that they were given. Where there are several their names count, and where
 /// they lie does not.
 fn list(files: &[PathBuf], is_computed: bool) -> String {
-    let mut names = crate::files::Crc::new();
-    for name in files.iter().filter_map(|file| file.file_name()).filter(|_| files.len() > 1) {
-        names.update(name.as_encoded_bytes());
-        names.update(b"/");
+    let computed = if is_computed { ", computed" } else { "" };
+    if let [_] = files {
+        return format!("1{computed}");
     }
-    let of_several = || format!(" with names whose CRC-32 is {:08x}", names.sum());
-    let names = if files.len() > 1 { of_several() } else { String::new() };
-    format!("{}{names}{}", files.len(), if is_computed { ", computed" } else { "" })
+    let names = files.iter().filter_map(|file| file.file_name());
+    let names: Vec<&[u8]> = names.flat_map(|name| [name.as_encoded_bytes(), b"/"]).collect();
+    format!("{} with names whose CRC-32 is {:08x}{computed}", files.len(), crc32(&names))
 }
 
 /// That a file is as long here as where another rank looked at it.

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use super::gpu_direct;
 use super::recipe::Recipe;
 use super::sharing::expected_owners;
-use crate::collective::cost::Nodes;
-use crate::collective::tuning::{Level, Parameters, Tuning};
+use crate::collective::cost::{CANDIDATES, Nodes};
+use crate::collective::tuning::{Level, Parameters, Times, Tuning};
 use crate::collective::{Operation, Route, Selection, Steps};
 use crate::comm::{Topology, World};
 use crate::config::{AllreduceKind, Compression, Config, MeshShape, Pattern, Precision, Strategy, Wire};
@@ -133,6 +133,20 @@ struct Averages {
 /// A network in which nodes have their links and nothing else is shared.
 fn flat(between: Level) -> Interconnect {
     Interconnect::flat(between.latency(), 1.0 / between.per_byte())
+}
+
+/// What `dltrain bench autotune` would measure on the ranks of a machine, if its network were all that there is.
+fn times_on(machine: &Machine) -> Vec<Times> {
+    const BYTES: [usize; 5] = [1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26];
+    let of = |&kind: &AllreduceKind| {
+        let seconds = |bytes: usize| {
+            let cuts = Cuts::even(&(0..bytes / 4), machine.ranks());
+            Some(Course::sum(kind, Share::All, &cuts, Wire::F32, machine)?.seconds(machine))
+        };
+        let us = BYTES.iter().map(|&bytes| Some(1e6 * seconds(bytes)?)).collect::<Option<_>>()?;
+        Some(Times { algorithm: kind.name().into(), bytes: BYTES.into(), us })
+    };
+    CANDIDATES.iter().filter_map(of).collect()
 }
 
 /// A table of bytes in f32.
@@ -268,8 +282,15 @@ impl Averaging {
         let network = network.cloned().unwrap_or_else(|| flat(between));
         tuning.parameters.between =
             Level { latency_us: 1e6 * network.latency, gb_per_s: 1e-9 * network.of_node() };
-        let selection = Selection::new(self.selection.kind(), config.wire, &Nodes::of(world), &tuning)?;
+        let (nodes, chooses) = (Nodes::of(world), self.selection.kind() == AllreduceKind::Auto);
+        let is_given = network != flat(between);
         let ranks = Machine::of(network, world, tuning.parameters);
+        // Nodes' own links, which the cost model knows, may be the widest of a network.
+        let mut priced = tuning.clone();
+        if is_given && chooses {
+            (priced.measured, priced.machine.ranks) = (times_on(&ranks), nodes.describe());
+        }
+        let selection = Selection::new(self.selection.kind(), config.wire, &nodes, &priced)?;
         let ranks = if self.is_measured_on_host() { ranks.in_chunks() } else { ranks };
         let (threads, on_device, is_elsewhere) = (self.threads, self.on_device, true);
         let averages = Averages { selection, tuning, threads, on_device, ranks, is_elsewhere };
@@ -684,6 +705,31 @@ mod tests {
         assert_eq!([rate(auto, 3, 1, "measured"), rate(ring, 3, 1, "measured")], [0.5e9; 2]);
         let unknown = [rate(auto, 1, 2, "measured"), rate(auto, 2, 2, ""), rate(ring, 2, 2, "measured")];
         assert_eq!(unknown, [f64::INFINITY; 3]);
+    }
+
+    /// On Alps the four links of a node are wider than that of its switch: by the nodes' own links alone halving and
+    /// doubling would be the fastest for long ranges. What is chosen may take longer by what makes a choice clear.
+    #[test]
+    fn what_is_chosen_for_a_network_is_the_fastest_on_its_links() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/jobs/networks/alps.toml");
+        let network = Interconnect::read(std::path::Path::new(path)).unwrap();
+        let there = Topology::of_nodes(8, 4);
+        let here = averaging(AllreduceKind::Auto, &Topology::of_nodes(1, 4), Tuning::built_in());
+        let moved = here.elsewhere(&there, &Config::on("digits"), Some(&network)).unwrap();
+        for bytes in [1 << 13, 1 << 18, 36 << 20] {
+            let cuts = Cuts::even(&(0..bytes / 4), 32);
+            let seconds = |kind| {
+                let course = Course::sum(kind, Share::All, &cuts, Wire::F32, &moved.ranks);
+                course.map_or(f64::INFINITY, |course| course.seconds(&moved.ranks))
+            };
+            let chosen = moved.selection.choose(bytes, true).kind;
+            let all = CANDIDATES.iter().filter(|kind| **kind != AllreduceKind::Shm);
+            let least = all.map(|&kind| seconds(kind)).fold(f64::INFINITY, f64::min);
+            assert!(seconds(chosen) <= least / 0.9, "{bytes}: {chosen:?} {} {least}", seconds(chosen));
+        }
+        assert_eq!(moved.selection.choose(36 << 20, true).kind, AllreduceKind::HIERARCHICAL);
+        let by_nodes = Selection::new(AllreduceKind::Auto, Wire::F32, &Nodes::of(&there), &moved.tuning);
+        assert_eq!(by_nodes.unwrap().choose(36 << 20, true).kind, AllreduceKind::HALVING_DOUBLING);
     }
 
     /// A run does not know what steps will be measured to take. What is predicted of it has its buckets all the same:

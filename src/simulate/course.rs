@@ -157,7 +157,11 @@ impl Course {
         let of = |elements| {
             machine.paced((steps, self.wire, elements), &Cuts::even(&(0..elements), machine.ranks()))
         };
-        let [least, most] = [below, 4 * below].map(of);
+        let least = of(below);
+        if elements == below {
+            return least;
+        }
+        let most = of(4 * below);
         least + (most - least) * (elements - below) as f64 / (3 * below) as f64
     }
 

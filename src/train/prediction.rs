@@ -12,7 +12,7 @@ use super::planner;
 use super::plans::{ADDING, Plans, most_classes, per_byte, step_seconds};
 use super::simgrid;
 use crate::comm::Topology;
-use crate::config::{Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
+use crate::config::{AllreduceKind, Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files;
@@ -551,13 +551,20 @@ fn table(rows: &[Row]) -> String {
 /// What the numbers rest on, and what they cannot know.
 fn described(config: &Config, averaging: &Averaging) -> String {
     let network = averaging.machine().map_or(String::new(), |machine| machine.network.describe());
+    let chooses =
+        match (config.allreduce, config.prediction.as_ref().and_then(|asked| asked.network.as_ref())) {
+            (AllreduceKind::Auto, Some(_)) => {
+                "--allreduce auto chooses as after dltrain bench autotune on such nodes\n"
+            }
+            _ => "",
+        };
     let computes = match config.plan.roofline {
         Some((flops, bytes)) => format!("{:.1} TFLOP/s and {:.0} GB/s as given", flops / 1e12, bytes / 1e9),
         None => format!("rates {}", averaging.source()),
     };
     format!(
         "predicted: {}; ranks compute at {computes}; network {network}\n\
-         {}It cannot know: other jobs on the network, slow nodes (--jitter shows some), images that come late.\n",
+         {chooses}{}It cannot know: other jobs on the network, slow nodes (--jitter shows some), images that come late.\n",
         shared_by(config),
         averaging.doubts(),
     )

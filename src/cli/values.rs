@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 
 use dltrain::model;
 
-/// The name of a network, of which shells know the list, or an ONNX file.
+/// The name of a network, of which shells know the list, or one by its numbers, or an ONNX file.
 #[derive(Clone)]
 pub struct NetworkName;
 
@@ -20,8 +20,8 @@ impl TypedValueParser for NetworkName {
         arg: Option<&Arg>,
         value: &OsStr,
     ) -> std::result::Result<String, clap::Error> {
-        match value.to_str().filter(|text| model::is_file(text)) {
-            Some(file) => Ok(file.into()),
+        match value.to_str().filter(|text| model::is_file(text) || model::is_by_numbers(text)) {
+            Some(other) => Ok(other.into()),
             None => PossibleValuesParser::new(model::names()).parse_ref(command, arg, value),
         }
     }

@@ -48,12 +48,15 @@ pub struct Model {
 }
 
 type LayersFn = fn(&mut Builder, TensorId, usize) -> Result<TensorId>;
+type SizedLayersFn = fn(&mut Builder, TensorId, usize, [usize; 2]) -> Result<TensorId>;
 
 /// What describes the layers of a model to a builder.
 #[derive(Clone)]
 enum Layers {
     /// A function that takes the images and the number of classes, and gives the logits.
     Of(LayersFn),
+    /// One that is also told how deep and how wide they are, and the name where it says so.
+    Sized(SizedLayersFn, [usize; 2], Option<Arc<str>>),
     /// An ONNX file.
     In(Arc<onnx::OnnxFile>),
 }
@@ -115,6 +118,11 @@ pub fn is_file(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
 }
 
+/// Whether it means a network of the zoo by its numbers.
+pub fn is_by_numbers(name: &str) -> bool {
+    name.starts_with(unet::BY_NUMBERS)
+}
+
 /// The model of this name, or that of the file of this path.
 ///
 /// # Errors
@@ -135,6 +143,9 @@ pub fn find_for(name: &str, loss: Option<&str>) -> Result<Model> {
         return Err(Error::usage(format!(
             "--loss output:{loss}: names an output of an ONNX file, and --model {name} is a network by name"
         )));
+    }
+    if let Some(numbers) = name.strip_prefix(unet::BY_NUMBERS) {
+        return unet::by_numbers(name, numbers);
     }
     all().find(|model| model.name == name).cloned().ok_or_else(|| {
         Error::usage(format!(
@@ -178,13 +189,17 @@ impl Model {
 
     /// As `--model` takes it; of a file its name without what is before and behind.
     pub fn name(&self) -> &str {
-        self.file().map_or(self.name, onnx::OnnxFile::label)
+        match &self.layers {
+            Layers::In(file) => file.label(),
+            Layers::Sized(_, _, Some(name)) => name,
+            Layers::Of(_) | Layers::Sized(..) => self.name,
+        }
     }
 
     /// The file that it is from; `None` for one of the zoo.
     pub fn file(&self) -> Option<&onnx::OnnxFile> {
         match &self.layers {
-            Layers::Of(_) => None,
+            Layers::Of(_) | Layers::Sized(..) => None,
             Layers::In(file) => Some(file),
         }
     }
@@ -244,6 +259,7 @@ impl Model {
         }
         let logits = match &self.layers {
             Layers::Of(layers) => layers(&mut net, images, classes)?,
+            Layers::Sized(layers, size, _) => layers(&mut net, images, classes, *size)?,
             Layers::In(file) => file.layers(&mut net, images, classes)?,
         };
         Ok(net.finish(logits))
@@ -306,6 +322,28 @@ mod tests {
             let graph = model.build(2, model.image, model.classes).unwrap();
             assert_eq!(graph.parameter_count(), count, "{name}");
             assert_eq!(graph.simplify().parameter_count(), count, "{name} simplified");
+        }
+    }
+
+    #[test]
+    fn a_unet_has_the_depth_and_width_of_its_numbers() {
+        let count = |name: &str| {
+            let model = find(name).unwrap();
+            model.build(2, model.image, model.classes).unwrap().parameter_count()
+        };
+        assert_eq!(count("unet:depth=4,width=64"), count("unet"));
+        assert_eq!([count("unet:width=16,depth=3"), count("unet:depth=4")], [482_754, 31_037_698]);
+        // Of its convolutions 3·9·8 + 8·9·8, then 8·9·16 + 16·9·16, back 16·4·8 + 8, 16·9·8 + 8·9·8 and 2·8 + 2; two
+        // numbers of each normalisation.
+        assert_eq!(count("unet:depth=1,width=8"), 792 + 3456 + 520 + 1728 + 18 + 2 * (4 * 8 + 2 * 16));
+        for (name, said) in [
+            ("unet:", "depth=4,width=64"),
+            ("unet:deep=4", "depth=4,width=64"),
+            ("unet:depth=0", "depth from 1 to 8"),
+            ("unet:width=4097", "width from 1 to 4096"),
+        ] {
+            let error = find(name).err().unwrap();
+            assert!(error.message.contains(name) && error.message.contains(said), "{error}");
         }
     }
 

@@ -3,23 +3,50 @@
 //! convolutions on the way up. Names are those of the implementation that is used most (milesial's), first values
 //! PyTorch's.
 
-use super::{Layers, LayersFn, Model};
-use crate::error::Result;
+use super::{Layers, Model};
+use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, Builder, Conv, Pool, SampleShape, TensorId};
 
-pub const UNET: Model = model(
-    "unet",
-    "4 times half the size, 64 to 1024 channels: 31,037,698 parameters",
-    [3, 256, 256],
-    |net, x, classes| unet(net, x, classes, [4, 64]),
-);
+pub const UNET: Model =
+    model("unet", "4 times half the size, 64 to 1024 channels: 31,037,698 parameters", [3, 256, 256], USUAL);
 
 pub const UNET_SMALL: Model = model(
     "unet_small",
     "3 times half the size, 16 to 128 channels: 482,754 parameters",
     [3, 128, 128],
-    |net, x, classes| unet(net, x, classes, [3, 16]),
+    [3, 16],
 );
+
+/// How often images become half as large in `unet`, and how many channels it has at first.
+const USUAL: [usize; 2] = [4, 64];
+
+/// What the name of one begins with whose numbers are said.
+pub const BY_NUMBERS: &str = "unet:";
+
+/// The one of `unet:depth=4,width=64`, of which either may lack.
+///
+/// # Errors
+/// `Usage`, with what such names are.
+pub fn by_numbers(name: &str, numbers: &str) -> Result<Model> {
+    const LARGEST: [usize; 2] = [8, 4096];
+    let mut size = USUAL;
+    for word in numbers.split(',') {
+        let known = word.split_once('=').and_then(|(key, number)| {
+            let place = ["depth", "width"].iter().position(|of| *of == key)?;
+            let fits = |number: &usize| (1..=LARGEST[place]).contains(number);
+            Some((place, number.parse().ok().filter(fits)?))
+        });
+        let Some((place, number)) = known else {
+            return Err(Error::usage(format!(
+                "--model {name}: {word:?} is neither a depth from 1 to {} nor a width from 1 to {}; such names are \
+                 {BY_NUMBERS}depth=4,width=64: how often images become half as large, and channels at first",
+                LARGEST[0], LARGEST[1]
+            )));
+        };
+        size[place] = number;
+    }
+    Ok(Model { layers: Layers::Sized(unet, size, Some(name.into())), ..UNET })
+}
 
 /// Çiçek, Abdulkadir, Lienkamp, Brox, Ronneberger, "3D U-Net: learning dense volumetric segmentation from sparse
 /// annotation", 2016.
@@ -31,8 +58,14 @@ pub const UNET3D: Model = Model {
     layers: Layers::Of(unet3d),
 };
 
-const fn model(name: &'static str, about: &'static str, image: [usize; 3], layers: LayersFn) -> Model {
-    Model { name, about, image: SampleShape::image(image), classes: 2, layers: Layers::Of(layers) }
+const fn model(name: &'static str, about: &'static str, image: [usize; 3], size: [usize; 2]) -> Model {
+    Model {
+        name,
+        about,
+        image: SampleShape::image(image),
+        classes: 2,
+        layers: Layers::Sized(unet, size, None),
+    }
 }
 
 /// So many times to half the size and twice the channels, of which there are `width` at first; then the way back,

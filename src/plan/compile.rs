@@ -72,9 +72,10 @@ impl Compiled {
             let forward = node.forward.map(|id| kernels[id.0].as_ref());
             let request =
                 KernelRequest { op: &node.op, inputs: &inputs, outputs: &outputs, forward, training: trains };
-            let kernel = device
-                .compile(&request)
-                .map_err(|e| e.context(format!("layer {} ({})", node.name, node.op.name())))?;
+            let kernel = device.compile(&request).map_err(|e| {
+                let read = inputs.first().map(|(spec, _)| spec);
+                e.context(format!("layer {} ({})", node.name, node.op.name_of(read)))
+            })?;
             for (id, layout) in node.outputs.iter().zip(kernel.outputs()) {
                 layouts[id.0] = Some(layout.clone());
             }

@@ -227,7 +227,7 @@ impl Plan {
             out,
             "{:<21} {:<24} {shape:<18} {:>11} {:>10}  {}",
             node.name,
-            node.op.name(),
+            node.op.name_of(node.inputs.first().map(|id| &self.graph.tensor(*id).spec)),
             group(parameters),
             flops(self.graph.cost(NodeId(id.0)).flops),
             step.kernel.implementation(),

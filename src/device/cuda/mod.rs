@@ -251,7 +251,8 @@ impl Device for Cuda {
 
     fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>> {
         let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
-        let subject = || format!("{} of {}", request.op.name(), shapes.join(" and "));
+        let op = request.op.name_of(request.inputs.first().map(|(spec, _)| spec));
+        let subject = || format!("{op} of {}", shapes.join(" and "));
         self.kernel(request).map(|kernel| Box::new(kernel) as _).map_err(|e| e.context(subject()))
     }
 

@@ -190,7 +190,8 @@ impl Cpu {
 /// "conv2d of 128×1×28×28 and 32×1×3×3": what failed.
 fn subject(request: &KernelRequest) -> String {
     let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
-    format!("{} of {}", request.op.name(), shapes.join(" and "))
+    let op = request.op.name_of(request.inputs.first().map(|(spec, _)| spec));
+    format!("{op} of {}", shapes.join(" and "))
 }
 
 impl Device for Cpu {

@@ -35,7 +35,7 @@ pub use pool::{Pool, adaptive_window};
 pub use resize::{Interpolation, Resize, ResizeCoordinates};
 
 use super::differentiate::BackwardPass;
-use super::{Halo, Node, NodeId, Rows, TensorId, Trade};
+use super::{Halo, Node, NodeId, Rows, Spec, TensorId, Trade};
 
 /// An op of the graph: one of a forward pass, which differentiation and files know, of a backward pass, or several in
 /// one. The comment shows inputs → outputs with their shapes.
@@ -235,6 +235,14 @@ impl Op {
     /// The name shown in tables.
     pub fn name(&self) -> &'static str {
         self.row().0
+    }
+
+    /// The same in a message of what it reads first: a convolution of cubes may have a kernel without depth.
+    pub fn name_of(&self, input: Option<&Spec>) -> String {
+        match input {
+            Some(spec) if spec.shape.rank() == 5 => self.name().replace("conv2d", "conv3d"),
+            _ => self.name().into(),
+        }
     }
 
     /// Whether it gives losses of scores, its first operand: where gradients begin.

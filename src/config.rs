@@ -494,6 +494,11 @@ impl Config {
         self.strategy.computing(ranks / self.stages())
     }
 
+    /// Among how many ranks samples are cut in a test: pictures are tested as a whole, and so is what is predicted.
+    pub fn test_parts(&self) -> usize {
+        if self.fields.are_given() && self.predict.is_none() { self.spatial } else { 1 }
+    }
+
     /// How so many ranks come together that have parameters of their own; `None` where all have the same.
     pub fn relaxed(&self, ranks: usize) -> Option<Relaxed> {
         self.strategy.relaxed(&self.outer, ranks)

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+use rayon::iter::{ParallelBridge, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::sample::{DecodeBuffers, Samples};
@@ -259,7 +259,8 @@ impl<O: Order> Reader<O> {
                 let Ok(mut parcel) = waiting.recv() else { return };
                 (parcel.number, parcel.count) = (number, chosen.count);
                 let places: Vec<_> = job.places(&chosen, &mut parcel.batch).collect();
-                let places = places.into_par_iter().with_max_len(1);
+                // In their order, in which chunks of files serve several samples.
+                let places = places.into_iter().par_bridge();
                 pool.install(|| {
                     places.for_each(|(index, image, label)| {
                         *label = job.read(chosen.epoch, index as usize, image);
@@ -301,8 +302,11 @@ struct Preparer {
 }
 
 impl Preparer {
+    /// Numbers of an image; of an array those of the rows that are kept, since nothing else of it is read.
     fn size(&self) -> usize {
-        self.samples.sample().iter().product()
+        let (image, samples) = (self.samples.sample(), &self.samples);
+        let whole = image.iter().product::<usize>();
+        if samples.fields().is_some() { whole / image[1] * samples.rows().len() } else { whole }
     }
 
     /// Where each of the images goes, with its label.
@@ -330,14 +334,7 @@ impl Preparer {
     /// Moves the rows that are kept of images (C,H,W) to the beginning, one behind the other.
     fn keep_rows(&self, images: &mut [f32]) {
         let ([_, height, width], rows) = (self.samples.sample(), self.samples.rows());
-        if rows.len() == height {
-            return;
-        }
-        if self.samples.fields().is_some() {
-            // Nothing else of them was read.
-            let (whole, kept) = (self.size(), self.size() / height * rows.len());
-            (0..images.len() / whole)
-                .for_each(|index| images.copy_within(index * whole..index * whole + kept, index * kept));
+        if rows.len() == height || self.samples.fields().is_some() {
             return;
         }
         let (plane, kept) = (height * width, rows.len() * width);

@@ -284,7 +284,8 @@ impl InFlight for Edges {
     }
 }
 
-/// The edges of a plan that runs from its first step to its last, one batch after the other: an evaluation.
+/// The edges of a plan that runs from its first step to its last, one batch after the other: an evaluation. Trades of
+/// rows are over when the next step begins.
 pub struct Relay {
     edges: Edges,
     /// For each edge the step behind which it leaves or before which it is there, and whether it leaves.
@@ -294,7 +295,11 @@ pub struct Relay {
 impl Relay {
     /// `edges` are those of the plan, in its order.
     pub fn new(edges: Edges, plan: &Plan) -> Relay {
-        Relay { edges, steps: plan.edges.iter().map(|edge| (edge.step, edge.sends)).collect() }
+        let steps = match edges.are_trades {
+            true => plan.trades().iter().map(|trading| (trading.step, true)).collect(),
+            false => plan.edges.iter().map(|edge| (edge.step, edge.sends)).collect(),
+        };
+        Relay { edges, steps }
     }
 
     /// A batch begins: what left of the one before has been taken, and this one's may come.
@@ -321,6 +326,9 @@ impl Relay {
     pub fn after(&mut self, step: usize, device: &dyn Device) -> Result<()> {
         for index in (0..self.steps.len()).filter(|&index| self.steps[index] == (step, true)) {
             self.edges.start(index, device)?;
+            if self.edges.are_trades {
+                self.edges.wait(index, device)?;
+            }
         }
         self.edges.progress(device).map(|_| ())
     }

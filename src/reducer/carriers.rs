@@ -1,6 +1,5 @@
 //! What carries out the transfers of a script, made of collectives for what lies where.
 
-use std::ops::Range;
 use std::rc::Rc;
 
 use super::averaging::Averaging;
@@ -94,11 +93,7 @@ impl Carrying<'_> {
         let exchanges = program.map_or(Ok(None), |program| exchanges(self.peers, device, program))?;
         let edges = match script.mesh.is_cut() {
             true => Some(edges(job, device, places.arena, Link::of_script(script))?),
-            false if self.config.spatial > 1 => {
-                let (links, trades) = self.trades();
-                Some(edges(job, device, places.arena, links)?.in_trades(trades))
-            }
-            false => None,
+            false => trades(job, device, places.arena, self.plan)?,
         };
         let carriers = Carriers {
             sums,
@@ -274,19 +269,6 @@ impl Carrying<'_> {
         Ok((Box::new(compressed), Some(account)))
     }
 
-    /// Messages of rows between ranks of a group, and which of them belong together.
-    fn trades(&self) -> (Vec<Link>, Vec<Range<usize>>) {
-        let (mut links, mut trades) = (Vec::new(), Vec::new());
-        let parts = self.config.spatial;
-        let first = self.world.rank() / parts * parts;
-        for trading in self.plan.trades() {
-            let start = links.len();
-            links.extend(Link::of_trade(&trading, |place| first + place));
-            trades.push(start..links.len());
-        }
-        (links, trades)
-    }
-
     /// These sums, and where layers are split those of their gradients, between the ranks with the same parts: by
     /// messages, since those of a node may have others.
     fn beside_split(&self, sums: Box<dyn Collective>, places: &Places) -> Result<Box<dyn Collective>> {
@@ -319,6 +301,23 @@ pub fn edges(job: &World, device: &dyn Device, arena: &Memory, links: Vec<Link>)
     };
     let edges = Edges::new(job, links, job.agree(memory)?);
     job.agree(edges)
+}
+
+/// What carries rows of images between the ranks of a group behind the steps of a plan, if any: out of its arena and
+/// into it. Collective.
+///
+/// # Errors
+/// The same on every rank: memory lacks.
+pub fn trades(job: &World, device: &dyn Device, arena: &Memory, plan: &Plan) -> Result<Option<Edges>> {
+    let Some(rows) = plan.graph.rows else { return Ok(None) };
+    let first = job.rank() / rows.parts * rows.parts;
+    let (mut links, mut trades) = (Vec::new(), Vec::new());
+    for trading in plan.trades() {
+        let start = links.len();
+        links.extend(Link::of_trade(&trading, |place| first + place));
+        trades.push(start..links.len());
+    }
+    Ok(Some(edges(job, device, arena, links)?.in_trades(trades)))
 }
 
 /// The tail of gradients.

@@ -13,7 +13,7 @@ mod recipe;
 mod sharing;
 
 pub use averaging::{Averaging, Expected, Setting, StepTimes};
-pub use carriers::{Carrying, Places, Pushes, edges, exchanges};
+pub use carriers::{Carrying, Places, Pushes, edges, exchanges, trades};
 pub use sharing::{
     Gradients, ParameterMemory, Sharing, Travelling, beside_parameters, codes_on_device, expected_owners,
     largest_share, nodes, seats, share_of, shares_gradients, turns, windows_apart,

@@ -26,7 +26,7 @@ use crate::fusion::{Fusion, Link, Relay};
 use crate::graph::{DType, Graph};
 use crate::optim::LossScaler;
 use crate::plan::{Action, Axis, Gathered, Manner, Plan, Program, Script, TAIL, TransferId, Window};
-use crate::reducer::{Averaging, Carrying, Pushes, edges, exchanges};
+use crate::reducer::{Averaging, Carrying, Pushes, edges, exchanges, trades};
 
 /// What everything is made of. All of it is collective, and fails on every rank alike.
 pub struct Assembly<'a> {
@@ -142,7 +142,10 @@ impl Assembly<'_> {
         let exchanges =
             program.as_ref().map_or(Ok(None), |program| exchanges(self.peers, self.device, program))?;
         let relay = match self.groups.mesh.is_cut() {
-            false => None,
+            false => {
+                let trades = trades(&self.groups.job, self.device, &memories.regions.arena, plan)?;
+                trades.map(|edges| Relay::new(edges, plan))
+            }
             true => {
                 let links = Link::of_plan(plan, |stage| self.groups.beside(stage));
                 let edges = edges(&self.groups.job, self.device, &memories.regions.arena, links)?;
@@ -162,13 +165,16 @@ impl Assembly<'_> {
     }
 
     fn empty_batch(&self, graph: &Graph) -> Batch {
-        // Images are read whole, whatever rows of them the network of this rank has.
+        // Images are read whole, whatever rows of them the network of this rank has; of arrays nothing else is read.
         let (batch, values) = (self.config.batch, graph.image().elements());
         let target = &graph.tensor(graph.labels).spec;
         match (graph.tensor(graph.images).spec.dtype, target.dtype) {
             (DType::U8, _) => Batch::of_pixels(batch, values),
             (_, DType::I32) => Batch::new(batch, values),
-            _ => Batch::new(batch, values).with_targets(target.shape.elements() / batch),
+            _ => {
+                let own = graph.tensor(graph.images).spec.shape.elements() / batch;
+                Batch::new(batch, own).with_targets(target.shape.elements() / batch)
+            }
         }
     }
 

@@ -170,8 +170,8 @@ impl Needs<'_> {
         let of_host = of_host + (if evaluate { 2 } else { 1 }) + read_ahead;
         ledger.on_device(MemoryKind::Input, of_device * sizes.inputs);
         ledger.on_host(MemoryKind::Input, of_host * sizes.inputs);
-        // Batches have room for whole images, of which rows are kept.
-        if plan.graph.rows.is_some() && !evaluate {
+        // Batches have room for whole images, of which rows are kept; of arrays nothing else is read.
+        if plan.graph.rows.is_some() && !evaluate && !config.fields.are_given() {
             let read = 4 * config.batch * plan.graph.image().elements();
             ledger.on_host(MemoryKind::Allreduce, read.saturating_sub(plan.sizes.inputs) * (1 + read_ahead));
         }

@@ -227,13 +227,14 @@ impl Network {
     /// As for `training`.
     pub fn evaluation(&self, batch: usize) -> Result<Graph> {
         let graph = self.model.build_to_test(batch, self.image, self.classes)?;
-        let graph = self.compact(self.forward(graph)?.for_evaluation()).within_limits();
-        let graph = graph.map_err(|error| match self.rows {
-            [1, _] => error,
-            _ => error.context(
-                "a test, which takes whole samples with --spatial too (give no --test-data; pack computed universes)",
-            ),
-        })?;
+        let graph = self.compact(self.forward(graph)?.for_evaluation());
+        let graph = match self.rows {
+            // Images are tested as a whole, and looked at so.
+            [parts, place] if parts > 1 && self.objective.is_some() && !self.predicts => {
+                graph.split_rows(parts, place).within_limits()?.trade_rows()
+            }
+            _ => graph.within_limits()?,
+        };
         let graph = self.split(graph, batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
@@ -253,7 +254,7 @@ impl Network {
     /// As for `training`.
     pub fn target_rows(&self) -> Result<Option<Range<usize>>> {
         match self.objective.as_ref().filter(|_| self.rows[0] > 1) {
-            Some(_) => Ok(self.learning(1)?.target_rows().map(|rows| rows.own())),
+            Some(_) => Ok(self.evaluation(1)?.target_rows().map(|rows| rows.own())),
             None => Ok(None),
         }
     }

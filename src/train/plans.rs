@@ -112,7 +112,13 @@ impl Plans {
         world: &Topology,
     ) -> Result<Plans> {
         let options = Options::whole(config.buckets.fusion_threshold().unwrap_or(usize::MAX));
-        let training = plan::plan(network.evaluation(config.batch)?, device, &options)?;
+        let of = |network: &Network| Compiled::new(network.evaluation(config.batch)?, device, None);
+        let compiled = of(network)?;
+        let compiled = match network.of_first_place() {
+            Some(first) => compiled.keeping(&of(&first)?),
+            None => compiled,
+        };
+        let training = compiled.plan(device, &options)?;
         let needs = Needs { world, config, averaging, device, evaluate: false };
         let ledger = needs.ledger(&training, &training.sizes);
         let (sizes, stages, others) = (training.sizes, options.stage.stages.clone(), Vec::new());

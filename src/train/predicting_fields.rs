@@ -4,7 +4,7 @@ use super::evaluate::Evaluator;
 use super::stop::Watch;
 use super::testing;
 use crate::comm::World;
-use crate::config::Predict;
+use crate::config::{Loss, Predict};
 use crate::data::{Dataset, FieldSet, Sharding};
 use crate::device::Device;
 use crate::device::memory::bytes_of_mut;
@@ -18,8 +18,8 @@ pub struct FieldQuestion<'a> {
     pub set: &'a FieldSet,
     /// The axes of what the network gives of a sample.
     pub shape: Vec<usize>,
-    /// Whether these are scores of classes.
-    pub of_classes: bool,
+    /// By what it was trained, where that is said.
+    pub loss: Option<Loss>,
 }
 
 impl FieldQuestion<'_> {
@@ -40,7 +40,8 @@ impl FieldQuestion<'_> {
         let path = world.agree(path)?;
         let create = || -> Result<Option<FieldPredictions>> {
             let origin = self.origin()?;
-            FieldPredictions::create(path, &origin, &self.shape, self.of_classes).map(Some)
+            let of_classes = self.loss.is_some_and(Loss::is_of_classes);
+            FieldPredictions::create(path, &origin, &self.shape, of_classes).map(Some)
         };
         let mut file = world.agree(if world.is_first() { create() } else { Ok(None) })?;
         let each = self.shape.iter().product::<usize>().max(1);
@@ -53,6 +54,10 @@ impl FieldQuestion<'_> {
             }
             let places = self.sharding.test(number, samples).len();
             let own = &mut outputs[..places * each];
+            // The shares that the loss compares with the target's.
+            if self.loss == Some(Loss::Bce) {
+                own.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()));
+            }
             own.chunks_exact_mut(each).for_each(|output| self.set.unscale(output));
             // Each output with its target behind it.
             let mut both = Vec::with_capacity(places * (each + goal));

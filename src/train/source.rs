@@ -199,11 +199,33 @@ pub fn sharding(world: &World, config: &Config) -> Sharding {
 
 /// The same of images to train with: ranks that share images read the same ones.
 pub fn training_sharding(world: &World, config: &Config) -> Sharding {
-    let whole = sharding(world, config);
-    Sharding { ranks: whole.ranks / config.spatial, rank: whole.rank / config.spatial, ..whole }
+    shared_by(config.spatial, sharding(world, config))
 }
 
-/// The rows of each image that this rank trains with.
+fn shared_by(parts: usize, whole: Sharding) -> Sharding {
+    Sharding { ranks: whole.ranks / parts, rank: whole.rank / parts, ..whole }
+}
+
+/// What reads the test set: the rows of arrays that this rank has of each, or whole pictures.
+///
+/// # Errors
+/// As for `Network::target_rows`.
+pub fn test_loader(
+    world: &World,
+    config: &Config,
+    network: &Network,
+    samples: Samples,
+    reading: Reading,
+) -> Result<TestLoader> {
+    let parts = config.test_parts();
+    let samples = match parts {
+        1 => samples,
+        _ => samples.cut(rows(world, config, network)).cut_targets(network.target_rows()?),
+    };
+    Ok(TestLoader::new(samples, shared_by(parts, sharding(world, config)), reading))
+}
+
+/// The rows of each image that this rank has.
 fn rows(world: &World, config: &Config, network: &Network) -> Range<usize> {
     let [parts, place] = [config.spatial, world.rank() % config.spatial];
     Rows { height: network.image[1], parts, place }.own()
@@ -217,7 +239,7 @@ pub fn open_data(
     sets: Option<Sets>,
 ) -> Result<(Source, Option<TestLoader>)> {
     let world = &groups.data;
-    let (sharding, of_tests) = (training_sharding(world, config), sharding(world, config));
+    let sharding = training_sharding(world, config);
     let rows = rows(world, config, network);
     let Some(sets) = sets else {
         let set =
@@ -230,11 +252,12 @@ pub fn open_data(
         };
         return Ok((source, None));
     };
-    let serves = world.rank() >= of_tests.ranks || !groups.reads();
+    let serves = world.rank() >= config.strategy.computing(world.size()) || !groups.reads();
     let threads = if serves { 0 } else { config.input.loader_threads.unwrap_or(0) };
     let reading = world.agree(Reading::new(threads, config.input.strict))?;
     let training = sets.training.cut(rows).cut_targets(world.agree(network.target_rows())?);
     let loader = TrainingLoader::new(training, sharding, config.seed, reading.clone());
     let loader = world.agree(loader)?;
-    Ok((Source::Data(loader, sharding), sets.test.map(|test| TestLoader::new(test, of_tests, reading))))
+    let test = sets.test.map(|test| test_loader(world, config, network, test, reading)).transpose();
+    Ok((Source::Data(loader, sharding), world.agree(test)?))
 }

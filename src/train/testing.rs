@@ -8,13 +8,13 @@ use super::plans::Plans;
 use super::predicting::{self, Question};
 use super::predicting_fields::FieldQuestion;
 use super::setup::normalises;
-use super::source::{decided, open_sets, sharding};
+use super::source::{decided, open_sets, sharding, test_loader};
 use super::stop::{self, Watch};
 use super::weights::Start;
 use super::{Test, by_class, device, greatest, max_batch, owning};
 use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric};
-use crate::data::{Reading, Sets, TestLoader};
+use crate::data::{Reading, Sets};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::MemoryKind;
 use crate::record;
@@ -36,7 +36,8 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let samples =
         world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no samples to test with")))?;
     let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
-    let loader = TestLoader::new(samples.clone(), sharding(world, config), world.agree(reading)?);
+    let loader = test_loader(world, config, &network, samples.clone(), world.agree(reading)?);
+    let loader = world.agree(loader)?;
     comm::enter(RunPhase::Plan, 0);
     let (device, config) = device::open(world, config, threads)?;
     let config = &config;
@@ -71,8 +72,8 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     if let Some(wanted) = &config.predict {
         if let Some(set) = samples.fields() {
             let shape = world.agree(network.output())?;
-            let (sharding, of_classes) = (sharding(world, config), config.fields.is_of_classes());
-            let question = FieldQuestion { wanted, sharding, set, shape, of_classes };
+            let (sharding, loss) = (sharding(world, config), config.fields.loss());
+            let question = FieldQuestion { wanted, sharding, set, shape, loss };
             return question.answer(world, evaluator, &*device, watch);
         }
         let classes = predicting::class_names(start.as_ref(), &samples, classes);

@@ -401,7 +401,7 @@ impl RowSplit {
             Op::Add { .. } => node.inputs.iter().all(is_cut),
             Op::Concat { axis } => axes >= 4 && axis != 2 && node.inputs.iter().all(is_cut),
             Op::Slice { axis, .. } | Op::Pad { axis, .. } => axes >= 4 && axis != 2,
-            Op::BatchNorm(_) => true,
+            Op::BatchNorm(_) | Op::BatchNormInference(_) => true,
             Op::Binary(_) => keeps_height() && node.inputs.iter().all(|id| is_cut(id) || has_no_rows(id)),
             Op::Sum { .. } | Op::Expand { .. } => keeps_height(),
             _ => false,

@@ -1,11 +1,12 @@
 //! Which arrays a network learns from, and what it is compared by.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::objective::{Loss, Metric, NamedLoss, Objective};
+use super::objective::{Loss, Metric, Named, NamedLoss, Objective};
 use super::values::{number, without_flags};
 use crate::error::{Error, Result};
 
@@ -39,13 +40,11 @@ pub struct FieldOptions {
     /// Files to test on, as for --data.
     #[arg(long, value_name = "PATH")]
     pub test_data: Option<PathBuf>,
-    /// By what output and target are compared: cross-entropy, bce, mse, mae, huber; or output:NAME, an output of an
-    /// ONNX file that is the loss.
-    #[arg(long, value_name = "NAME")]
+    /// By what output and target are compared; or output:NAME, an output of an ONNX file that is the loss.
+    #[arg(long, value_name = "NAME", value_parser = Named::<Loss, _>::new(NamedLoss::from_str))]
     pub loss: Option<NamedLoss>,
-    /// What is shown of how good the network is: accuracy, top5, iou, mae, rmse, r2 or loss [default: accuracy, rmse or
-    /// mae, by the loss].
-    #[arg(long, value_name = "NAME", value_parser = Metric::named)]
+    /// What is shown of how good the network is [default: accuracy, rmse or mae, by the loss].
+    #[arg(long, value_name = "NAME", value_parser = Named::<Metric, _>::new(Metric::named))]
     pub metric: Option<Metric>,
     /// What the loss of a point is multiplied by, for each class.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number)]

@@ -1,8 +1,11 @@
 //! What a network of fields is trained by and shown by: the loss of its output and target, and a metric.
 
+use std::ffi::OsStr;
+use std::marker::PhantomData;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, Resettable, StyledStr, TypedValueParser};
 use serde::Serialize;
 
 /// By what the output of a network is compared with its target. The loss of a sample is the mean over all points of its
@@ -73,6 +76,42 @@ impl From<NamedLoss> for String {
     fn from(named: NamedLoss) -> String {
         let name = named.loss.to_possible_value().map(|value| value.get_name().to_string());
         name.unwrap_or_else(|| format!("output:{}", named.output.unwrap_or_default()))
+    }
+}
+
+/// Reads a value that is one of an enum, of which shells then know the names, or something else.
+#[derive(Clone)]
+pub struct Named<E, T> {
+    read: fn(&str) -> Result<T, String>,
+    of: PhantomData<fn() -> E>,
+}
+
+impl<E, T> Named<E, T> {
+    /// By this function.
+    pub fn new(read: fn(&str) -> Result<T, String>) -> Named<E, T> {
+        Named { read, of: PhantomData }
+    }
+}
+
+impl<E, T> TypedValueParser for Named<E, T>
+where
+    E: ValueEnum + 'static,
+    T: Clone + Send + Sync + 'static,
+{
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<T, clap::Error> {
+        self.read.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let names = E::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        Some(Box::new(names.map(|value| value.help(Resettable::<StyledStr>::Reset))))
     }
 }
 

@@ -92,6 +92,11 @@ impl Universe {
         self.edge
     }
 
+    /// One like it of another edge.
+    pub fn of_edge(&self, edge: usize) -> Universe {
+        Universe { edge, ..self.clone() }
+    }
+
     /// Bytes that computing the counts needs beside them.
     pub fn scratch(&self) -> usize {
         self.edge.pow(3) * size_of::<[f32; 2]>()

@@ -86,6 +86,8 @@ pub fn open(
         weights.map(|weights| (weights.whose, &weights.about.fields)).filter(|(_, of)| !of.is_empty());
     let (scales, whose) = match known {
         Some((whose, scales)) => (scales.clone(), format!("as {whose} expect them")),
+        // To compute universes takes minutes, and a dry run none.
+        None if config.plan.dry_run && set.universe().is_some() => (set.scales().to_vec(), String::new()),
         None => measured(world, &set)?,
     };
     let scaled = |set: FieldSet| set.scaled(&scales);
@@ -98,6 +100,9 @@ pub fn open(
     };
     let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
     said.extend(rescaled(&scales, &whose));
+    if whose.is_empty() && set.is_to_be_measured() {
+        said.push("rescaling: by universes that are computed when a run begins".into());
+    }
     let mut seconds = None;
     if purpose == "train" {
         let (line, tried) = world.agree(reading(world, config, &set))?;

@@ -290,6 +290,16 @@ fn a_report_draws_what_was_predicted_beside_what_is_true() {
     ] {
         assert!(html.contains(&part), "{part}");
     }
+    // With bce what is written and drawn is the share, not what its sigmoid is to be taken of.
+    let vector = ["predict", "--model", VECTOR, "--data", &test, "--input", "params", "--loss"];
+    let [logits, shares] = ["mse", "bce"].map(|loss| {
+        let to = place.text(&format!("{loss}.h5"));
+        run(1, &[&vector[..], &[loss, "--output", &to]].concat());
+        File::open(to).unwrap().dataset("output").unwrap().read_raw::<f32>().unwrap()
+    });
+    for (logit, share) in logits.iter().zip(&shares) {
+        assert!((1.0 / (1.0 + (-logit).exp()) - share).abs() < 1e-6, "{logit} {share}");
+    }
     assert_eq!(html.matches("data:image/png;base64").count(), 3 * 5);
     assert!(!html.contains("images/s"));
     let (done, error) = report(&[&bare]);
@@ -323,6 +333,17 @@ fn what_inspect_says_to_train_with_does_train() {
             file.close().unwrap();
         }
     }
+}
+
+/// A dry run reckons what computing a universe takes, which for 1024³ is half an hour and 8 GB, and needs none of it.
+#[test]
+fn a_dry_run_computes_no_large_universe() {
+    let flags = "--model mlp --classes 4 --data synthetic:universes:4:1024 --input full[3,0,w=0..8,c]:standard \
+                 --target unitPar[c] --loss mse --batch 2 --threads 1 --dry-run";
+    let said = run(1, &flags.split_whitespace().collect::<Vec<_>>());
+    assert!(said.contains("rescaling: by universes that are computed when a run begins"), "{said}");
+    let reading = said.lines().find(|line| line.starts_with("input: ")).expect(&said);
+    assert!(reading.contains("reading decides"), "{reading}");
 }
 
 /// Six universes: as they are computed by one rank, and as two ranks packed them.
@@ -402,9 +423,9 @@ fn cubes_by_planes_come_to_the_same_and_a_rank_reads_its_own() {
     let [model, data] = ["cubes.onnx", "data"].map(place);
     fs::create_dir(&data).unwrap();
     run(1, &["pack", &format!("synthetic:universes:{SAMPLES}:16"), &data]);
-    let fixed = "--input full[d,h,w,c]:log1p --target full[d,h,w,c]:log1p --loss mse --optimizer sgd --lr 0.01 \
-                 --threads 1 --batch 2";
-    let fixed: Vec<&str> = fixed.split_whitespace().chain(["--model", &model, "--data", &data]).collect();
+    let views = "--input full[d,h,w,c]:log1p --target full[d,h,w,c]:log1p --loss mse --threads 1 --batch 2";
+    let views: Vec<&str> = views.split_whitespace().chain(["--model", &model, "--data", &data]).collect();
+    let fixed = [&views[..], &["--test-data", &data, "--optimizer", "sgd", "--lr", "0.01"]].concat();
     let train = |parts: &str, epochs: &str| {
         let name = place(&format!("{parts}-{epochs}"));
         let count = r#""$0" "$@" || exit
@@ -412,17 +433,19 @@ fn cubes_by_planes_come_to_the_same_and_a_rank_reads_its_own() {
         let mut job = job::start(parts.parse().unwrap(), &["sh", "-c", count, job::DLTRAIN]);
         job.env("READ", &name).args(&fixed);
         job.args(["--spatial", parts, "--epochs", epochs, "--results", &format!("{name}.h5")]);
+        job.args(["--save-weights", &format!("{name}.safetensors")]);
         let done = job::finish(job);
         assert!(done.success, "{}", done.stderr);
         let read = |rank: u64| fs::read_to_string(format!("{name}.{rank}")).unwrap().trim().parse().unwrap();
         let read: Vec<u64> = (0..parts.parse().unwrap()).map(read).collect();
-        (series(Path::new(&format!("{name}.h5")), "steps/loss"), read)
+        let of = |of: &str| series(Path::new(&format!("{name}.h5")), of);
+        (["steps/loss", "epochs/test_loss", "epochs/test_rmse"].map(of).concat(), read)
     };
     let (whole, _) = train("1", "9");
     let (in_two, read) = train("2", "9");
     let (_, once) = train("2", "1");
-    // The array is the input and the target, and half of each is a rank's.
-    let half = 8 * SAMPLES * 16 * 16 * 16 * 4 * 2;
+    // The array is the input and the target, in training and in the test, and half of each is a rank's.
+    let half = 2 * 8 * SAMPLES * 16 * 16 * 16 * 4 * 2;
     for (nine, one) in read.iter().zip(once) {
         assert!(
             (nine - one).abs_diff(half) < half / 8,
@@ -431,8 +454,19 @@ fn cubes_by_planes_come_to_the_same_and_a_rank_reads_its_own() {
     }
     near(&in_two, &whole, "two slabs");
     near(&train("4", "9").0, &whole, "four slabs");
+    let weights = place("1-9.safetensors");
+    let tested = |ranks: usize, flags: &[&str]| {
+        let said = run(ranks, &[&["evaluate", "--init-from", &weights], &views[..], flags].concat());
+        let found = |name: &str| {
+            let (_, behind) = said.split_once(name).unwrap_or_else(|| panic!("{said}"));
+            behind.split([',', '\n']).next().unwrap().trim().parse::<f64>().unwrap()
+        };
+        ["test loss", "rmse"].map(found)
+    };
+    near(&tested(4, &["--spatial", "4"]), &tested(1, &[]), "evaluated by four slabs");
     let said = run(4, &[&fixed[..], &["--spatial", "4", "--dry-run"]].concat());
     assert!(said.contains("rows are gathered before pool2, which has 2 of them for 4 ranks"), "{said}");
+    assert!(said.contains("conv3d") && !said.contains("conv2d"), "{said}");
 }
 
 #[test]
@@ -555,6 +589,14 @@ fn ranks_may_have_other_paths_and_no_other_files() {
     assert!(done.success, "{}", done.stderr);
     let error = refused(&[(1, &on_a), (1, &on_c)]);
     assert!(error.contains("c.h5: has ") && error.contains("needs the same data"), "{error}");
+    // As long as the other, with one number of another run in it.
+    let stale = hdf5::File::append(&b).unwrap();
+    stale.dataset("heat").unwrap().write_slice(&[0.5f32], (3, 11, 9..)).unwrap();
+    stale.close().unwrap();
+    assert_eq!(fs::metadata(&a).unwrap().len(), fs::metadata(&b).unwrap().len());
+    let error = refused(&[(1, &on_a), (1, &on_b)]);
+    assert!(error.contains("b.h5: is as long as") && error.contains("needs the same data"), "{error}");
+    write(Path::new(&b), 0, 4);
     let tested = [&on_a[..], &["--test-data", &b]].concat();
     let error = refused(&[(1, &tested), (1, &on_b)]);
     assert!(error.contains("ranks differ in --test-data: given (rank 0"), "{error}");

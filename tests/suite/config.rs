@@ -195,7 +195,7 @@ fn completions_and_manual_pages_know_the_flags_and_the_exit_codes() {
     };
     for shell in ["bash", "zsh", "fish"] {
         let text = output(&["completions", shell]);
-        for word in ["lr-warmup", "autotune", "rmsprop-tf", "inception_v3"] {
+        for word in ["lr-warmup", "autotune", "rmsprop-tf", "inception_v3", "cross-entropy", "top5"] {
             assert!(text.contains(word), "{shell}: {word}");
         }
     }

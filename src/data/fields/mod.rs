@@ -21,7 +21,7 @@ use super::{Colours, Dataset, EvaluationCrop, FieldScale};
 use crate::comm::World;
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
-use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, ViewSamples, place_in};
+use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, Universe, ViewSamples, place_in};
 use crate::files::ChunkCache;
 use crate::graph::SampleShape;
 
@@ -194,6 +194,11 @@ impl FieldSet {
     pub fn telling_apart(self, classes: usize) -> FieldSet {
         let list = FieldList { classes: self.list.classes.map(|_| classes), ..FieldList::clone(&self.list) };
         FieldSet { list: Arc::new(list), ..self }
+    }
+
+    /// The first of them, where samples are computed.
+    pub fn universe(&self) -> Option<Universe> {
+        Universe::of(&self.files[0].path)
     }
 
     /// How many files there are.

@@ -66,6 +66,15 @@ impl FieldSet {
         const TRIED: usize = 8;
         /// Seconds after which no other is.
         const LONG: f64 = 1.0;
+        if let Some(computed) = self.computing() {
+            let count = orders.map(|order| order.len() as u64).sum::<u64>();
+            let of = |(bytes, used): (u64, u64)| [bytes, used].map(|each| each * count);
+            let arrays = self.files[0].arrays.iter().zip(&self.list.numbers);
+            let each = arrays
+                .map(|((array, _), &numbers)| (array.bytes(), (numbers * array.element.bytes()) as u64));
+            let [decoded, used] = of(each.fold((0, 0), |(a, b), (c, d)| (a + c, b + d)));
+            return Ok((Amount { read: 0, decoded, used }, computed));
+        }
         let (mut readers, mut alone) = (Vec::new(), vec![Amount::default(); self.list.fields.len()]);
         let mut sample = [vec![0.0; self.image.iter().product()], vec![0.0; self.target_len()]];
         let most = self.len().min(TRIED);
@@ -84,6 +93,17 @@ impl FieldSet {
         let (all, samples) = self.epoch(orders, &alone, tried as u64);
         let share = all.decoded as f64 / (decoded * samples as f64).max(1.0);
         Ok((all, seconds * if decoded > 0.0 { share.min(1.0) } else { 1.0 }))
+    }
+
+    /// Seconds in which a sample is computed that is too large to be tried, by those of a smaller one: Fourier's
+    /// transform of n numbers takes n·ln n.
+    fn computing(&self) -> Option<f64> {
+        const TRIED: usize = 32;
+        let universe = self.universe().filter(|universe| universe.edge() > TRIED)?;
+        let begun = Instant::now();
+        universe.of_edge(TRIED).counts();
+        let [edge, tried] = [universe.edge(), TRIED].map(|edge| edge as f64);
+        Some(begun.elapsed().as_secs_f64() * (edge / tried).powi(3) * edge.ln() / tried.ln())
     }
 
     /// What reading takes of all samples in these orders, where some took `alone`; and how many these are. Of long

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sums what Nsight Compute measured by kernel: kernels.py NCU.csv..., as `ncu --csv --log-file` writes them, each of
 other metrics of the same launches. Where there are two losses among the launches it is of the steps between them, and
-of one of these on average; else it ends with 1."""
+of one of these on average; else it ends with 1, and where files have their losses at other launches."""
 
 import collections
 import csv
@@ -20,9 +20,12 @@ def table(path):
     return list(csv.DictReader(lines[begin:]))
 
 
-def sums(rows):
+def losses_of(rows):
+    return sorted({int(row["ID"]) for row in rows if row["Kernel Name"].startswith("softmax_cross_entropy_f32")})
+
+
+def sums(rows, losses):
     """By kernel: launches, seconds, bytes of memory, warps' instructions."""
-    losses = sorted({int(row["ID"]) for row in rows if row["Kernel Name"].startswith("softmax_cross_entropy_f32")})
     steps = max(len(losses) - 1, 1)
     if len(losses) > 1:
         rows = [row for row in rows if losses[0] < int(row["ID"]) <= losses[-1]]
@@ -38,7 +41,12 @@ def sums(rows):
 
 
 def main():
-    kernels, steps, whole_steps = sums([row for path in sys.argv[1:] for row in table(path)])
+    tables = [table(path) for path in sys.argv[1:]]
+    losses = losses_of(tables[0])
+    for path, rows in zip(sys.argv[1:], tables):
+        if losses_of(rows) != losses:
+            raise SystemExit(f"kernels: losses at launches {losses_of(rows)} of {path}, {losses} of {sys.argv[1]}")
+    kernels, steps, whole_steps = sums([row for rows in tables for row in rows], losses)
     whole = sum(kernel[1] for kernel in kernels.values())
     launches = sum(len(kernel[0]) for kernel in kernels.values())
     what = f"a step, of {steps}" if whole_steps else "not a whole step"

@@ -16,6 +16,11 @@ use std::time::{Duration, Instant};
 const BROKEN: &str = r#"broken() { [[ " $BROKEN " == *" $1 "* ]]; }"#;
 /// Says what the program says. A step of resnet50 takes at least 1/8000 s an image by `bench layers`.
 const DLTRAIN: &str = r#"
+fails() { ! broken "$1" || { echo "$2" >&2; exit 1; }; }
+# In the log is every engine that does not run.
+[[ $DLTRAIN_LOG == *dltrain::device::cuda=debug* ]] || exit 1
+[[ "$*" != *"resnet50 "*"--precision bf16"* || $DLTRAIN_CUDNN_FUSION == 0 ]] ||
+    fails fused $'engine 5 of Forward bf16\n[1] debug dltrain::device::cuda: later'
 case "$DLTRAIN_CUDNN_FUSION $*" in
     *" info")
         broken driver && { echo "GPUs       none: no CUDA driver library (libcuda.so.1) on this machine"; exit; }
@@ -37,15 +42,13 @@ if [ "$RANKS" = 2 ] && [[ "$*" == *resnet50* && "$*" != *"--batch 256 "* ]]; the
     echo "of other shapes all engines are chosen again" >&2
     exit 1
 fi
-fails() { ! broken "$1" || { echo "$2" >&2; exit 1; }; }
 fails driver "dltrain: --device cuda: no CUDA driver library (libcuda.so.1) on this machine. Install one"
 [ -n "$DLTRAIN_CUDA_GRAPH" ] || fails graphs "cuGraphLaunch failed with code 901"
 [[ "$*" != *"--precision bf16"* || $DLTRAIN_CUDNN_FUSION == 0 ]] || fails halves "engine 3 of Forward bf16"
 [[ "$*" != *"--precision bf16"* ]] || fails all-halves "engine 4 of Forward bf16"
-[[ "$*" != *"resnet50 "*"--precision bf16"*--steps\ 40* || $DLTRAIN_CUDNN_FUSION == 0 ]] ||
-    fails fused $'engine 5 of Forward bf16\n[1] debug dltrain::device::cuda: later'
 [[ "$*" != *"resnet50 "*" f16 "* || $DLTRAIN_CUDNN_FUSION == 0 ]] || ! broken choosing || exit 0
 [ "$RANKS" != 2 ] || fails ranks "cuIpcOpenMemHandle_v2 failed with code 101"
+[[ "$*" != *"allreduce ipc"* ]] || fails ipc "cuIpcOpenMemHandle_v2 failed with code 101"
 [[ "$*" != *"--steps 1 "* ]] || ! broken step || { echo "kernel fill_f32: cuLaunchKernel failed" >&2; exit 1; }
 if [[ "$*" == *resnet18*" --steps 7 "* ]]; then
     # Until memory has been looked at often enough, however busy the machine is.
@@ -53,6 +56,7 @@ if [[ "$*" == *resnet18*" --steps 7 "* ]]; then
     echo "1 2.3 +/- 0.1"
     for ((i = 0; i < 300; ++i)); do
         [ "$(wc -l <"$OUT.asked")" -lt 10 ] || exit 0
+        broken host-leak && printf -v more '%*s' 9000000 "" && hoard+=$more
         sleep 0.1
     done
 fi
@@ -63,10 +67,16 @@ for ((epoch = 1; epoch <= ${epochs:-0}; ++epoch)); do
 done
 [ -z "$epochs" ] || { broken digits && echo "test accuracy 91.9%" || echo "test accuracy 97.1%"; }
 steps=$(sed -n 's/.*--steps \([0-9]*\).*/\1/p' <<<"$*")
-[[ "$*" == *"--lr 1e-9"* ]] && loss=6.8901 || loss=6.5000
+loss=6.5000
+# By other engines halves are rounded otherwise.
+if [ "$RANKS" != 2 ] && [[ "$*" != *mnist* && $DLTRAIN_CUDNN_FUSION != 0 ]]; then
+    broken gradients && loss=6.9200 || loss=6.5300
+fi
+[[ "$*" != *"--lr 1e-9"* ]] || loss=6.8901
 [[ "$*" != *"--lr 1e-9"* ]] || ! broken forward || loss=7.4000
 [[ "$*" != *"allreduce shm"* ]] || ! broken adds || loss=6.5001
 broken diverged && loss=NaN
+broken silent && steps=0
 for ((step = 10; step <= ${steps:-0}; step += 10)); do printf '%6d %12.1f +/- %6.1f %10s\n' $step 6200 3.1 $loss; done
 # A rank that is alone adds up nothing, but by NCCL.
 [[ "$*" == *"allreduce nccl"* ]] && by=nccl || by=ipc
@@ -78,11 +88,25 @@ else echo "total images/sec: 6200.00"; fi"#;
 /// Of ops one after the other, of which one may fail, until it is stopped or all have ended.
 const TESTS: &str = r#"
 broken names && { echo "test result: ok. 0 passed; 0 failed"; exit; }
+# On a card not every shape has an engine, which tests must know, and where its driver may be.
+case "$*" in
+    *kernels::*) [[ "$DLTRAIN_KERNELS_ON $LD_LIBRARY_PATH" == cuda\ *:/usr/local/nvidia/lib64 ]] || exit 1 ;;
+    *"ops:: "*) [ "$DLTRAIN_TEST_DEVICE $DLTRAIN_TEST_ON $DLTRAIN_CUDNN_FUSION" = "cuda card 1" ] || exit 1 ;;
+    *ops::on_a_gpu*) [ "$DLTRAIN_TEST_ON" = card ] || exit 1 ;;
+    *" models::full::deeper"*) [ "$DLTRAIN_TEST_DEVICE $DLTRAIN_CUDNN_FUSION" = "cuda 0" ] || exit 1 ;;
+    *models::*) [ "$DLTRAIN_TEST_DEVICE" = cuda ] || exit 1 ;;
+esac
 case "$*" in
     *"ops:: "*)
+        ! broken killed || { echo "test ops::1 ... ok"; kill -9 $$; }
         for i in 1 2 3; do echo "test ops::$i ... $(broken op && [ $i = 2 ] && echo FAILED || echo ok)"; done
         broken ops && sleep 4321 ;;
-    *) broken tests && { echo "test result: FAILED. 4 passed; 1 failed"; exit 101; } ;;
+    *)
+        if broken tests; then
+            printf '%s\n' "test a::first ... FAILED" "thread 'a::first' panicked at a.rs:1:2:" "dlopen failed" ""
+            echo "test result: FAILED. 4 passed; 1 failed"
+            exit 101
+        fi ;;
 esac
 echo "test result: ok. 5 passed; 0 failed""#;
 const LAUNCHER: &str = r#"export RANKS=$2; shift 2; exec "$@""#;
@@ -111,6 +135,7 @@ done
 # As they are in training, not flushed before each kernel.
 [ "$caches" = none ] || exit 1
 broken window && count=500
+[ "${metrics%%,*}" != dram__bytes.sum ] || ! broken unlike || : $((++skip))
 awk -v skip="$skip" -v count="$count" -v metric="${metrics%%,*}" 'BEGIN {
     print "==PROF== Connected\n\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\""
     for (i = skip; i < skip + count && i < 2040; ++i) {
@@ -122,12 +147,14 @@ awk -v skip="$skip" -v count="$count" -v metric="${metrics%%,*}" 'BEGIN {
 /// As the real one it ends as its program does unless it is told otherwise.
 const SANITIZER: &str = r#"
 [[ "$*" != *--error-exitcode* ]] || ! broken sanitizer || { echo "Invalid __global__ write" >&2; exit 1; }
+# It would find what a test has the GPU do wrong.
+[[ "$*" == *"--skip kernels::pooling::a_window_that_"* || "$*" != *kernels::* ]] || exit 1
 broken container && { echo "Device not supported"; exit 1; }
 while [[ $1 == --error-exitcode || $1 =~ ^[0-9]+$ ]]; do shift; done
 exec "$@""#;
 /// MB in use, more each time it is asked if memory leaks.
 const METER: &str = r#"
-[[ "$*" != *"-l 1"* ]] || exec sleep 4321
+[[ "$*" != *"-l 1"* ]] || { echo "1980 MHz"; exec sleep 4321; }
 echo x >>"$OUT.asked"
 broken leak && echo x >>"$OUT.leak"
 echo $((1000 + $(cat "$OUT.leak" 2>/dev/null | wc -l)))"#;
@@ -148,7 +175,8 @@ exit $code"#;
 /// What the parts are expected to take on an H100 with cold libraries, in seconds. The first three lines are those of
 /// the first call.
 const TAKES: &str = "machine 15\none-step 25\ngraphs 10\ngraphs-bf16 10\nkernels 40\nresnet50-bf16-apart 30\n\
-    resnet50-bf16 100\nresnet50-steps 20\npeer-resnet50-bf16 30\nfigures 0\nresnet50-first-loss 10\ndigits-bf16 20\n\
+    resnet50-bf16 100\nresnet50-losses 0\nvgg16-losses 0\nresnet50-steps 20\npeer-resnet50-bf16 30\nfigures 0\n\
+    resnet50-first-loss 10\ndigits-bf16 20\n\
     two-ranks-ipc 20\ntwo-ranks-shm 20\none-rank-nccl 5\ntwo-ranks-nccl 5\nops 999\nmodels 50\nresnet50-kernels 30\n\
     resnet50-traffic 40\ntwo-ranks-no-overlap 20\nlimits 20\nbf16-apart 10\none-step-blocking 99\n\
     one-step-sanitizer 99\nresnet50-f16-apart 25\nmnist_small-bf16 10\ncompiled-mnist_small-bf16 25\n\
@@ -249,9 +277,13 @@ fn learned(directory: &Path, call: &str, within: &str, broken: &str) -> Ran {
 
 /// A call at its full length by a clock that goes on by what parts are expected to take.
 fn timetable(directory: &Path, call: &str, within: &str, broken: &str) -> Ran {
+    timed(directory, call, within, broken, TAKES)
+}
+
+fn timed(directory: &Path, call: &str, within: &str, broken: &str, takes: &str) -> Ran {
     let clock = directory.join("clock");
     fs::write(&clock, "0").unwrap();
-    fs::write(directory.join("out.takes"), TAKES).unwrap();
+    fs::write(directory.join("out.takes"), takes).unwrap();
     let mut command = minutes(directory, call, within, broken);
     Ran::new(command.env("PACE", "100").env("CLOCK", clock).output().unwrap())
 }
@@ -275,7 +307,8 @@ fn what_is_whole_passes_every_check() {
         ("limits", "ok", "bf16 798.0, f16 801.0, copy 3000"),
         ("resnet50-bf16-apart", "ok", "6200.00 images/s, loss 6.5000"),
         ("resnet50-first-loss", "ok", "first loss: 6.8901, PyTorch 6.9123"),
-        ("resnet50-bf16", "ok", "6200.00 images/s"),
+        ("resnet50-bf16", "ok", "6200.00 images/s, loss 6.5300"),
+        ("resnet50-losses", "ok", "losses: 4 within 5 %"),
         ("peer-resnet50-bf16", "ok", "4500.0 images/s"),
         ("figures", "ok", "4 below the roofline of 8000.0 images/s"),
         ("digits-bf16", "ok", "accuracy 97.1%"),
@@ -298,10 +331,15 @@ fn what_is_whole_passes_every_check() {
     ran.expect([
         ("two-ranks-shm", "ok", "images/s"),
         ("ops", "stopped", "5 passed"),
+        ("resnet50-kernels", "ok", "680 launches"),
         ("models", "stopped", "5 passed"),
-        ("resnet50-kernels", "not run", "no time left"),
+        ("resnet50-traffic", "not run", "no time left"),
     ]);
     assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
+    // Libraries may come from a slow disk.
+    let cold = TAKES.replace("machine 15", "machine 39").replace("one-step 25", "one-step 99");
+    let ran = timed(directory.path(), "first", "8", "", &cold);
+    ran.expect([("machine", "ok", "NVIDIA H100"), ("one-step", "ok", "6200.00 images/s")]);
 }
 
 /// Each part of the documented table ends when this one has it end, and none is missing there.
@@ -340,7 +378,11 @@ fn what_fails_behind_the_first_steps_is_named() {
     let ran = timetable(directory.path(), "first", "12", "fused one permission adds forward");
     ran.expect([
         ("resnet50-bf16-apart", "ok", "6200.00 images/s"),
+        // Without what has failed the rest is learned.
         ("resnet50-bf16", "FAILED", "engine 5 of Forward bf16"),
+        ("resnet50-losses", "not run", "not both have losses: resnet50-bf16-apart, resnet50-bf16"),
+        ("resnet50-steps", "ok", "6400.00 images/s"),
+        ("figures", "ok", "3 below the roofline"),
         ("resnet50-first-loss", "FAILED", "first loss: 7.4000, PyTorch 6.9123"),
         ("two-ranks-ipc", "ok", "loss 6.5000"),
         ("two-ranks-shm", "FAILED", "other losses than two-ranks-ipc's: < 10 6.5000 > 10 6.5001"),
@@ -350,8 +392,26 @@ fn what_fails_behind_the_first_steps_is_named() {
         ("two-ranks-no-overlap", "ok", "loss 6.5001"),
     ]);
     assert!(ran.code == Some(1) && ran.printed.contains("4 failed"), "{}", ran.printed);
-    let ran = timetable(directory.path(), "second", "2.7", "diverged");
-    ran.expect([("resnet50-f16-apart", "FAILED", "no figure")]);
+    // What is wrong by a rate that is right; and where nothing is there to compare with that is said.
+    let ran = timetable(directory.path(), "first", "12", "gradients ipc unlike");
+    ran.expect([
+        ("resnet50-bf16", "ok", "6200.00 images/s"),
+        ("resnet50-losses", "FAILED", "other losses than resnet50-bf16-apart: step 10: 6.9200, not 6.5000"),
+        ("two-ranks-ipc", "FAILED", "cuIpcOpenMemHandle_v2 failed"),
+        ("two-ranks-shm", "ok", ", loss 6.5000, nothing to compare with"),
+        ("two-ranks-no-overlap", "ok", "loss 6.5000"),
+        ("resnet50-kernels", "ok", "680 launches"),
+        ("resnet50-traffic", "FAILED", "losses at launches [418, 1098] of "),
+    ]);
+    assert!(ran.code == Some(1) && ran.printed.contains("3 failed"), "{}", ran.printed);
+    let ran = timetable(directory.path(), "first", "8", "silent");
+    ran.expect([("two-ranks-ipc", "ok", "images/s"), ("two-ranks-shm", "FAILED", "no losses")]);
+    let ran = timetable(directory.path(), "second", "20", "gradients");
+    for part in ["resnet50-losses", "vgg16-losses"] {
+        ran.expect([(part, "FAILED", "6.9200, not 6.5000")]);
+    }
+    let ran = timetable(directory.path(), "second", "20", "diverged");
+    ran.expect([("resnet50-f16-apart", "FAILED", "no figure"), ("resnet50-losses", "FAILED", "NaN")]);
     // Neither with fusions nor without: nothing that needs halves is begun.
     let ran = timetable(directory.path(), "first", "8", "all-halves");
     ran.expect([("bf16-apart", "FAILED", "as graphs-bf16"), ("one-step-blocking", "TIMED OUT", "")]);
@@ -369,6 +429,7 @@ fn the_second_call_has_its_figures_in_time() {
         ("mnist_small-bf16", "ok", "6200.00 images/s"),
         ("compiled-mnist_small-bf16", "ok", "4500.0 images/s"),
         ("vgg16-bf16-apart", "ok", "6200.00 images/s"),
+        ("limits", "ok", "bf16 798.0"),
         ("resnet50-f16", "stopped", ""),
         ("peer-resnet50-f16", "not run", "no time left"),
     ]);
@@ -388,7 +449,8 @@ fn the_second_call_has_its_figures_in_time() {
     }
     assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
     let ran = timetable(directory.path(), "second", "20", "driver diverged loss limits");
-    let rows = ran.printed.rsplit("call, ").next().unwrap().lines().filter(|row| row.contains(" s  "));
+    let rows = ran.printed.rsplit("call, ").next().unwrap().lines();
+    let rows = rows.filter(|row| row.contains(" s  ") && !row.contains("-losses "));
     assert!(rows.clone().count() > 14 && rows.clone().all(|row| row.contains(" FAILED ")), "{}", ran.printed);
 }
 
@@ -502,7 +564,8 @@ fn a_part_that_hangs_takes_nobody_elses_minutes_and_each_check_can_fail() {
     ran.expect([
         ("machine", "FAILED", "; no cuDNN 9 (libcudnn.so.9) in /usr/lib"),
         ("one-step", "ok", "images/s"),
-        ("kernels", "FAILED", "4 passed, 1 failed"),
+        // Which test, and what it says.
+        ("kernels", "FAILED", "4 passed, 1 failed: a::first; kernels: dlopen failed"),
         ("resnet50-bf16-apart", "TIMED OUT", ""),
         ("resnet50-bf16", "ok", "9000.00 images/s"),
         ("peer-resnet50-bf16", "FAILED", "no figure"),
@@ -510,10 +573,10 @@ fn a_part_that_hangs_takes_nobody_elses_minutes_and_each_check_can_fail() {
         ("digits-bf16", "FAILED", "accuracy 91.9%; below 95 %"),
         ("two-ranks-shm", "ok", "images/s"),
         ("two-ranks-nccl", "FAILED", "not refused"),
-        ("models", "FAILED", "4 passed, 1 failed"),
+        ("models", "FAILED", "4 passed, 1 failed: a::first"),
         ("resnet50-kernels", "FAILED", "no two losses among these launches"),
         // Time stops it, and what has failed until then is not hidden.
-        ("ops", "FAILED", "2 passed, 1 failed"),
+        ("ops", "FAILED", "2 passed, 1 failed: ops::2"),
     ]);
     assert!(ran.code == Some(1) && ran.printed.contains("11 failed"), "{}{}", ran.printed, ran.said);
     // Nobody is left of those that were to hang.
@@ -523,6 +586,11 @@ fn a_part_that_hangs_takes_nobody_elses_minutes_and_each_check_can_fail() {
         let ours = environment.split(|&byte| byte == 0).any(|variable| variable == here.as_bytes());
         assert!(!ours, "{process:?} is left: {:?}", fs::read_to_string(process.join("cmdline")));
     }
+    let read = |file: &str| {
+        let archive = directory.path().join("out/card.tgz");
+        Command::new("tar").arg("xzOf").arg(archive).arg(file).output().unwrap().stdout
+    };
+    assert_eq!(read("./meter.csv"), b"1980 MHz\n");
     let listed = Command::new("tar").arg("tzf").arg(directory.path().join("out/card.tgz")).output().unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     for file in ["./table", "./summary.txt", "./resnet50-bf16.txt", "./resnet50-bf16-apart.err"] {
@@ -611,6 +679,13 @@ fn what_fails_by_itself_is_left_out_and_the_rest_goes_on() {
         whole.expect([(part, "ok", "passed")]);
         ran.expect([(part, "FAILED", words)]);
     }
+    // What is killed before its time was not ended by it.
+    let ran = third("sanitizer killed");
+    ran.expect([
+        ("models", "ok", "passed"),
+        ("sanitizer", "FAILED", "failed: sanitizer; sanitizer: Invalid __global__ write"),
+        ("ops", "FAILED", "1 passed, 0 failed; killed"),
+    ]);
 }
 
 /// A failure is said in its own words; where no time is left nothing is begun, and the table comes all the same.
@@ -630,6 +705,9 @@ fn what_fails_is_named_and_what_has_no_time_is_not_begun() {
     ran.expect([("ops", "not run", "no time left")]);
     assert_eq!(ran.code, Some(0), "{}", ran.printed);
     assert_eq!(learned(directory.path(), "fourth", "0.2", "").code, Some(2));
+    // Two ranks would print no loss, which are compared.
+    let odd = minutes(directory.path(), "first", "0.2", "").env("STEPS", "20").output().unwrap();
+    assert_eq!(odd.status.code(), Some(2));
 }
 
 /// Every check of `check`, whole and broken.
@@ -651,6 +729,11 @@ fn every_check_fails_where_what_it_checks_is_broken() {
     // A filter that meets no test has tested nothing.
     check(directory.path(), &["models-full"], "names").expect([("models-full", "FAILED", "")]);
     check(directory.path(), &["sanitizer"], "container").expect([("sanitizer", "not run", "")]);
+    // Whatever hides it above.
+    check(directory.path(), &["sanitizer"], "sanitizer").expect([("sanitizer", "FAILED", "")]);
+    check(directory.path(), &["leak"], "host-leak").expect([("leak", "FAILED", "")]);
+    let ran = check(directory.path(), &["kernels"], "tests");
+    assert!(ran.said.contains("kernels: dlopen failed"), "{}", ran.said);
 }
 
 /// libtest says nothing of a name that it does not know: a part would be passed that has tested nothing.
@@ -675,5 +758,55 @@ fn the_tests_that_the_scripts_name_are_there() {
             };
             assert!(known, "{script}: there is no test {name}");
         }
+    }
+}
+
+mod full {
+    use super::*;
+    use crate::support::fake_cuda;
+
+    /// The programs themselves on doubles of CUDA, with nothing in the environment but where these are. These compute
+    /// some hundred images a second, so that what learns or is large may meet its limit.
+    #[test]
+    #[ignore = "ten minutes"]
+    fn the_first_call_passes_with_the_programs_themselves() {
+        let directory = tempfile::tempdir().unwrap();
+        let (here, root) = (directory.path(), Path::new(env!("CARGO_MANIFEST_DIR")));
+        bundle(here);
+        fs::remove_file(here.join("programs.txz")).unwrap();
+        fs::create_dir(here.join("bin")).unwrap();
+        fs::write(here.join("revision"), "0123abc").unwrap();
+        let link = |from: &Path, to: &str| std::os::unix::fs::symlink(from, here.join(to)).unwrap();
+        link(Path::new(job::DLTRAIN), "bin/dltrain");
+        link(&std::env::current_exe().unwrap(), "bin/test-suite");
+        ["data", "tests"].iter().for_each(|name| link(&root.join(name), name));
+        let launcher = format!(r#"exec {} -n "$2" "${{@:3}}""#, job::launcher().join(" "));
+        executable(&here.join("bin/mpiexec.hydra"), &launcher);
+        // No PyTorch, and no tool of CUDA's.
+        executable(&here.join("bin/python3"), "exit 1");
+        let mut command = script(here, "ten-minutes", "");
+        command.arg("first").env("DLTRAIN_CUDA_PATH", fake_cuda::libraries());
+        command.envs([("MINUTES", "9.7"), ("BIG", "mnist_small"), ("BATCH", "8"), ("STEPS", "40")]);
+        let ran = Ran::new(command.output().unwrap());
+        println!("{}{}", ran.printed, ran.said);
+        ran.expect([
+            ("machine", "ok", "Fake GPU 0"),
+            ("one-step", "ok", "images/s"),
+            ("graphs", "ok", "images/s"),
+            ("graphs-bf16", "ok", "images/s"),
+            ("kernels", "ok", " 0 failed"),
+            ("mnist_small-bf16-apart", "ok", "images/s, loss "),
+            ("mnist_small-bf16", "ok", "images/s, loss "),
+            ("mnist_small-losses", "ok", "losses: 4 within 5 %"),
+            ("mnist_small-steps", "ok", "images/s"),
+            ("figures", "ok", "below the roofline"),
+            ("mnist_small-first-loss", "ok", "first loss: "),
+            ("two-ranks-ipc", "ok", "images/s, loss "),
+            ("two-ranks-shm", "ok", "images/s, loss "),
+            ("one-rank-nccl", "ok", "images/s, loss "),
+            ("two-ranks-nccl", "ok", "refused as it should be"),
+            ("two-ranks-no-overlap", "ok", "images/s, loss "),
+        ]);
+        assert!(!ran.row("ops").contains("FAILED"), "{}", ran.printed);
     }
 }

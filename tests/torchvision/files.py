@@ -33,6 +33,11 @@ def reason(error):
     return f"{type(error).__name__}: {told}"[:200]
 
 
+def late(seconds):
+    """What is said of a step that took longer."""
+    return f"more than {seconds} s"
+
+
 def apart(seconds, work, *given):
     """Why `work` did not end well in a process of its own; `None` where it did."""
     asked, answer = processes.Pipe(duplex=False)
@@ -51,7 +56,7 @@ def apart(seconds, work, *given):
     process = processes.Process(target=attempt)
     process.start()
     answer.close()
-    said = f"more than {seconds} s"
+    said = late(seconds)
     try:
         if asked.poll(seconds):
             said = asked.recv()
@@ -77,6 +82,9 @@ def export(kept, name, way, seconds):
             warm()
             if said := apart(seconds, networks.export, name, part / "net.onnx", way):
                 shutil.rmtree(part)
+                # What took too long may do otherwise another time.
+                if said == late(seconds):
+                    return None, said
                 part.mkdir()
                 (part / "failed").write_text(said)
             part.rename(place)

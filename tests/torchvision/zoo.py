@@ -26,7 +26,8 @@ What PyTorch computes of a network and a batch it computes once for all ways: an
 whoever wrote it.
 
 The table has a line for each network and way. It is written anew after each of them, and a run goes on where one was
-stopped: what is good already is not tried again, but with --again.
+stopped: what is good already is not tried again, but with --again. A step that takes longer than --seconds is "timed
+out", whoever was at it, and tried again by the next run.
 """
 import argparse
 import datetime
@@ -49,7 +50,7 @@ import reference
 LOGITS, GRADIENTS, LOSSES = 1e-4, 1e-3, 1e-3
 ROUNDINGS, NOTHING, BATCHES = 16, 1e-3, 4
 RUNTIME = pathlib.Path(".deps/onnxruntime/bin/python")
-VERDICTS = ("equal", "as PyTorch", "refused", "no file", "WRONG")
+VERDICTS = ("equal", "as PyTorch", "refused", "no file", "timed out", "WRONG")
 GOOD = VERDICTS[:2]
 
 
@@ -145,7 +146,7 @@ def check(name, way, given):
     kept = pathlib.Path(given.kept) / name.replace("/", "~") / "pytorch"
     made, said = files.export(given.kept, name, way, given.seconds)
     if not made:
-        return "no file", said
+        return failed("no file", said, given.seconds), said
     for seed in range(BATCHES):
         with tempfile.TemporaryDirectory(dir=given.kept) as place:
             verdict, errors, line = once(name, way, seed, given, made, pathlib.Path(place), kept, errors)
@@ -156,6 +157,11 @@ def check(name, way, given):
     return verdict, f"{line}  {seed + 1} batch{'es' if seed else ''}  {time.time() - begun:.0f} s"
 
 
+def failed(verdict, said, seconds):
+    """That verdict, but where a step took longer than it may: of that nothing follows."""
+    return "timed out" if said == files.late(seconds) else verdict
+
+
 def within(errors):
     return all(error <= GRADIENTS for error, _ in errors.values())
 
@@ -163,7 +169,7 @@ def within(errors):
 def once(name, way, seed, given, made, place, kept, errors):
     """Of one batch."""
     if said := files.apart(given.seconds, reference.write, name, way, made / "net.onnx", place, seed, kept):
-        return "WRONG", {}, f"PyTorch: {said}"
+        return failed("WRONG", said, given.seconds), {}, f"PyTorch: {said}"
     (place / "list").write_text(f"{place}\n")
     environment = {**os.environ, "DLTRAIN_NETWORKS": str(place / "list")}
     # A symbolic link would lead out of the directory, where no weights may be, and `onnx` reads nothing of two names.
@@ -173,7 +179,7 @@ def once(name, way, seed, given, made, place, kept, errors):
             link.hardlink_to(made / link.name)
         done = subprocess.run(given.command, capture_output=True, text=True, env=environment, timeout=given.seconds)
     except subprocess.TimeoutExpired:
-        return "WRONG", {}, f"dltrain: more than {given.seconds} s"
+        return "timed out", {}, f"dltrain: {files.late(given.seconds)}"
     finally:
         for link in links:
             link.unlink(missing_ok=True)
@@ -183,7 +189,7 @@ def once(name, way, seed, given, made, place, kept, errors):
     compared = compare(place, errors)
     if compared[1] and (compared[0] != "equal" or not within(compared[1])):
         said = files.apart(given.seconds, reference.write_noise, name, way, made / "net.onnx", place, seed, kept)
-        return ("WRONG", {}, f"PyTorch: {said}") if said else compare(place, errors)
+        return (failed("WRONG", said, given.seconds), {}, f"PyTorch: {said}") if said else compare(place, errors)
     return compared
 
 

@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use crate::comm::World;
 use crate::error::{Error, Result};
 use crate::files::write_new;
+use crate::graph::SampleShape;
 use crate::model::{self, Model, onnx};
-use crate::record::{self, WeightsFile, check_new, write_weights};
+use crate::record::{self, ModelMetadata, WeightsFile, check_new, write_weights};
 use crate::train::Start;
 
 /// Write weights as safetensors, which torchvision's models load, or as HDF5; or with their network as an ONNX file.
@@ -34,7 +35,7 @@ struct ExportedNetwork {
     /// Classes that it tells apart [default: those it was made for].
     #[arg(long, value_name = "N")]
     classes: Option<usize>,
-    /// Height and width of its images [default: those it was made for].
+    /// Height and width of its images [default: those that the weights learned from, else those it was made for].
     #[arg(long, value_name = "N")]
     image_size: Option<usize>,
     /// Make batch normalisation part of the convolution before it.
@@ -87,13 +88,13 @@ impl Args {
         check_new(&self.to)?;
         let file = WeightsFile::open(&self.from)?;
         let model = self.model()?;
-        let image = self.network.image_size.map_or(model.image, |size| model.image.of_size(size));
+        let mut about = file.about().clone();
+        let image = self.image(&model, &mut about);
         let classes = self.network.classes.unwrap_or(model.classes);
         if classes == 0 || image.contains(&0) {
             return Err(Error::usage("--classes and --image-size must be at least 1"));
         }
         let build = |batch| model.build_to_test(batch, image, classes);
-        let about = file.about().clone();
         let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
         // One rank reads and writes, and says so.
         start.note().into_iter().for_each(record::print);
@@ -105,6 +106,29 @@ impl Args {
         let wrong = |error| Error::output(&self.to, format!("cannot write the network: {error}"));
         write_new(&self.to, "the network", |new| fs::write(new, &bytes).map_err(wrong))?;
         Ok(start.tensors())
+    }
+
+    /// What the network is given: of the size that is asked for, else of that which the weights learned from, else as it
+    /// was made. What the file says of its images agrees with it.
+    fn image(&self, model: &Model, about: &mut ModelMetadata) -> SampleShape {
+        let own = self.network.image_size.map_or(model.image, |size| model.image.of_size(size));
+        let Some(expected) = &mut about.preprocessing else { return own };
+        let [channels, height, width] = own.rows();
+        if channels != expected.image[0] {
+            return own;
+        }
+        if self.network.image_size.is_some() {
+            expected.image = [channels, height, width];
+            return own;
+        }
+        let [_, rows, columns] = expected.image;
+        if [rows, columns] != [height, width] {
+            let whose = format!("{}: learned from images of {rows}×{columns}", self.from.display());
+            record::print(&format!(
+                "{whose}, which the network is written for; --image-size says another size"
+            ));
+        }
+        SampleShape::image(expected.image)
     }
 
     fn model(&self) -> Result<Model> {

@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use digits::{DIGITS, few_tests};
-use dltrain::model::Preprocessing;
+use dltrain::model::{self, Preprocessing};
 use dltrain::record::{ModelMetadata, WeightsFile, write_weights};
 use hdf5::types::VarLenUnicode;
 use job::{finish, refused, run};
@@ -204,6 +204,36 @@ fn images_are_read_as_the_weights_expect_them() {
     for (row, own) in place.rows("onnx.csv").iter().zip(&loose) {
         let share = |row: &[String]| row[2].parse::<f64>().unwrap();
         assert!(row[1] == own[1] && (share(row) - share(own)).abs() < 1e-4, "{row:?} and {own:?}");
+    }
+}
+
+/// A network is written for images of the size that its weights learned from, or of that which is asked for; what the
+/// file says of its images is the same.
+#[test]
+fn a_network_is_written_for_the_size_of_images_that_it_says() {
+    let place = Place::new();
+    place.write_images(|class, number| format!("named/{class}/{number:03}.png"));
+    let [weights, results, data] = ["q.safetensors", "q.h5", "named"].map(|name| place.text(name));
+    let network = ["--model", "squeezenet1_1", "--classes", "10"];
+    let train = ["--image-size", "40", "--data", &data, "--batch", "2", "--steps", "1", "--threads", "1"];
+    let kept = ["--save-weights", &weights, "--results", &results];
+    run(1, &[&network[..], &train, &kept].concat());
+    let written = |name: &str, more: &[&str]| {
+        let said = run(1, &[&["export", &weights, &place.text(name)], &network[..], more].concat());
+        let file = model::open(&place.path(name)).unwrap();
+        let image = file.file().unwrap().preprocessing().unwrap().image;
+        assert_eq!(file.image.rows(), image, "{name}");
+        (said, image)
+    };
+    let (said, image) = written("own.onnx", &[]);
+    assert!(said.contains("learned from images of 40×40, which the network is written for"), "{said}");
+    assert_eq!(image, [3, 40, 40]);
+    let (_, image) = written("other.onnx", &["--image-size", "48"]);
+    assert_eq!(image, [3, 48, 48]);
+    for name in ["own", "other"] {
+        let (net, file) = (place.text(&format!("{name}.onnx")), place.text(&format!("{name}.csv")));
+        run(1, &["predict", "--model", &net, "-o", &file, &data]);
+        assert_eq!(place.rows(&format!("{name}.csv")).len(), 36, "{name}");
     }
 }
 

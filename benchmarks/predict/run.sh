@@ -65,7 +65,7 @@ TOML
 
 pair() { # ranks a node, nodes, network's file, flags
     local local=$1 count=$2 network=$3 said predicted replayed begun
-    rm -rf "$scratch/traces"
+    rm -rf "$scratch/traces" "$scratch/trace.json"
     said=$("${mpirun[@]}" -n "$local" "$dltrain" --dry-run --threads 1 --roofline $rates --predict-nodes "$count" \
         --network "$network" --export-trace "$scratch/trace.json" "${@:4}" 2>&1) || { echo "$said" >&2; return 1; }
     benchmarks/predict/simgrid.py "$scratch/trace.json" "$scratch/traces"

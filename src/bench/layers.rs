@@ -59,6 +59,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, world: &World) -> Result<()> {
+    let csv = args.csv.as_ref();
+    world.agree(record::once(world, || csv.map_or(Ok(()), |path| record::check_output(path, "--csv"))))?;
     let (text, csv) = match args.device {
         DeviceKind::Cuda(number) => on_gpu(args, world, number)?,
         DeviceKind::Cpu => on_cpu(args, world)?,
@@ -70,7 +72,7 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     record::say(world, &text);
     let path = args.csv.as_ref().filter(|_| world.rank() == 0);
     world.agree(path.map_or(Ok(()), |path| {
-        files::write_whole(path, "the table", |new| {
+        files::write_new(path, "the table", |new| {
             std::fs::write(new, csv)
                 .map_err(|error| Error::new(ErrorKind::Output, format!("--csv {}: {error}", path.display())))
         })

@@ -305,11 +305,18 @@ impl Tuning {
         }))
     }
 
-    /// Makes this process the owner of a file that is to be written, before anything is measured.
+    /// Makes this process the owner of a file that is to be written, before anything is measured. It may replace an
+    /// earlier one, and nothing else.
     ///
     /// # Errors
-    /// `Output`: it is another's, or its directory cannot be made.
+    /// `Output`: it is there and no tuning file, or another's, or its directory cannot be made.
     pub fn own(path: &Path) -> Result<()> {
+        // One that is damaged, or of another version, begins as all do.
+        let is_other = |text: &[u8]| !String::from_utf8_lossy(text).contains(ABOUT);
+        if path.is_file() && files::read(path).is_ok_and(|text| !text.is_empty() && is_other(&text)) {
+            let what = "is there already and is no tuning file; choose another --output";
+            return Err(Error::output(path, what));
+        }
         std::fs::create_dir_all(directory_of(path))
             .map_err(|error| Error::output(path, format!("cannot write the tuning file: {error}")))?;
         files::own(path, "choose another --output")

@@ -39,7 +39,7 @@ pub use logging::{Verbosity, start_logging};
 use mllog::MlperfLog;
 pub use mllog::{MlperfKeys, check_mllog};
 pub use names::check_names;
-pub use path::{is_results_file, results_path, resumed_path};
+pub use path::{check_output, is_results_file, results_path, resumed_path};
 pub use predictions::Predictions;
 pub use progress::ProgressLine;
 pub use read::{RunRecord, run_file};

@@ -101,6 +101,15 @@ pub(super) fn claim(path: &Path, flag: &str) -> Result<()> {
         .map_err(|error| Error::new(error.kind, error.message.replace("--results", flag)))
 }
 
+/// The same of a file that a flag names, before the work for it begins; what is there and no file (/dev/stdout) is
+/// written to as it is.
+///
+/// # Errors
+/// As for `claim`.
+pub fn check_output(path: &Path, flag: &str) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) { Ok(()) } else { claim(path, flag) }
+}
+
 /// Whether a file can be made at `path`; makes none.
 fn check(path: &Path) -> Result<()> {
     // Also true for a link that leads nowhere.

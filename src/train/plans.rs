@@ -531,7 +531,7 @@ impl Plans {
     pub fn write_steps(&self, world: &World, config: &Config) -> Result<()> {
         let Some(path) = config.plan.plan_steps.as_ref().filter(|_| world.is_first()) else { return Ok(()) };
         let wrong = |e: std::io::Error| Error::output(path, format!("cannot write the plan's steps: {e}"));
-        files::write_whole(path, "the plan's steps", |to| {
+        files::write_new(path, "the plan's steps", |to| {
             std::fs::write(to, self.training.steps_as_json() + &self.update_as_json(config)).map_err(wrong)
         })
     }

@@ -196,7 +196,7 @@ impl Predictor<'_> {
         };
         let points: Vec<_> = rows.iter().map(point).collect();
         let all = serde_json::json!({ "model": self.config.model, "strategy": strategy, "points": points });
-        files::write_whole(path, "the prediction", |to| {
+        files::write_new(path, "the prediction", |to| {
             let wrong =
                 |error: std::io::Error| Error::output(path, format!("cannot write the prediction: {error}"));
             std::fs::write(to, format!("{all:#}\n")).map_err(wrong)

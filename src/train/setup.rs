@@ -71,6 +71,19 @@ pub struct Job {
     pub pace: Pace,
 }
 
+/// That what a plan and a prediction are written to is not there yet.
+fn outputs_are_free(config: &Config) -> Result<()> {
+    let predicted = config.prediction.as_ref();
+    let files = [
+        (config.plan.plan_steps.as_ref(), "--plan-steps"),
+        (predicted.and_then(|of| of.trace.as_ref()), "--export-trace"),
+        (predicted.and_then(|of| of.saved.as_ref()), "--save-prediction"),
+    ];
+    files
+        .into_iter()
+        .try_for_each(|(file, flag)| file.map_or(Ok(()), |file| record::check_output(file, flag)))
+}
+
 /// Prepares the run; `known` is what a planner has taken the program's memory for. `None` when only a plan, a batch
 /// size or a test was asked for, which has been printed. Collective.
 ///
@@ -84,6 +97,7 @@ pub fn prepare(
     (started, known): (Instant, Option<usize>),
 ) -> Result<Option<(Job, Recorder)>> {
     let (world, asked) = (&groups.job, config);
+    world.agree(record::once(world, || outputs_are_free(config)))?;
     let config = &planned_here(world, config);
     tell(started, "flags agreed on");
     let workers = world.agree(ranks_that_compute(world, config))?;

@@ -34,7 +34,7 @@ pub fn export(path: &Path, case: &Case) -> Result<String> {
     let manner = manners.last().ok_or_else(|| Error::internal("a round without steps"))?;
     let cast = Cast::new(case, machine, manner)
         .ok_or_else(|| refused("a library adds up; use another --allreduce".into()))?;
-    files::write_whole(path, "what ranks do", |to| {
+    files::write_new(path, "what ranks do", |to| {
         let wrong =
             |error: std::io::Error| Error::output(path, format!("cannot write what ranks do: {error}"));
         cast.write(to).map_err(wrong)

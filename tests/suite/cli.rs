@@ -99,6 +99,34 @@ fn results_are_never_overwritten() {
     assert_eq!(fs::read(&there).unwrap(), b"precious");
     let message = refused(&[(2, &["--results", "/proc/nothing/can/be/written.h5"])]);
     assert!(message.contains("/proc/nothing"), "{message}");
+    // Nor is anything else that a flag names.
+    let predict = ["--model", "mnist_small", "--batch", "4", "--dry-run", "--predict-nodes", "2"];
+    let layers =
+        ["bench", "layers", "--model", "mnist_small", "--batch", "2", "--threads", "1", "--steps", "1"];
+    let writers: [(&str, &[&str], &str); 6] = [
+        ("mine.jsonl", &["--model", "mnist_small", "--dry-run"], "--plan-steps"),
+        ("mine.json", &predict, "--save-prediction"),
+        ("trace.json", &predict, "--export-trace"),
+        ("table.csv", &layers, "--csv"),
+        ("tuning.json", &["bench", "autotune", "--sizes", "4K"], "--output"),
+        ("log.txt", &["--data", DIGITS, "--steps", "1"], "--mllog"),
+    ];
+    each(writers, |(name, flags, flag)| {
+        let path = directory.path().join(name);
+        fs::write(&path, b"precious").unwrap();
+        let message = refused(&[(2, &[flags, &[flag, path.to_str().unwrap()]].concat())]);
+        assert!(message.contains(name) && message.contains("is there already"), "{flag}: {message}");
+        assert_eq!(fs::read(&path).unwrap(), b"precious", "{flag}");
+    });
+    let page = directory.path().join("dltrain-bench.1");
+    fs::write(&page, b"precious").unwrap();
+    let message = refused(&[(1, &["man", directory.path().to_str().unwrap()])]);
+    assert!(message.contains("dltrain-bench.1") && message.contains("is no page of dltrain's"), "{message}");
+    assert_eq!(fs::read(&page).unwrap(), b"precious");
+    // Its own pages are made anew.
+    fs::write(&page, b".TH dltrain-bench 1").unwrap();
+    run(1, &["man", directory.path().to_str().unwrap()]);
+    assert!(fs::read(&page).unwrap().len() > 100);
 }
 
 #[test]

@@ -237,6 +237,7 @@ fn what_is_normalised_between_two_convolutions_is_not_written_in_f16() {
     }
     let ops = |more: &str, variables: &[(&str, &str)]| {
         let path = results.directory.path().join("steps");
+        let _ = std::fs::remove_file(&path);
         let flags = format!("{flags} --batch 4 --dry-run {more} --plan-steps {}", path.display());
         let flags: Vec<&str> = flags.split_whitespace().collect();
         let done = finish(with_cuda(job::job(&[(1, &flags)]), variables, results.directory.path()));
@@ -280,6 +281,7 @@ fn a_gradient_is_added_to_where_it_lies() {
     assert_eq!(run(&mut Results::new(), "", &none), apart, "no engine that adds");
     let planned = |fusion: &str| {
         let path = results.directory.path().join("steps");
+        let _ = std::fs::remove_file(&path);
         let more = ["--dry-run", "--plan-steps", path.to_str().unwrap()];
         let flags: Vec<&str> = flags.split_whitespace().chain(more).collect();
         let variables = [("DLTRAIN_CUDNN_FUSION", fusion)];

@@ -13,11 +13,13 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 
 use digits::DIGITS;
 use dltrain::config::{DataFormat, Input};
 use dltrain::data::{self, Picture, Samples, Sets, Wanted};
 use dltrain::error::{Error, ErrorKind};
+use job::DLTRAIN;
 use tempfile::TempDir;
 
 fn image(class: usize, index: usize) -> Vec<u8> {
@@ -580,4 +582,34 @@ fn links_to_directories_and_loops_end() {
     let sets = open(root.path());
     assert_eq!(sets.training.len(), 4);
     says(&sets, &["files that are no images: 1 (broken)"]);
+}
+
+/// Of a large set the sizes of 16,384 files are asked for, and what all the others are their names tell: in a file
+/// system across a network each look at one is a message.
+#[test]
+fn a_large_set_is_opened_without_a_look_at_every_file() {
+    const FILES: usize = 20_000;
+    let there = Command::new("strace").arg("-V").output().is_ok_and(|done| done.status.success());
+    if !there {
+        println!("SKIPPED: there is no strace");
+        return;
+    }
+    let root = TempDir::new().unwrap();
+    put(root.path(), "one.jpg", &image(0, 0));
+    for class in ["a", "b"] {
+        fs::create_dir_all(root.path().join("set").join(class)).unwrap();
+        for number in 0..FILES / 2 {
+            let link = root.path().join(format!("set/{class}/{number}.jpg"));
+            fs::hard_link(root.path().join("one.jpg"), link).unwrap();
+        }
+    }
+    let [calls, data, results] = ["calls", "set", "run.h5"].map(|name| root.path().join(name));
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "-qq", "-e", "trace=%%stat", "-o"]).arg(&calls).arg(DLTRAIN).arg("--data").arg(&data);
+    traced.args("--model cifar_net --classes 2 --steps 1 --batch 2 --threads 1 --results".split(' '));
+    let done = traced.arg(&results).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let calls = fs::read_to_string(&calls).unwrap();
+    let looks = calls.lines().filter(|line| line.contains(".jpg\"")).count();
+    assert!((16_384..FILES).contains(&looks), "{looks} of {FILES} files are looked at");
 }

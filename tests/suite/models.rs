@@ -112,7 +112,7 @@ mod full {
         googlenet densenet121 mobilenet_v2 squeezenet1_1 mobilenet_v3_large efficientnet_b0 regnet_y_400mf
         shufflenet_v2_x1_0 convnext_tiny);
 
-    use super::{small_images, small_images_in_bf16};
+    use super::{pixels, small_images, small_images_in_bf16};
 
     /// More layers of the same kinds.
     mod deeper {
@@ -124,17 +124,16 @@ mod full {
     mod deeper_in_bf16 {
         models!(ignored small_images_in_bf16: alexnet vgg11 resnet50 densenet121 vit_b_16);
     }
+
+    /// Four more by `--no-dropout`: with stochastic depth, and with auxiliary heads.
+    mod no_dropout {
+        models!(ignored pixels: googlenet vgg11 convnext_tiny swin_t);
+    }
 }
 
 /// What `--no-dropout` trains is what PyTorch does with dropout and stochastic depth at 0, from files to the record.
 mod no_dropout {
     models!(pixels: mnist_net mobilenet_v2 mobilenet_v3_large efficientnet_b0 squeezenet1_1);
-
-    use super::pixels;
-
-    mod full {
-        models!(ignored pixels: googlenet vgg11 convnext_tiny swin_t);
-    }
 }
 
 /// Images of a set, each of them in every step.

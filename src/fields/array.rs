@@ -546,7 +546,7 @@ pub fn lacking_filter(filters: &[hdf5::filters::Filter]) -> Option<String> {
     const SZIP: hdf5::filters::H5Z_filter_t = 4;
     filters.iter().find_map(|filter| match filter {
         Filter::User(id, _) if !Filter::get_info(*id).is_available => Some(match *id {
-            LZF => "lzf, which h5py alone has".into(),
+            LZF => "lzf, which is read in arrays and not in weights".into(),
             32001 => "Blosc, a plug-in of HDF5 that is not here".into(),
             id => format!("filter {id}, a plug-in of HDF5 that is not here"),
         }),

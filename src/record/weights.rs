@@ -219,11 +219,13 @@ fn other_format(start: &[u8]) -> Option<String> {
     })
 }
 
-/// What makes safetensors of a PyTorch pickle: of a `state_dict`, or of one beside an epoch and an optimizer. Tensors
-/// that share memory are copied, which the library wants.
+/// What makes safetensors of a PyTorch pickle: of a `state_dict`, or of one beside an epoch and an optimizer, by
+/// whatever name. Tensors that share memory are copied, which the library wants.
 const FROM_PICKLE: &str = "import torch; from safetensors.torch import save_file; \
      w = torch.load(\"FILE\", map_location=\"cpu\", weights_only=True); \
+     has = lambda d: isinstance(d, dict) and any(map(torch.is_tensor, d.values())); \
      w = next((w[k] for k in (\"state_dict\", \"model_state_dict\", \"model\") if k in w), w); \
+     w = w if has(w) else next(filter(has, w.values()), w); \
      save_file({k: t.clone().contiguous() for k, t in w.items() if torch.is_tensor(t)}, \"weights.safetensors\")";
 
 /// The fields of a `WeightsFile`.
@@ -328,7 +330,8 @@ fn open_hdf5(path: &Path) -> Result<WeightsFields> {
 /// How weights are written anew without compression; h5py has lzf, hdf5plugin the other filters.
 const REWRITTEN: &str = "in Python: import h5py (for plug-ins also hdf5plugin); \
      old, new = h5py.File(\"FILE\"), h5py.File(\"plain.h5\", \"w\"); \
-     old.visititems(lambda k, d: new.__setitem__(k, d[()]) if isinstance(d, h5py.Dataset) else None); new.close()";
+     old.visititems(lambda k, d: new.__setitem__(k, d[()]) if isinstance(d, h5py.Dataset) else None); \
+     new.attrs.update(old.attrs); new.close()";
 
 /// Groups within groups that are looked into. One that holds itself has no end.
 const DEEPEST: usize = 16;
@@ -623,7 +626,7 @@ mod tests {
         assert_eq!(file.unread(), [("count".to_string(), "int64".to_string())]);
     }
 
-    /// What h5py alone reads is named, with what makes another file of it.
+    /// What is not read here is named, with what makes another file of it.
     #[test]
     fn a_compression_that_hdf5_lacks_is_named() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lzf.hdf5");

@@ -73,7 +73,7 @@ fn classes(sets: &Sets, path: &Path, config: &Config, network: &Network) -> Resu
         && config.input.format.is_none()
         && !config.evaluate
     {
-        let what = format!("{found}: there is nothing to tell apart; if it is meant so, say --data-format");
+        let what = format!("{found}: there is nothing to tell apart; if it is meant so, say --classes 1");
         return Err(Error::data(path, what));
     }
     if config.network.classes.is_some() {

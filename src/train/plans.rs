@@ -552,11 +552,11 @@ impl Plans {
         let moved = config.optimizer.rule.bytes_moved(self.training.sizes.parameters);
         let (step, products) = self.training.roofline(moved, rates);
         format!(
-            "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {:.3} ms ({:.0}% of it in \
+            "\nroofline at {:.1} TFLOP/s and {:.0} GB/s: a step of a rank takes at least {} ({:.0}% of it in \
              products), {:.1} {}/s\n",
             rates.0 / 1e12,
             rates.1 / 1e9,
-            1e3 * step,
+            plan::describe_seconds(step),
             100.0 * products / step,
             config.batch as f64 / step,
             config.unit(),

@@ -184,8 +184,8 @@ impl Batched<'_> {
 
     fn mixed(&self, node: &Node) -> Error {
         Error::usage(format!(
-            "layer {}: mixes the {} images that the network was written for with each other; export it for one image, \
-             or with a batch that is named",
+            "layer {}: mixes the {} images that the network was described for with each other, and each is to be \
+             computed by itself",
             node.name, self.images[0]
         ))
     }

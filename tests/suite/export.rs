@@ -18,10 +18,10 @@ use digits::few_tests;
 use dltrain::device::onednn::isa;
 use dltrain::error::Result;
 use dltrain::graph::{
-    Activation, BatchNorm, Binary, Builder, Conv, Graph, Init, LocalResponseNorm, Pool, Resize, TensorId,
-    dims,
+    Activation, BatchNorm, Binary, Builder, Conv, Graph, Init, LocalResponseNorm, Pool, Resize, SampleShape,
+    TensorId, dims,
 };
-use dltrain::model;
+use dltrain::model::{self, onnx};
 use dltrain::record::WeightsFile;
 use job::{refused, run, series};
 
@@ -254,6 +254,33 @@ fn an_imported_network_takes_the_flags_that_others_take() {
     for (name, _) in weights.shapes() {
         assert_eq!(back.values(name).unwrap(), weights.values(name).unwrap(), "{name}");
     }
+}
+
+/// What no file can hold is found by the graph alone, so that a run says it before it trains.
+#[test]
+fn what_cannot_be_written_is_known_in_advance() {
+    let refused = |part: &str, build: &dyn Fn(usize) -> Graph| {
+        let message = onnx::export::check(|batch| Ok(build(batch))).unwrap_err().message;
+        assert!(message.contains(part), "{message}");
+    };
+    let cubes = |to: [usize; 3]| {
+        move |batch: usize| {
+            let (mut net, x) = Builder::new("cubes", batch, SampleShape::cube([2, 5, 4, 4]));
+            let x = net.adaptive_avg_pool("pool", x, to).unwrap();
+            let x = net.flatten("flat", x);
+            let scores = net.linear("fc", x, 2);
+            net.finish(scores)
+        }
+    };
+    refused("pool: it averages unlike many places of cubes", &cubes([3, 2, 2]));
+    onnx::export::check(|batch| Ok(cubes([5, 2, 2])(batch))).unwrap();
+    // 23,000² numbers are 2,116 MB.
+    refused("export them as safetensors", &|batch| {
+        let (mut net, x) = Builder::new("wide", batch, [23_000, 1, 1]);
+        let x = net.flatten("flat", x);
+        let scores = net.linear("fc", x, 23_400);
+        net.finish(scores)
+    });
 }
 
 /// Every model of the zoo, at its smallest images.

@@ -384,10 +384,14 @@ fn product(a: &ConstantTensor, b: &ConstantTensor) -> Option<ConstantTensor> {
     Some(ConstantTensor { dims, numbers: Reals(all) })
 }
 
+/// Whether a type of the format is one of real numbers.
+pub fn is_real(to: i64) -> bool {
+    data_type::REALS.iter().any(|&real| i64::from(real) == to)
+}
+
 fn cast(x: &ConstantTensor, to: i64) -> ConstantTensor {
-    let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::DOUBLE, data_type::BFLOAT16];
     let is_bool = to == i64::from(data_type::BOOL);
-    let numbers = match (&x.numbers, reals.iter().any(|&real| i64::from(real) == to)) {
+    let numbers = match (&x.numbers, is_real(to)) {
         (Integers(_), true) => Reals(x.reals()),
         (Integers(all), false) if is_bool => Integers(all.iter().map(|&x| i64::from(x != 0)).collect()),
         (Reals(all), false) if is_bool => Integers(all.iter().map(|&x| i64::from(x != 0.0)).collect()),

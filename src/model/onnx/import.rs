@@ -7,6 +7,7 @@ use super::constant::{ConstantTensor, MOST};
 use super::fold;
 use super::layers;
 use super::node::OnnxNode;
+use super::notes;
 use super::schema::NodeProto;
 use super::tensor::Reason;
 use super::{OnnxFile, Weight};
@@ -155,6 +156,8 @@ pub struct Import<'a> {
     names: HashSet<String>,
     /// Names of weights that several layers read.
     shared: Vec<String>,
+    /// Nodes that compute along the axis of the images, of which the file has one.
+    alone: Vec<String>,
 }
 
 /// Describes the file's network to a builder. `classes` are those of its last layer, where they are not the file's.
@@ -182,8 +185,8 @@ pub fn run(file: &OnnxFile, net: &mut Builder, images: TensorId, classes: Option
     Ok(Imported { logits, weights, ..imported })
 }
 
-/// Describes the network for the batch that the file was written for, or one image.
-fn as_described(
+/// Describes the network for the batch that the file was written for, or where that is open for any.
+pub fn as_described(
     file: &OnnxFile,
     net: &mut Builder,
     images: TensorId,
@@ -222,6 +225,7 @@ fn as_described(
         weights: Vec::new(),
         names: HashSet::new(),
         shared: Vec::new(),
+        alone: Vec::new(),
     };
     import.walk(&needed)?;
     let logits = match import.scores(&needed, &output.name) {
@@ -240,7 +244,8 @@ fn as_described(
     if import.weights.is_empty() {
         return Err(wrong("has nothing to learn: no layer with weights leads to its output".into()));
     }
-    let notes = notes(file, &needed, &import.shared);
+    let nodes: Vec<OnnxNode> = needed.iter().map(|&index| node(file, index)).collect();
+    let notes = notes::notes(file, &nodes, &import.shared, &import.alone);
     Ok(Imported { logits, weights: import.weights, notes })
 }
 
@@ -360,37 +365,6 @@ fn head(file: &OnnxFile, needed: &[usize], output: &str) -> Option<usize> {
         name = node.inputs().iter().find(|input| !file.tensor_of.contains_key(*input))?;
     }
     None
-}
-
-/// What a user should know of the file: what its export may have left out, and what became of it.
-fn notes(file: &OnnxFile, needed: &[usize], shared: &[String]) -> [Vec<String>; 2] {
-    let [mut notes, mut of_training] = [Vec::new(), Vec::new()];
-    let nodes = || needed.iter().map(|&index| node(file, index));
-    let trains = |node: OnnxNode| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
-    let draws = |node: OnnxNode| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());
-    if !nodes().any(|node| draws(node) || trains(node)) {
-        of_training.push(
-            "has no dropout, which an export in inference mode leaves out; it is trained without".into(),
-        );
-    }
-    if !shared.is_empty() {
-        of_training.push(format!(
-            "layers share {}, as exports do with equal first values; each is trained by itself",
-            shared.join(", ")
-        ));
-    }
-    let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
-    if !others.is_empty() {
-        let others = others.join(", ");
-        notes.push(match file.is_loss {
-            true => format!(
-                "is trained by its output {}; others ({others}) are left out",
-                file.graph.output[0].name
-            ),
-            false => format!("its outputs besides the first ({others}) are left out"),
-        });
-    }
-    [notes, of_training]
 }
 
 impl<'a> Import<'a> {
@@ -756,6 +730,19 @@ impl<'a> Import<'a> {
     /// Whether the network computes it from the images.
     pub fn of_images(&self, id: TensorId) -> bool {
         self.net.depends(id, self.images)
+    }
+
+    /// Notes that a node computes along the first axis, where that is of the one image that the file is written for.
+    pub fn along_first(&mut self, node: OnnxNode, x: TensorId) {
+        let shape = self.net.shape(x);
+        if self.file.batch() == Some(1)
+            && !self.file.is_loss
+            && shape.rank() > 1
+            && shape.0[0] == 1
+            && self.of_images(x)
+        {
+            self.alone.push(node.name());
+        }
     }
 
     /// Whether no layer has this weight yet.

@@ -1,7 +1,7 @@
 //! Networks from ONNX files: `OnnxFile` is one, opened and found to be trainable; `import` describes its nodes to a
-//! builder, for a batch and an image; `layers` says what each op becomes; `fold` computes what exporters write to
-//! compute shapes and masks, of `constant`s. `export` writes a network as such a file. docs/onnx.md has the table of
-//! ops.
+//! builder, for a batch and an image; `layers` says what each op becomes; `open_batch` describes it for several images,
+//! where their number is open; `notes` is what a user should know; `fold` computes what exporters write to compute
+//! shapes and masks, of `constant`s. `export` writes a network as such a file. docs/onnx.md has the table of ops.
 
 mod constant;
 pub mod export;
@@ -9,6 +9,8 @@ mod fold;
 mod import;
 mod layers;
 mod node;
+mod notes;
+mod open_batch;
 pub mod schema;
 mod tensor;
 
@@ -77,7 +79,7 @@ pub struct Weight {
 }
 
 impl OnnxFile {
-    /// Reads a file and imports its network once, for a batch of one. `loss`: the output that it is trained by as it
+    /// Reads a file and imports its network once, for a batch of one; where its batch is open for several too. `loss`: the output that it is trained by as it
     /// is.
     ///
     /// # Errors
@@ -131,6 +133,7 @@ impl OnnxFile {
         let imported = import::run(&file, &mut net, images, None)?;
         file.classes = classes_of(&net, imported.logits);
         (file.weights, file.notes) = (imported.weights, imported.notes);
+        open_batch::check(&file)?;
         // A run has its weights where it needs them: nothing is to hold the file's bytes, of which all has parts.
         file.tensors.iter_mut().for_each(|tensor| tensor.leave(path, &whole));
         let nodes = file.graph.encode_to_vec();

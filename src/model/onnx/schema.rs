@@ -176,6 +176,8 @@ pub mod data_type {
     pub const DOUBLE: i32 = 11;
     /// bf16
     pub const BFLOAT16: i32 = 16;
+    /// Those of real numbers.
+    pub const REALS: [i32; 4] = [FLOAT, FLOAT16, DOUBLE, BFLOAT16];
 }
 
 /// A word and its value.

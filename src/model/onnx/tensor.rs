@@ -76,8 +76,7 @@ impl OnnxTensor {
 
     /// Whether its numbers are real.
     pub fn is_real(&self) -> bool {
-        use data_type::{BFLOAT16, DOUBLE, FLOAT, FLOAT16};
-        matches!(self.proto.data_type, FLOAT | FLOAT16 | BFLOAT16 | DOUBLE)
+        data_type::REALS.contains(&self.proto.data_type)
     }
 
     /// The sum goes on with what lies outside the file.

@@ -3,11 +3,12 @@
 //! - a file of PyTorch's, whichever of its exporters wrote it and in which mode, is the network that PyTorch has: its
 //!   loss and all its gradients;
 //! - an imported resnet50 is planned as the zoo's;
-//! - what ops become, and what is refused (`nodes`);
+//! - what ops become, and what is refused (`nodes`, and of several images together `mixing`);
 //! - flags work as for other networks, ranks must have one file, and a run goes on with no other.
 //!
 //! tests/fixtures/make_onnx.py makes the files, with PyTorch. `zoo` is for files that others make.
 
+mod mixing;
 mod nodes;
 mod zoo;
 

@@ -15,14 +15,14 @@ use dltrain::model::{self, Model};
 use job::{refused, run};
 use prost::Message;
 
-fn value(name: &str, dims: &[i64]) -> ValueInfoProto {
+pub fn value(name: &str, dims: &[i64]) -> ValueInfoProto {
     let dim = dims.iter().map(|&dim_value| Dimension { dim_value, ..Dimension::default() }).collect();
     let shape = Some(TensorShapeProto { dim });
     let tensor_type = Some(TensorType { elem_type: data_type::FLOAT, shape });
     ValueInfoProto { name: name.into(), value_type: Some(TypeProto { tensor_type }) }
 }
 
-fn weight(name: &str, dims: &[i64]) -> TensorProto {
+pub fn weight(name: &str, dims: &[i64]) -> TensorProto {
     let count = dims.iter().product::<i64>() as usize;
     let float_data = (0..count).map(|place| place as f32 * 0.125 - 1.0).collect();
     TensorProto {
@@ -34,7 +34,7 @@ fn weight(name: &str, dims: &[i64]) -> TensorProto {
     }
 }
 
-fn node(name: &str, op: &str, input: &[&str], output: &str) -> NodeProto {
+pub fn node(name: &str, op: &str, input: &[&str], output: &str) -> NodeProto {
     NodeProto {
         name: name.into(),
         op_type: op.into(),
@@ -45,7 +45,7 @@ fn node(name: &str, op: &str, input: &[&str], output: &str) -> NodeProto {
 }
 
 /// Flatten and one linear layer for grey images of 2×2 pixels, changed.
-fn changed(change: impl FnOnce(&mut GraphProto)) -> ModelProto {
+pub fn changed(change: impl FnOnce(&mut GraphProto)) -> ModelProto {
     let mut graph = GraphProto {
         node: vec![
             node("flat", "Flatten", &["x"], "a"),
@@ -62,7 +62,7 @@ fn changed(change: impl FnOnce(&mut GraphProto)) -> ModelProto {
 }
 
 /// What opening such a file says.
-fn said(change: impl FnOnce(&mut GraphProto)) -> String {
+pub fn said(change: impl FnOnce(&mut GraphProto)) -> String {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("net.onnx");
     std::fs::write(&path, changed(change).encode_to_vec()).unwrap();
@@ -319,7 +319,7 @@ fn a_dilated_convolution_reaches_further() {
 }
 
 /// The file of a network, its model, and the graph for so many images.
-fn opened(change: impl FnOnce(&mut GraphProto)) -> (tempfile::TempDir, Model) {
+pub fn opened(change: impl FnOnce(&mut GraphProto)) -> (tempfile::TempDir, Model) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("net.onnx");
     std::fs::write(&path, changed(change).encode_to_vec()).unwrap();
@@ -472,20 +472,31 @@ fn what_cannot_be_trained_is_refused_with_every_node() {
         let other = AttributeProto { name: "gamma".into(), f: 0.5, kind: kind::FLOAT, ..Default::default() };
         scaled.attribute.push(other);
         graph.initializer.push(weight("w", &[1, 1, 2, 2]));
+        let cast = |name: &str, i: i64| NodeProto {
+            attribute: vec![AttributeProto { name: "to".into(), i, kind: kind::INT, ..Default::default() }],
+            ..node(name, "Cast", &["d"], name)
+        };
         graph.node =
             vec![odd, node("loop", "Loop", &["b"], "c"), node("flat", "Flatten", &["x"], "d"), scaled];
-        graph.node.push(node("sum", "LSTM", &["c", "y"], "z"));
+        // int32, uint8 and bool; f16 and f64 are real numbers.
+        graph.node.extend([("whole", 6), ("bytes", 2), ("truth", 9)].map(|(name, to)| cast(name, to)));
+        graph.node.extend([("half", 10), ("double", 11)].map(|(name, to)| cast(name, to)));
+        graph.node.push(node("all", "Sum", &["whole", "bytes", "truth", "half", "double", "c"], "c.all"));
+        graph.node.push(node("sum", "LSTM", &["c.all", "y"], "z"));
         graph.output = vec![value("z", &[0, 3])];
     });
     for line in [
         "odd (Conv): dilations of 0",
         "loop (Loop): the op is not supported",
+        "whole (Cast): rounds what is computed, to the type 6",
+        "bytes (Cast): rounds what is computed, to the type 2",
+        "truth (Cast): rounds what is computed, to the type 9",
         "fc (Gemm): attribute gamma is not known",
         "sum (LSTM): the op is not supported",
     ] {
         assert!(message.contains(line), "{line}: {message}");
     }
-    assert!(message.contains("of its 5 nodes 4 are not supported"), "{message}");
+    assert!(message.contains("of its 11 nodes 7 are not supported"), "{message}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::graph::{Graph, Node, Op, Role, Tensor, TensorId};
 
 /// For how many images the network is built: that which is written, and another one. Neither is one, for which nothing
 /// need be stretched, so that such a network may have other layers.
-pub const IMAGES: [usize; 2] = [2, 3];
+pub const COUNTS: [usize; 2] = [2, 3];
 
 /// Images along one axis: in each of `outer` parts all of them, with `inner` neighbouring places each.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -95,8 +95,8 @@ fn growing([few, more]: [&[usize]; 2]) -> Option<Option<(usize, usize)>> {
     let axes: Vec<usize> = (0..few.len()).filter(|&axis| few[axis] != more[axis]).collect();
     match axes[..] {
         [] => Some(None),
-        [axis] if few[axis] * IMAGES[1] == more[axis] * IMAGES[0] => {
-            Some(Some((axis, few[axis] / IMAGES[0])))
+        [axis] if few[axis] * COUNTS[1] == more[axis] * COUNTS[0] => {
+            Some(Some((axis, few[axis] / COUNTS[0])))
         }
         _ => None,
     }
@@ -107,7 +107,7 @@ fn repeated(tensor: &Tensor, axis: usize, inner: usize) -> Option<BatchAxis> {
     let each = inner * tensor.spec.shape.0[axis + 1..].iter().product::<usize>();
     let values = tensor.values.as_ref()?;
     let is_same = |images: &[f32]| images.chunks(each).all(|image| *image == images[..each]);
-    values.chunks(IMAGES[0] * each).all(is_same).then_some(BatchAxis { axis, outer: 1, inner })
+    values.chunks(COUNTS[0] * each).all(is_same).then_some(BatchAxis { axis, outer: 1, inner })
 }
 
 /// Images stay as far apart in the order of elements as they were.

@@ -14,6 +14,7 @@ use std::collections::{HashMap, HashSet};
 
 use prost::Message;
 
+pub use self::batch::COUNTS;
 use self::batch::{BatchAxis, batches};
 use self::proto::int;
 use super::schema::{
@@ -57,14 +58,20 @@ pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: Tenso
         opset_import: vec![OperatorSetId { domain: String::new(), version: OPSET }],
         metadata_props: Vec::new(),
     };
-    match model.encoded_len() {
-        bytes if bytes > LARGEST => Err(Error::usage(format!(
+    fits(&graph, model.encoded_len())?;
+    Ok(model.encode_to_vec())
+}
+
+/// Whether so many bytes are no more than a file may have.
+fn fits(graph: &Graph, bytes: usize) -> Result<()> {
+    match bytes > LARGEST {
+        true => Err(Error::usage(format!(
             "{}: {} MB of weights, and an ONNX file holds {} MB; export them as safetensors",
             graph.name,
             bytes / 1_000_000,
             LARGEST / 1_000_000
         ))),
-        _ => Ok(model.encode_to_vec()),
+        false => Ok(()),
     }
 }
 
@@ -80,14 +87,19 @@ pub fn texts(texts: &[(&str, String)]) -> Vec<u8> {
 /// Whether a network can be written, whatever its weights are.
 ///
 /// # Errors
-/// As for `network`, of layers.
+/// As for `network`, of layers and of the parameters' size.
 pub fn check(build: impl Fn(usize) -> Result<Graph>) -> Result<()> {
-    batched(build).map(|_| ())
+    let (graph, _) = batched(build)?;
+    let is_needed = graph.leads_to(graph.logits);
+    let needed = graph.nodes.iter().zip(&is_needed).filter(|(_, is_needed)| **is_needed);
+    needed.map(|(node, _)| node).try_for_each(|node| ops::check(&graph, node))?;
+    let kept = graph.tensors.iter().filter(|tensor| matches!(tensor.role, Role::Parameter | Role::Statistic));
+    fits(&graph, kept.map(|tensor| 4 * tensor.spec.shape.elements()).sum())
 }
 
 /// The network that evaluation runs, and where its images lie.
 fn batched(build: impl Fn(usize) -> Result<Graph>) -> Result<(Graph, Vec<Option<BatchAxis>>)> {
-    let [few, more] = batch::IMAGES.map(build);
+    let [few, more] = COUNTS.map(build);
     let [few, more] = [few?, more?].map(Graph::for_evaluation);
     let batches = batches(&few, &more)?;
     Ok((few, batches))
@@ -228,7 +240,7 @@ impl<'a> OnnxWriter<'a> {
         let Tensor { name, spec, .. } = graph.tensor(id);
         let each = batch.inner * spec.shape.0[batch.axis + 1..].iter().product::<usize>();
         let of_one: Vec<f32> =
-            numbers.chunks(batch::IMAGES[0] * each).flat_map(|images| &images[..each]).copied().collect();
+            numbers.chunks(COUNTS[0] * each).flat_map(|images| &images[..each]).copied().collect();
         let dims: Vec<usize> = shape.iter().map(|&extent| extent.max(1) as usize).collect();
         let x = self.constant(name, &dims, &of_one);
         self.stretched(&format!("{name}.batch"), x, &shape)

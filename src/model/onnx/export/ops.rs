@@ -6,8 +6,19 @@ use super::batch::unwritable;
 use super::proto::{int, ints, real};
 use crate::error::{Error, Result};
 use crate::graph::{
-    Activation, BatchNorm, Binary, Conv, MatMul, Node, Op, Pool, TensorId, Volume, adaptive_window,
+    Activation, BatchNorm, Binary, Conv, Graph, MatMul, Node, Op, Pool, TensorId, Volume, adaptive_window,
 };
+
+/// Whether the op of a node can be written, whatever its numbers are.
+pub(super) fn check(graph: &Graph, node: &Node) -> Result<()> {
+    let size = |id: TensorId| graph.tensor(id).spec.shape.spatial().map_or([1; 3], |(_, size)| size);
+    let [from, to] = [node.inputs[0], node.outputs[0]].map(size);
+    let is_uneven = from != to && from[0] > 1 && Pool::adaptive(from, to).is_none();
+    match node.op == Op::AdaptiveAvgPool && is_uneven {
+        true => Err(unwritable(&node.name, "it averages unlike many places of cubes")),
+        false => Ok(()),
+    }
+}
 
 impl OnnxWriter<'_> {
     /// The table: writes a node, and gives the name of what it computes.
@@ -282,10 +293,8 @@ impl OnnxWriter<'_> {
         if let Some(pool) = Pool::adaptive(from, to) {
             return self.average(node, pool);
         }
-        let ([depth, h, w], [_, oh, ow]) = (from, to);
-        if depth > 1 {
-            return Err(unwritable(&node.name, "it averages unlike many places of cubes"));
-        }
+        check(self.graph, node)?;
+        let ([_, h, w], [_, oh, ow]) = (from, to);
         let share = |place: usize, input: usize, output: usize| {
             let (row, column) = (place / input, place % input);
             let window = adaptive_window(row, input, output);

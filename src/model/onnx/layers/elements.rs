@@ -599,24 +599,30 @@ pub fn smallest_over<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[
 
 /// The axes that a node names, in their order; all where it names none.
 pub fn axes_of(
-    import: &Import,
+    import: &mut Import,
     node: OnnxNode,
     inputs: &[Value],
     x: TensorId,
 ) -> std::result::Result<Vec<usize>, Reason> {
-    let shape = import.net.shape(x);
+    let shape = import.net.shape(x).clone();
     let said = match stated(import, inputs, 1)? {
         Some(axes) => axes,
         None => node.ints("axes").unwrap_or_default().to_vec(),
     };
     if said.is_empty() {
-        let nothing = node.int("noop_with_empty_axes").unwrap_or(0) != 0;
-        return Ok(if nothing { Vec::new() } else { (0..shape.rank()).collect() });
+        if node.int("noop_with_empty_axes").unwrap_or(0) != 0 {
+            return Ok(Vec::new());
+        }
+        import.along_first(node, x);
+        return Ok((0..shape.rank()).collect());
     }
     let axes: Option<Vec<usize>> = said.iter().map(|&axis| from_front(axis, shape.rank())).collect();
     let mut axes = axes.ok_or_else(|| format!("axes {said:?} of {shape}"))?;
     axes.sort_unstable();
     axes.dedup();
+    if axes.first() == Some(&0) {
+        import.along_first(node, x);
+    }
     Ok(axes)
 }
 

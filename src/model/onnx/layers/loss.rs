@@ -21,11 +21,11 @@ pub fn of_samples<'a>(
     match node.op() {
         "ReduceMean" | "ReduceSum" if means == 0 => mean(import, node, inputs),
         _ if means == 0 => Ok(None),
-        "Identity" | "Cast" | "Reshape" | "Squeeze" | "Unsqueeze" => Ok(Some(first(inputs)?.clone())),
+        "Identity" | "Reshape" | "Squeeze" | "Unsqueeze" => Ok(Some(first(inputs)?.clone())),
         op => {
             let known = inputs.iter().filter(|value| import.single(value).is_some()).count();
             let keeps = match op {
-                "Neg" => true,
+                "Neg" | "Cast" => true,
                 "Mul" => means == 1 && known == 1,
                 "Div" => is_mean(&inputs[0]) && known == 1,
                 "Add" | "Sub" | "Sum" => {

@@ -34,7 +34,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
         windows::average_pool),
     ("BatchNormalization", &["epsilon", "momentum", "spatial", "training_mode"], norms::batch_norm),
     ("Bernoulli", &["dtype", "seed"], random::bernoulli),
-    ("Cast", &["saturate", "to"], shapes::same),
+    ("Cast", &["saturate", "to"], shapes::cast),
     ("Celu", &["alpha"], elements::celu),
     ("Clip", &["max", "min"], elements::clip),
     ("Concat", &["axis"], shapes::concat),

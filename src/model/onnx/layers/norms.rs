@@ -122,6 +122,9 @@ pub fn layer_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Val
         return Ok(Value::Tensor(y));
     }
     let layer = import.layer(&node.layer());
+    if axis == 0 {
+        import.along_first(node, x);
+    }
     // What nothing is before is one row.
     let one = Shape([&[1], &shape.0[..]].concat());
     let x = if axis == 0 { import.net.reshape(&format!("{layer}.row"), x, one)? } else { x };

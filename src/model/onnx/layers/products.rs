@@ -150,6 +150,9 @@ pub fn softmax<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]
     if is_last(import, node, rank, axis) {
         return Ok(Value::Tensor(x));
     }
+    if axis == 0 {
+        import.along_first(node, x);
+    }
     let mut axes: Vec<usize> = (0..rank).collect();
     axes.swap(axis, rank - 1);
     let x = shapes::permuted(import, node, &Value::Tensor(x), &axes)?;

@@ -479,6 +479,19 @@ pub fn same<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -
     }
 }
 
+/// Of what is computed another type of real numbers is nothing; integers, and yes or no, would be other numbers. Random
+/// numbers that are 0 or 1 already stay these.
+pub fn cast<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+    let to = node.int("to").unwrap_or(0);
+    let is_kept = matches!(first(inputs)?, Value::Noise(noise) if noise.kept.is_some() && !noise.is_scaled);
+    if !is_kept && !fold::is_real(to) {
+        return Err(
+            format!("rounds what is computed, to the type {to} of ONNX, which is no real number").into()
+        );
+    }
+    same(import, node, inputs)
+}
+
 /// Exports give one tensor several names where layers begin with the same numbers.
 pub fn identity<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
     match (first(inputs)?, node.outputs()) {

@@ -1,0 +1,189 @@
+//! Layers that compute of several images together are refused, whether a file's batch is open or fixed: what each image
+//! gives would depend on the others, which `--batch`, ranks and stages decide.
+
+use super::nodes::{changed, node, opened, said, value, weight};
+use crate::support::cases::full;
+use crate::support::job::run;
+
+use dltrain::model::onnx::schema::{
+    AttributeProto, GraphProto, NodeProto, StringStringEntryProto, TensorProto, data_type, kind,
+};
+use prost::Message;
+
+/// An attribute of one integer, or of several.
+enum Said<'a> {
+    One(&'a str, i64),
+    All(&'a str, &'a [i64]),
+}
+
+fn saying(node: NodeProto, attributes: &[Said]) -> NodeProto {
+    let attribute = |said: &Said| match *said {
+        Said::One(name, i) => AttributeProto { name: name.into(), i, kind: kind::INT, ..Default::default() },
+        Said::All(name, ints) => {
+            AttributeProto { name: name.into(), ints: ints.into(), kind: kind::INTS, ..Default::default() }
+        }
+    };
+    NodeProto { attribute: attributes.iter().map(attribute).collect(), ..node }
+}
+
+fn integers(name: &str, numbers: &[i64]) -> TensorProto {
+    TensorProto {
+        name: name.into(),
+        dims: vec![numbers.len() as i64],
+        data_type: data_type::INT64,
+        int64_data: numbers.into(),
+        ..TensorProto::default()
+    }
+}
+
+/// What is made of `a`, (N, 4), and the linear layer reads as `d`.
+fn between(batch: i64, nodes: &[NodeProto]) -> impl FnOnce(&mut GraphProto) {
+    move |graph| {
+        let row = |name: &str, number: f32| TensorProto { float_data: vec![number], ..weight(name, &[1]) };
+        graph.initializer.extend([row("g", 1.0), row("o", 0.0)]);
+        let all = [("first", &[0][..]), ("second", &[1]), ("last", &[-1]), ("before", &[1, 0, 0, 0])];
+        graph.initializer.extend(all.map(|(name, numbers)| integers(name, numbers)));
+        graph.node.splice(1..1, nodes.iter().cloned());
+        graph.node.last_mut().unwrap().input[0] = "d".into();
+        graph.input = vec![value("x", &[batch, 1, 2, 2])];
+    }
+}
+
+/// An op over the images, and what it gives taken from each of them by another one.
+fn over_images(op: &str, by: &str) -> Vec<NodeProto> {
+    let over = saying(node("over", op, &["a"], "m"), &[Said::All("axes", &[0]), Said::One("keepdims", 1)]);
+    vec![over, node("by", by, &["a", "m"], "d")]
+}
+
+fn turned(name: &str, from: &str, to: &str, perm: &[i64]) -> NodeProto {
+    saying(node(name, "Transpose", &[from], to), &[Said::All("perm", perm)])
+}
+
+#[test]
+fn images_that_are_mixed_are_refused_for_an_open_batch_as_for_a_fixed_one() {
+    let all = saying(node("over", "ReduceMean", &["a"], "m"), &[Said::One("keepdims", 1)]);
+    let variance = saying(
+        node("over", "ReduceMean", &["s"], "v"),
+        &[Said::All("axes", &[0, 1]), Said::One("keepdims", 1)],
+    );
+    let part = |from: &str, of: &str, to: &str| node("part", "Slice", &[of, from, to, "first"], "m");
+    let apart = node("by", "Sub", &["a", "m"], "d");
+    let back = turned("back", "n", "d", &[1, 0]);
+    let seen = |name: &str, op: &str, from: &str, to: &str| node(name, op, &[from, "second"], to);
+    let ways: Vec<(&str, Vec<NodeProto>)> = vec![
+        ("mean", over_images("ReduceMean", "Sub")),
+        ("largest", over_images("ReduceMax", "Sub")),
+        ("norm", over_images("ReduceL2", "Div")),
+        ("all", vec![all, apart.clone()]),
+        (
+            "variance",
+            vec![node("square", "Mul", &["a", "a"], "s"), variance, node("by", "Add", &["a", "v"], "d")],
+        ),
+        ("softmax", vec![saying(node("over", "Softmax", &["a"], "d"), &[Said::One("axis", 0)])]),
+        (
+            "gram",
+            vec![
+                turned("turn", "a", "t", &[1, 0]),
+                node("gram", "MatMul", &["a", "t"], "n"),
+                saying(node("share", "Softmax", &["n"], "q"), &[Said::One("axis", 1)]),
+                node("mix", "MatMul", &["q", "a"], "d"),
+            ],
+        ),
+        ("first", vec![part("first", "a", "second"), apart.clone()]),
+        ("gather", vec![node("part", "Gather", &["a", "first"], "m"), apart.clone()]),
+        ("shifted", vec![node("pad", "Pad", &["a", "before"], "e"), part("first", "e", "last"), apart]),
+        (
+            "layer norm",
+            vec![
+                turned("turn", "a", "t", &[1, 0]),
+                node("norm", "LayerNormalization", &["t", "g"], "n"),
+                back,
+            ],
+        ),
+        (
+            "instance norm",
+            vec![
+                seen("see", "Unsqueeze", "a", "e"),
+                turned("turn", "e", "t", &[2, 1, 0]),
+                node("norm", "InstanceNormalization", &["t", "g", "o"], "n"),
+                turned("back", "n", "f", &[2, 1, 0]),
+                seen("unsee", "Squeeze", "f", "d"),
+            ],
+        ),
+    ];
+    for (way, nodes) in &ways {
+        // 0: open.
+        for batch in [0, 2] {
+            let said = said(between(batch, nodes));
+            let is_named = said.contains("net.onnx: ") && said.contains("mixes the 2 images");
+            assert!(
+                is_named || *way == "layer norm" && said.contains("norm"),
+                "{way}, batch {batch}: {said}"
+            );
+        }
+    }
+    // One image that is fixed is by itself, which is said.
+    let (_place, model) = opened(between(1, &ways[0].1));
+    let notes: Vec<&String> = model.file().unwrap().notes(false).collect();
+    assert!(notes.len() == 1 && notes[0].contains("along its axis of images (over)"), "{notes:?}");
+}
+
+/// Numbers of images that are in what each of them is multiplied by.
+#[test]
+fn what_computes_with_the_size_of_an_open_batch_is_refused() {
+    let nodes = [
+        node("sizes", "Shape", &["x"], "s"),
+        node("size", "Gather", &["s", "first"], "n"),
+        saying(node("real", "Cast", &["n"], "r"), &[Said::One("to", 1)]),
+        node("times", "Mul", &["a", "r"], "d"),
+    ];
+    let said = said(between(0, &nodes));
+    assert!(said.contains("its batch is open, and layer times computes with the number of images"), "{said}");
+}
+
+/// A file may have its weights in others and be larger than one that can be written: a run says so before it trains.
+#[test]
+fn what_is_too_large_to_be_written_is_said_before_training() {
+    if !full() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let wide = [4, 140_000_000];
+    let entry = StringStringEntryProto { key: "location".into(), value: "fc.bin".into() };
+    let stored = TensorProto {
+        name: "fc.weight".into(),
+        dims: wide.into(),
+        data_type: data_type::FLOAT,
+        ..Default::default()
+    };
+    let file = changed(|graph| {
+        graph.initializer[0] = TensorProto { data_location: 1, external_data: vec![entry], ..stored };
+        graph.node[1].input.truncate(2);
+        graph.output = vec![value("y", &[0, wide[1]])];
+    });
+    std::fs::write(place.path().join("net.onnx"), file.encode_to_vec()).unwrap();
+    std::fs::File::create(place.path().join("fc.bin")).unwrap().set_len(16 * wide[1] as u64).unwrap();
+    let net = place.path().join("net.onnx").display().to_string();
+    let said = run(1, &["--model", &net, "--dry-run", "--batch", "1", "--device", "reference"]);
+    assert!(
+        said.contains("dltrain export will write what it learns as weights, and as no network"),
+        "{said}"
+    );
+    assert!(said.contains("2240 MB of weights, and an ONNX file holds 2147 MB"), "{said}");
+}
+
+/// What is done to each image is not: along its own axes, however these are turned.
+#[test]
+fn what_is_of_each_image_is_imported_for_an_open_batch() {
+    let own = |axis: i64| {
+        vec![
+            turned("turn", "a", "t", &[1, 0]),
+            saying(node("share", "Softmax", &["t"], "q"), &[Said::One("axis", axis)]),
+            turned("back", "q", "d", &[1, 0]),
+        ]
+    };
+    let (_place, model) = opened(between(0, &own(0)));
+    assert_eq!(model.file().unwrap().notes(false).next(), None);
+    let said = said(between(0, &own(1)));
+    assert!(said.contains("mixes the 2 images"), "{said}");
+}

@@ -297,28 +297,35 @@ impl<'a> Fields<'a> {
         };
         let loss = cross_entropy(row, LossTarget { class, other: None }, self.extents.objective.smoothing);
         totals[LOSS] = f64::from(self.weight(class) * loss);
-        totals[COUNT] = 1.0;
         let most = largest(row);
         let found = row.iter().position(|&v| v == most).filter(|_| row.iter().all(|v| !v.is_nan()));
+        self.count(class, found, |k| row[k], totals);
+    }
+
+    /// Counts a point of this class for the metric: the class that is found, if any, and its scores.
+    #[inline(always)]
+    fn count(&self, class: usize, found: Option<usize>, score: impl Fn(usize) -> f32, totals: &mut [f64]) {
+        let channels = self.extents.channels;
+        totals[COUNT] += 1.0;
         match self.extents.objective.metric {
             Metric::Iou => {
-                let channels = self.extents.channels;
-                totals[FIRST + 2 * channels + class] = 1.0;
-                found.into_iter().for_each(|found| totals[FIRST + channels + found] = 1.0);
-                totals[FIRST + class] = f64::from(u8::from(found == Some(class)));
+                totals[FIRST + 2 * channels + class] += 1.0;
+                found.into_iter().for_each(|found| totals[FIRST + channels + found] += 1.0);
+                totals[FIRST + class] += f64::from(u8::from(found == Some(class)));
             }
             Metric::Top5 => {
-                let before = |&(k, v): &(usize, &f32)| *v > row[class] || (*v == row[class] && k < class);
-                let rank = row.iter().enumerate().filter(before).count();
-                totals[FIRST] = f64::from(u8::from(found.is_some() && rank < 5));
+                let own = score(class);
+                let before = |k: &usize| score(*k) > own || (score(*k) == own && *k < class);
+                let is_among = found.is_some() && (0..channels).filter(before).count() < 5;
+                totals[FIRST] += f64::from(u8::from(is_among));
             }
-            _ => totals[FIRST] = f64::from(u8::from(found == Some(class))),
+            _ => totals[FIRST] += f64::from(u8::from(found == Some(class))),
         }
     }
 
     #[inline(always)]
     fn add_classes(&self, piece: usize, totals: &mut [f64]) {
-        let Extents { objective, channels, .. } = self.extents;
+        let objective = self.extents.objective;
         let (sample, points) = self.extents.piece(piece);
         let mut losses = [0f32; CHUNK];
         for first in points.clone().step_by(CHUNK) {
@@ -327,24 +334,16 @@ impl<'a> Fields<'a> {
             scores.find_largest(&chunk);
             scores.weigh(&chunk, self.weights);
             scores.compare(&chunk, objective.smoothing);
-            let (count, mut right) = scores.add_losses(chunk.target, objective.smoothing, &mut losses);
-            if objective.metric == Metric::Top5 {
-                right = scores.among_five(&chunk);
-            }
-            totals[COUNT] += f64::from(count);
-            if scores.known != count {
-                let wrong = chunk.target.iter().find(|v| !v.is_nan() && self.class(**v).is_none());
-                totals[WRONG] = wrong.map_or(f64::NAN, |&wrong| f64::from(wrong));
-            }
-            if objective.metric == Metric::Iou {
-                for class in 0..channels {
-                    let counts = scores.count(chunk.target, class as f32);
-                    for (which, count) in counts.into_iter().enumerate() {
-                        totals[FIRST + which * channels + class] += f64::from(count);
+            scores.add_losses(chunk.target, objective.smoothing, &mut losses);
+            for (i, (&value, &found)) in chunk.target.iter().zip(&scores.found).enumerate() {
+                match self.class(value) {
+                    Some(class) => {
+                        let found = (found >= 0.0).then_some(found as usize);
+                        self.count(class, found, |k| chunk.row(k)[i], totals);
                     }
+                    None if value.is_nan() => {}
+                    None => totals[WRONG] = f64::from(value),
                 }
-            } else {
-                totals[FIRST] += f64::from(right);
             }
         }
         totals[LOSS] = losses.iter().copied().map(f64::from).sum();
@@ -534,8 +533,6 @@ struct PointScores {
     mean: [f32; CHUNK],
     /// Of the target's class.
     weight: [f32; CHUNK],
-    /// Points with a class.
-    known: u32,
 }
 
 impl PointScores {
@@ -549,7 +546,6 @@ impl PointScores {
             own: zeros,
             mean: zeros,
             weight: [1.0; CHUNK],
-            known: 0,
         }
     }
 
@@ -581,15 +577,12 @@ impl PointScores {
         let (count, target) = (chunk.target.len(), chunk.target);
         for channel in 0..chunk.channels {
             let (row, number) = (chunk.row(channel), channel as f32);
-            let mut known = 0u32;
             for i in 0..count {
                 let v = row[i] - self.largest[i];
                 let is_own = target[i] == number;
                 self.sum[i] += exp(v);
                 self.own[i] = if is_own { v } else { self.own[i] };
-                known += u32::from(is_own);
             }
-            self.known += known;
             if smoothing > 0.0 {
                 let share = 1.0 / chunk.channels as f32;
                 for i in 0..count {
@@ -602,47 +595,14 @@ impl PointScores {
         }
     }
 
-    /// Adds the losses up by lanes; how many points have a target, and of how many the class is found.
+    /// Adds the losses up by lanes.
     #[inline(always)]
-    fn add_losses(&self, target: &[f32], smoothing: f32, losses: &mut [f32; CHUNK]) -> (u32, u32) {
-        let (mut count, mut right) = (0, 0);
+    fn add_losses(&self, target: &[f32], smoothing: f32, losses: &mut [f32; CHUNK]) {
         for i in 0..target.len() {
             let aim = self.own[i] + smoothing * (self.mean[i] - self.own[i]);
             let loss = self.weight[i] * (ln(self.sum[i]) - aim);
             losses[i] += if target[i].is_nan() { 0.0 } else { loss };
-            count += u32::from(!target[i].is_nan());
-            right += u32::from(target[i] == self.found[i]);
         }
-        (count, right)
-    }
-
-    /// Of how many points fewer than five classes have larger scores than the target's, or are before it with the same.
-    #[inline(always)]
-    fn among_five(&self, chunk: &ChunkOfScores) -> u32 {
-        let mut before = [0f32; CHUNK];
-        for channel in 0..chunk.channels {
-            let (row, number) = (chunk.row(channel), channel as f32);
-            for (i, before) in before.iter_mut().take(row.len()).enumerate() {
-                let v = row[i] - self.largest[i];
-                let is_before = v > self.own[i] || (v == self.own[i] && number < chunk.target[i]);
-                *before += if is_before { 1.0 } else { 0.0 };
-            }
-        }
-        let is_right = |i: &usize| before[*i] < 5.0 && self.found[*i] >= 0.0 && !chunk.target[*i].is_nan();
-        (0..chunk.target.len()).filter(is_right).count() as u32
-    }
-
-    /// How many points are of a class and found to be of it, how many are found to be, and how many are.
-    #[inline(always)]
-    fn count(&self, target: &[f32], class: f32) -> [u32; 3] {
-        let [mut hits, mut found, mut there] = [0; 3];
-        for (&target, &guess) in target.iter().zip(&self.found) {
-            let (is_there, is_found) = (target == class, guess == class);
-            hits += u32::from(is_there & is_found);
-            found += u32::from(is_found & !target.is_nan());
-            there += u32::from(is_there);
-        }
-        [hits, found, there]
     }
 }
 

@@ -1,6 +1,8 @@
 //! Values that are known before anything runs: what exporters write to compute shapes, masks and places. They are
 //! computed when a network is imported, for its batch and image (`fold`).
 
+use ndarray::{ArrayD, IxDyn};
+
 use super::tensor::{OnnxTensor, Reason};
 
 /// Numbers of more than this are weights, and nothing is computed from them. It also limits what a file can make of
@@ -74,10 +76,15 @@ impl ConstantTensor {
         }
     }
 
+    /// The places of its elements, in its shape: what moves them moves the elements.
+    pub fn places(&self) -> Option<ArrayD<usize>> {
+        places(&self.dims)
+    }
+
     /// The elements at these places.
-    pub fn at(&self, places: &[usize], dims: Vec<usize>) -> Option<ConstantTensor> {
-        fn pick<T: Copy>(from: &[T], places: &[usize]) -> Option<Vec<T>> {
-            places.iter().map(|&place| from.get(place).copied()).collect()
+    pub fn at(&self, places: impl IntoIterator<Item = usize>, dims: Vec<usize>) -> Option<ConstantTensor> {
+        fn pick<T: Copy>(from: &[T], places: impl IntoIterator<Item = usize>) -> Option<Vec<T>> {
+            places.into_iter().map(|place| from.get(place).copied()).collect()
         }
         let numbers = match &self.numbers {
             Integers(integers) => Integers(pick(integers, places)?),
@@ -88,33 +95,26 @@ impl ConstantTensor {
 
     /// Stretched to a shape as numpy does it.
     pub fn stretched(&self, dims: &[usize]) -> Option<ConstantTensor> {
-        let missing = dims.len().checked_sub(self.dims.len())?;
-        let fits = |(&own, &to): (&usize, &usize)| own == to || own == 1;
-        if !self.dims.iter().zip(&dims[missing..]).all(fits) {
-            return None;
+        count(dims)?;
+        self.at(self.places()?.broadcast(IxDyn(dims))?.iter().copied(), dims.to_vec())
+    }
+
+    /// The numbers of several in a row: integers where all have them.
+    pub fn chained(parts: &[&ConstantTensor]) -> ConstantTensor {
+        let integers: Result<Vec<&[i64]>, _> = parts.iter().map(|part| part.integers()).collect();
+        match integers {
+            Ok(parts) => ConstantTensor::row(parts.concat()),
+            Err(_) => {
+                let reals: Vec<f32> = parts.iter().flat_map(|part| part.reals()).collect();
+                ConstantTensor { dims: vec![reals.len()], numbers: Reals(reals) }
+            }
         }
-        let own = strides(&self.dims);
-        let stride = |axis: usize| match axis.checked_sub(missing) {
-            Some(axis) if self.dims[axis] > 1 => own[axis],
-            _ => 0,
-        };
-        let strides: Vec<usize> = (0..dims.len()).map(stride).collect();
-        self.at(&places(dims, |index| dot(index, &strides))?, dims.to_vec())
     }
 }
 
-/// How far apart the elements of each axis are.
-pub fn strides(dims: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; dims.len()];
-    for axis in (1..dims.len()).rev() {
-        strides[axis - 1] = strides[axis] * dims[axis];
-    }
-    strides
-}
-
-/// The place of an element in memory.
-pub fn dot(index: &[usize], strides: &[usize]) -> usize {
-    index.iter().zip(strides).map(|(index, stride)| index * stride).sum()
+/// 0, 1, 2, … in a shape.
+pub fn places(dims: &[usize]) -> Option<ArrayD<usize>> {
+    ArrayD::from_shape_vec(IxDyn(dims), (0..count(dims)?).collect()).ok()
 }
 
 /// How many elements a shape has; `None` for more than are computed with, also in a part of the axes of a shape that
@@ -122,24 +122,6 @@ pub fn dot(index: &[usize], strides: &[usize]) -> usize {
 pub fn count(dims: &[usize]) -> Option<usize> {
     let most = dims.iter().try_fold(1usize, |a, &b| a.checked_mul(b.max(1)));
     most.filter(|&most| most <= MOST).map(|_| dims.iter().product())
-}
-
-/// What `of` says of each index of a shape, last dimension fastest.
-pub fn places(dims: &[usize], mut of: impl FnMut(&[usize]) -> usize) -> Option<Vec<usize>> {
-    let count = count(dims)?;
-    let mut index = vec![0; dims.len()];
-    let mut places = Vec::with_capacity(count);
-    for _ in 0..count {
-        places.push(of(&index));
-        for axis in (0..dims.len()).rev() {
-            index[axis] += 1;
-            if index[axis] < dims[axis] {
-                break;
-            }
-            index[axis] = 0;
-        }
-    }
-    Some(places)
 }
 
 /// The shape that all of these are stretched to.

@@ -1,8 +1,10 @@
 //! What nodes give of constants: the ops that are computed in advance.
 
-use super::constant::ConstantValues::{Integers, Reals};
+use ndarray::{ArrayD, ArrayViewD, Axis, IxDyn, concatenate, indices};
+
+use super::constant::ConstantValues::{self, Integers, Reals};
 use super::constant::{
-    ConstantTensor, common, count, dot, from_front, places, reshaped, squeezed, strides, taken, unsqueezed,
+    ConstantTensor, common, count, from_front, places, reshaped, squeezed, taken, unsqueezed,
 };
 use super::node::{OnnxNode, lengths};
 use super::schema::data_type;
@@ -57,7 +59,7 @@ pub fn fold(node: &OnnxNode, inputs: &[&ConstantTensor]) -> Option<Result<Consta
         ("ScatterND", [x, at, updates]) if node.text("reduction").unwrap_or("none") == "none" => {
             scatter(x, at, updates)
         }
-        ("Size", [x]) => Some(ConstantTensor { dims: Vec::new(), numbers: Integers(vec![x.len() as i64]) }),
+        ("Size", [x]) => Some(single(Integers(vec![x.len() as i64]))),
         ("ConstantOfShape", [shape]) => return Some(filled(node, shape)),
         ("Range", [start, end, step]) => range(start, end, step),
         ("IsInf", [x]) => Some(are_infinite(node, x)),
@@ -127,27 +129,20 @@ fn gather(x: &ConstantTensor, at: &ConstantTensor, axis: i64) -> Option<Constant
     let axis = from_front(axis, x.dims.len())?;
     let found = at.integers().ok()?.iter().map(|&place| from_front(place, x.dims[axis]));
     let found: Vec<usize> = found.collect::<Option<_>>()?;
-    let inner: usize = x.dims[axis + 1..].iter().product();
-    let outer: usize = x.dims[..axis].iter().product();
-    let shape = [outer, found.len(), inner];
-    let places = places(&shape, |i| (i[0] * x.dims[axis] + found[i[1]]) * inner + i[2])?;
-    x.at(&places, [&x.dims[..axis], &at.dims, &x.dims[axis + 1..]].concat())
+    let dims = [&x.dims[..axis], &at.dims, &x.dims[axis + 1..]].concat();
+    count(&dims)?;
+    x.at(x.places()?.select(Axis(axis), &found), dims)
 }
 
 fn gather_elements(x: &ConstantTensor, at: &ConstantTensor, axis: i64) -> Option<ConstantTensor> {
     let axis = from_front(axis, x.dims.len())?;
-    let fits = |other: usize| other == axis || at.dims[other] <= x.dims[other];
-    if at.dims.len() != x.dims.len() || !(0..at.dims.len()).all(fits) {
-        return None;
-    }
-    let found = at.integers().ok()?.iter().map(|&place| from_front(place, x.dims[axis]));
-    let mut found = found.collect::<Option<Vec<usize>>>()?.into_iter();
-    let own = strides(&x.dims);
-    let place = |index: &[usize]| {
-        let along = |other: usize| if other == axis { 0 } else { index[other] * own[other] };
-        (0..index.len()).map(along).sum::<usize>() + found.next().unwrap_or(0) * own[axis]
-    };
-    x.at(&places(&at.dims, place)?, at.dims.clone())
+    let (own, at_axis) = (x.places()?, at.integers().ok()?);
+    let found = indices(IxDyn(&at.dims)).into_iter().zip(at_axis).map(|(mut index, &place)| {
+        index[axis] = from_front(place, x.dims[axis])?;
+        own.get(index).copied()
+    });
+    let found: Vec<usize> = found.collect::<Option<_>>().filter(|_| at.dims.len() == x.dims.len())?;
+    x.at(found, at.dims.clone())
 }
 
 fn gather_blocks(x: &ConstantTensor, at: &ConstantTensor) -> Option<ConstantTensor> {
@@ -155,8 +150,7 @@ fn gather_blocks(x: &ConstantTensor, at: &ConstantTensor) -> Option<ConstantTens
     let (&depth, outer) = at.dims.split_last()?;
     let dims = [outer, &x.dims[depth..]].concat();
     count(&dims)?;
-    let places: Vec<usize> = firsts.into_iter().flat_map(|first| first..first + block).collect();
-    x.at(&places, dims)
+    x.at(firsts.into_iter().flat_map(|first| first..first + block), dims)
 }
 
 /// What lies along an axis.
@@ -178,22 +172,15 @@ fn concat(parts: &[&ConstantTensor], axis: i64) -> Option<ConstantTensor> {
     let mut dims = first.dims.clone();
     dims[axis] = parts.iter().map(|part| part.dims[axis]).sum();
     count(&dims)?;
-    let (outer, inner): (usize, usize) = (dims[..axis].iter().product(), dims[axis + 1..].iter().product());
-    fn joined<T: Copy>(parts: &[(Vec<T>, usize)], outer: usize) -> Vec<T> {
-        let rows = (0..outer).flat_map(|row| parts.iter().map(move |(all, width)| (row, all, *width)));
-        rows.flat_map(|(row, all, width)| all[row * width..(row + 1) * width].to_vec()).collect()
-    }
-    let width = |part: &ConstantTensor| part.dims[axis] * inner;
-    let integers: Option<Vec<(Vec<i64>, usize)>> =
-        parts.iter().map(|part| Some((part.integers().ok()?.to_vec(), width(part)))).collect();
-    let numbers = match integers {
-        Some(parts) => Integers(joined(&parts, outer)),
-        None => {
-            let parts: Vec<_> = parts.iter().map(|part| (part.reals(), width(part))).collect();
-            Reals(joined(&parts, outer))
-        }
-    };
-    Some(ConstantTensor { dims, numbers })
+    let (own, mut before) = (parts.iter().map(|part| part.places()).collect::<Option<Vec<_>>>()?, 0);
+    let behind = own.into_iter().map(|places| {
+        let first = before;
+        before += places.len();
+        places + first
+    });
+    let places: Vec<ArrayD<usize>> = behind.collect();
+    let views: Vec<_> = places.iter().map(|places| places.view()).collect();
+    ConstantTensor::chained(parts).at(concatenate(Axis(axis), &views).ok()?, dims)
 }
 
 /// By the numbers that are attributes in old files and inputs in newer ones.
@@ -208,16 +195,15 @@ fn slice(node: &OnnxNode, x: &ConstantTensor, rest: &[&ConstantTensor]) -> Optio
     if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
         return None;
     }
-    let (mut firsts, mut strides, mut dims) = (vec![0; x.dims.len()], vec![1; x.dims.len()], x.dims.clone());
+    let mut part = x.places()?;
     for place in 0..starts.len() {
         let axis = from_front(axes[place], x.dims.len())?;
-        (firsts[axis], strides[axis], dims[axis]) =
-            taken(x.dims[axis], starts[place], ends[place], steps[place]);
+        let (first, step, count) = taken(part.len_of(Axis(axis)), starts[place], ends[place], steps[place]);
+        let at: Vec<usize> = (0..count as i64).map(|index| (first as i64 + index * step) as usize).collect();
+        part = part.select(Axis(axis), &at);
     }
-    let own = self::strides(&x.dims);
-    let at = |axis: usize, index: usize| (firsts[axis] as i64 + index as i64 * strides[axis]) as usize;
-    let place = |index: &[usize]| (0..index.len()).map(|axis| at(axis, index[axis]) * own[axis]).sum();
-    x.at(&places(&dims, place)?, dims)
+    let dims = part.shape().to_vec();
+    x.at(part, dims)
 }
 
 pub fn transpose(x: &ConstantTensor, perm: Option<&[i64]>) -> Option<ConstantTensor> {
@@ -226,18 +212,20 @@ pub fn transpose(x: &ConstantTensor, perm: Option<&[i64]>) -> Option<ConstantTen
     if order.len() != rank || !(0..rank).all(|axis| order.contains(&axis)) {
         return None;
     }
-    let own = strides(&x.dims);
-    let (dims, strides): (Vec<usize>, Vec<usize>) =
-        order.iter().map(|&axis| (x.dims[axis], own[axis])).unzip();
-    x.at(&places(&dims, |index| dot(index, &strides))?, dims)
+    let turned = x.places()?.permuted_axes(order);
+    x.at(turned.iter().copied(), turned.shape().to_vec())
 }
 
 fn tile(x: &ConstantTensor, times: &ConstantTensor) -> Option<ConstantTensor> {
     let times = lengths(times.integers().ok()?).filter(|times| times.len() == x.dims.len())?;
     let extents = x.dims.iter().zip(&times).map(|(extent, times)| extent.checked_mul(*times));
-    let (dims, own) = (extents.collect::<Option<Vec<usize>>>()?, strides(&x.dims));
-    let place = |index: &[usize]| (0..index.len()).map(|axis| index[axis] % x.dims[axis] * own[axis]).sum();
-    x.at(&places(&dims, place)?, dims)
+    let (dims, own) = (extents.collect::<Option<Vec<usize>>>()?, x.places()?);
+    count(&dims)?;
+    let place = |mut index: IxDyn| {
+        (0..x.dims.len()).for_each(|axis| index[axis] %= x.dims[axis]);
+        own[index]
+    };
+    x.at(indices(IxDyn(&dims)).into_iter().map(place), dims)
 }
 
 /// The places that the rows of `at` name, each the first of a block of so many.
@@ -245,11 +233,10 @@ pub fn blocks(dims: &[usize], at: &ConstantTensor) -> Option<(Vec<usize>, usize)
     let (&depth, _) = at.dims.split_last()?;
     let (outer, inner) = (dims.get(..depth)?, dims.get(depth..)?);
     let block = inner.iter().product();
-    let strides = strides(dims);
     let place = |row: &[i64]| {
-        let index: Option<Vec<usize>> =
-            row.iter().zip(outer).map(|(&at, &extent)| from_front(at, extent)).collect();
-        Some(dot(&index?, &strides))
+        let mut index = row.iter().zip(outer);
+        let first = index.try_fold(0, |first, (&at, &extent)| Some(first * extent + from_front(at, extent)?));
+        Some(first? * block)
     };
     let rows = at.integers().ok()?;
     let firsts = if depth == 0 { None } else { rows.chunks(depth).map(place).collect() };
@@ -257,24 +244,23 @@ pub fn blocks(dims: &[usize], at: &ConstantTensor) -> Option<(Vec<usize>, usize)
 }
 
 fn scatter(x: &ConstantTensor, at: &ConstantTensor, updates: &ConstantTensor) -> Option<ConstantTensor> {
-    fn put<T: Copy>(mut all: Vec<T>, (firsts, block): (Vec<usize>, usize), updates: &[T]) -> Option<Vec<T>> {
-        if updates.len() != firsts.len().checked_mul(block)? {
-            return None;
-        }
-        for (first, updates) in firsts.into_iter().zip(updates.chunks(block.max(1))) {
-            all.get_mut(first..first + block)?.copy_from_slice(updates);
-        }
-        Some(all)
+    let (firsts, block) = blocks(&x.dims, at)?;
+    if updates.len() != firsts.len().checked_mul(block)? {
+        return None;
     }
-    let blocks = blocks(&x.dims, at)?;
-    let numbers = match (&x.numbers, &updates.numbers) {
-        (Integers(all), Integers(updates)) => Integers(put(all.clone(), blocks, updates)?),
-        _ => Reals(put(x.reals(), blocks, &updates.reals())?),
-    };
-    Some(ConstantTensor { dims: x.dims.clone(), numbers })
+    let mut places: Vec<usize> = (0..x.len()).collect();
+    for (row, first) in firsts.into_iter().enumerate() {
+        let updated = places.get_mut(first..first + block)?.iter_mut().enumerate();
+        updated.for_each(|(at, place)| *place = x.len() + row * block + at);
+    }
+    ConstantTensor::chained(&[x, updates]).at(places, x.dims.clone())
 }
 
 // ---- other numbers ----
+
+fn single(numbers: ConstantValues) -> ConstantTensor {
+    ConstantTensor { dims: Vec::new(), numbers }
+}
 
 fn cast_like(x: &ConstantTensor, like: &ConstantTensor) -> ConstantTensor {
     let to = if matches!(like.numbers, Reals(_)) { data_type::FLOAT } else { data_type::INT64 };
@@ -286,9 +272,7 @@ fn clip(node: &OnnxNode, x: &ConstantTensor, limits: &[&ConstantTensor]) -> Opti
     for (place, (name, op)) in [("min", "Max"), ("max", "Min")].into_iter().enumerate() {
         let limit = match limits.get(place).filter(|limit| limit.len() > 0) {
             Some(limit) => Some((*limit).clone()),
-            None => {
-                node.real(name).map(|limit| ConstantTensor { dims: Vec::new(), numbers: Reals(vec![limit]) })
-            }
+            None => node.real(name).map(|limit| single(Reals(vec![limit]))),
         };
         y = limit.map_or(Some(y.clone()), |limit| binary(op, &y, &limit))?;
     }
@@ -299,18 +283,20 @@ fn clip(node: &OnnxNode, x: &ConstantTensor, limits: &[&ConstantTensor]) -> Opti
 fn cumulated(node: &OnnxNode, x: &ConstantTensor, axis: &ConstantTensor) -> Option<ConstantTensor> {
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
     let axis = from_front(*axis.integers().ok()?.first()?, x.dims.len())?;
-    let (inner, extent) = (x.dims[axis + 1..].iter().product::<usize>(), x.dims[axis]);
     fn sums<T: Copy + Default>(
+        x: &ConstantTensor,
         all: &[T],
-        [inner, extent]: [usize; 2],
+        axis: usize,
         [exclusive, reverse]: [bool; 2],
         add: impl Fn(T, T) -> Option<T>,
     ) -> Option<Vec<T>> {
-        let mut sums = all.to_vec();
-        for start in (0..all.len()).filter(|place| (place / inner).is_multiple_of(extent)) {
+        let (places, mut sums) = (x.places()?, all.to_vec());
+        for mut lane in places.lanes(Axis(axis)) {
+            if reverse {
+                lane.invert_axis(Axis(0));
+            }
             let mut sum = T::default();
-            for step in 0..extent {
-                let place = start + inner * if reverse { extent - 1 - step } else { step };
+            for &place in lane {
                 let next = add(sum, all[place])?;
                 sums[place] = if exclusive { sum } else { next };
                 sum = next;
@@ -320,8 +306,8 @@ fn cumulated(node: &OnnxNode, x: &ConstantTensor, axis: &ConstantTensor) -> Opti
     }
     let how = [is_set("exclusive"), is_set("reverse")];
     let numbers = match &x.numbers {
-        Integers(all) => Integers(sums(all, [inner, extent], how, i64::checked_add)?),
-        Reals(all) => Reals(sums(all, [inner, extent], how, |a, b| Some(a + b))?),
+        Integers(all) => Integers(sums(x, all, axis, how, i64::checked_add)?),
+        Reals(all) => Reals(sums(x, all, axis, how, |a, b| Some(a + b))?),
     };
     Some(ConstantTensor { dims: x.dims.clone(), numbers })
 }
@@ -344,15 +330,12 @@ fn triangle(node: &OnnxNode, x: &ConstantTensor, rest: &[&ConstantTensor]) -> Op
         let distance = (place % columns) as i64 - (place / columns % rows) as i64;
         if is_upper { distance >= by } else { distance <= by }
     };
-    let numbers = match &x.numbers {
-        Integers(all) => {
-            Integers(all.iter().enumerate().map(|(place, &x)| if stays(place) { x } else { 0 }).collect())
-        }
-        Reals(all) => {
-            Reals(all.iter().enumerate().map(|(place, &x)| if stays(place) { x } else { 0.0 }).collect())
-        }
-    };
-    Some(ConstantTensor { dims: x.dims.clone(), numbers })
+    let stays = (0..x.len()).map(|place| i64::from(stays(place))).collect();
+    let (stays, nothing) = (
+        ConstantTensor { dims: x.dims.clone(), numbers: Integers(stays) },
+        cast_like(&single(Integers(vec![0])), x),
+    );
+    choose(&stays, x, &nothing)
 }
 
 /// The product of matrices, of which those of a batch are stretched over each other.
@@ -403,40 +386,28 @@ fn cast(x: &ConstantTensor, to: i64) -> ConstantTensor {
 
 fn filled(node: &OnnxNode, shape: &ConstantTensor) -> Result<ConstantTensor, Reason> {
     let dims = lengths(shape.integers()?).ok_or("fills a shape that is none")?;
-    let count = count(&dims).ok_or_else(|| format!("fills {dims:?} constants"))?;
-    let numbers =
-        match node.tensor("value").map(|value| OnnxTensor::new(value.clone(), std::path::Path::new(""))) {
-            None => Reals(vec![0.0; count]),
-            Some(value) => match ConstantTensor::of(&value?)?.numbers {
-                Integers(one) if one.len() == 1 => Integers(vec![one[0]; count]),
-                Reals(one) if one.len() == 1 => Reals(vec![one[0]; count]),
-                _ => return Err("fills with more than one number".into()),
-            },
-        };
-    Ok(ConstantTensor { dims, numbers })
+    let value = node.tensor("value").map(|value| OnnxTensor::new(value.clone(), std::path::Path::new("")));
+    let value = value.map_or(Ok(single(Reals(vec![0.0]))), |value| ConstantTensor::of(&value?))?;
+    if value.len() != 1 {
+        return Err("fills with more than one number".into());
+    }
+    single(value.numbers).stretched(&dims).ok_or_else(|| format!("fills {dims:?} constants"))
 }
 
 fn range(start: &ConstantTensor, end: &ConstantTensor, step: &ConstantTensor) -> Option<ConstantTensor> {
-    let row = |numbers| Some(ConstantTensor { dims: vec![count_of(&numbers)], numbers });
     if let (Integers(start), Integers(end), Integers(step)) = (&start.numbers, &end.numbers, &step.numbers) {
         let ([start], [end], [step]) = (&start[..], &end[..], &step[..]) else { return None };
         let room = if *step > 0 { end.checked_sub(*start)? } else { start.checked_sub(*end)? };
         let steps =
             usize::try_from(room.max(0)).ok()?.div_ceil(usize::try_from(step.unsigned_abs()).ok()?.max(1));
         let numbers = (0..count(&[steps])? as i64).map(|place| start + place * step).collect();
-        return (*step != 0).then_some(Integers(numbers)).and_then(row);
+        return (*step != 0).then(|| ConstantTensor::row(numbers));
     }
     let [start, end, step] = [start.single()?, end.single()?, step.single()?];
     let steps = ((end - start) / step).ceil().max(0.0);
     let steps = (steps.is_finite() && steps <= 1e6).then_some(steps as usize)?;
-    row(Reals((0..count(&[steps])?).map(|place| start + place as f32 * step).collect()))
-}
-
-fn count_of(numbers: &super::constant::ConstantValues) -> usize {
-    match numbers {
-        Integers(all) => all.len(),
-        Reals(all) => all.len(),
-    }
+    let numbers = (0..count(&[steps])?).map(|place| start + place as f32 * step).collect();
+    Some(ConstantTensor { dims: vec![steps], numbers: Reals(numbers) })
 }
 
 fn is_unary(op: &str) -> bool {
@@ -566,16 +537,9 @@ fn choose(condition: &ConstantTensor, a: &ConstantTensor, b: &ConstantTensor) ->
     let dims = common(&[&condition.dims, &a.dims, &b.dims])?;
     let [condition, a, b] = [condition, a, b].map(|constant| constant.stretched(&dims));
     let (condition, a, b) = (condition?, a?, b?);
-    fn chosen<T: Copy>(condition: &[i64], a: &[T], b: &[T]) -> Vec<T> {
-        let both = a.iter().zip(b);
-        condition.iter().zip(both).map(|(&is_first, (&a, &b))| if is_first != 0 { a } else { b }).collect()
-    }
-    let condition = condition.integers().ok()?;
-    let numbers = match (&a.numbers, &b.numbers) {
-        (Integers(a), Integers(b)) => Integers(chosen(condition, a, b)),
-        _ => Reals(chosen(condition, &a.reals(), &b.reals())),
-    };
-    Some(ConstantTensor { dims, numbers })
+    let condition = condition.integers().ok()?.iter().enumerate();
+    let places = condition.map(|(place, &is_first)| if is_first != 0 { place } else { a.len() + place });
+    ConstantTensor::chained(&[&a, &b]).at(places, dims)
 }
 
 /// Over these axes, over all where none is named.
@@ -588,12 +552,8 @@ fn reduce(node: &OnnxNode, x: &ConstantTensor, axes: &[i64]) -> Option<ConstantT
     };
     let kept: Vec<usize> =
         (0..rank).map(|axis| if over.contains(&axis) { 1 } else { x.dims[axis] }).collect();
-    let own: Vec<usize> = strides(&kept)
-        .into_iter()
-        .zip(&kept)
-        .map(|(stride, &extent)| if extent > 1 { stride } else { 0 })
-        .collect();
-    let to = places(&x.dims, |index| dot(index, &own))?;
+    let own = places(&kept)?;
+    let to = own.broadcast(IxDyn(&x.dims))?;
     let op = match node.op() {
         "ReduceMax" => "Max",
         "ReduceMin" => "Min",
@@ -602,12 +562,12 @@ fn reduce(node: &OnnxNode, x: &ConstantTensor, axes: &[i64]) -> Option<ConstantT
     };
     fn gathered<T: Copy>(
         all: &[T],
-        to: &[usize],
+        to: ArrayViewD<usize>,
         n: usize,
         of: impl Fn(T, T) -> Option<T>,
     ) -> Option<Vec<T>> {
         let mut sums: Vec<Option<T>> = vec![None; n];
-        for (&x, &to) in all.iter().zip(to) {
+        for (&x, &to) in all.iter().zip(&to) {
             sums[to] = Some(match sums[to] {
                 None => x,
                 Some(sum) => of(sum, x)?,
@@ -615,10 +575,9 @@ fn reduce(node: &OnnxNode, x: &ConstantTensor, axes: &[i64]) -> Option<ConstantT
         }
         sums.into_iter().collect()
     }
-    let count = count(&kept)?;
     let numbers = match &x.numbers {
-        Integers(all) => Integers(gathered(all, &to, count, |a, b| of_integers(op, a, b))?),
-        Reals(all) => Reals(gathered(all, &to, count, |a, b| of_reals(op, a, b))?),
+        Integers(all) => Integers(gathered(all, to, own.len(), |a, b| of_integers(op, a, b))?),
+        Reals(all) => Reals(gathered(all, to, own.len(), |a, b| of_reals(op, a, b))?),
     };
     let dims = match node.int("keepdims").unwrap_or(1) {
         0 => (0..rank).filter(|axis| !over.contains(axis)).map(|axis| x.dims[axis]).collect(),

@@ -5,7 +5,7 @@ use super::windows::axes;
 use super::{Lowered, stated};
 use crate::graph::{Permutation, Shape, TensorId};
 use crate::model::onnx::constant::{
-    ConstantTensor, ConstantValues, common, from_front, places, reshaped, squeezed, taken, unsqueezed,
+    ConstantTensor, ConstantValues, common, count, from_front, reshaped, squeezed, taken, unsqueezed,
 };
 use crate::model::onnx::fold;
 use crate::model::onnx::import::{Import, PartialActivation, Stop, StoredTensor, Value};
@@ -356,7 +356,7 @@ pub fn scatter<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]
         return Err(wrong().into());
     };
     let kept: Vec<f32> = last.iter().map(|number| f32::from(u8::from(number.is_none()))).collect();
-    if places(&dims, |_| 0).is_none() {
+    if count(&dims).is_none() {
         return Err(wrong().into());
     }
     let kept = Value::Known(ConstantTensor { dims, numbers: ConstantValues::Reals(kept) });

@@ -1,16 +1,16 @@
 //! Batch normalisation, in the layout of its input. Statistics are f32; what the library lacks is the running ones, and
 //! sums of as many numbers as cubes have.
 
-use std::any::Any;
 use std::ffi::c_uint;
 use std::rc::Rc;
 
 use super::handle::{Desc, Engine, PrimitiveDesc, describe};
-use super::host::{HostKernel, Numbers, Workers};
+use super::host::{HostKernel, Workers};
 use super::layout::{desc, plain};
-use super::primitive::{PrimitiveKernel, attributes, check_memory, forward, spatial};
-use super::{sync_norm, sys};
-use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
+use super::primitive::{CompoundKernel, PrimitiveKernel, attributes, forward, spatial};
+use super::sync_norm::{mean_and_variance, run_on, slices};
+use super::sys;
+use crate::device::{Kernel, KernelRequest, Scalars};
 use crate::error::{Error, Result};
 use crate::graph::BatchNorm;
 
@@ -100,20 +100,8 @@ fn backward_of(engine: &Rc<Engine>, hint: &PrimitiveDesc, norm: &BatchNorm) -> R
     Ok(PrimitiveKernel::new(engine, desc, &inputs[..5 + usize::from(norm.relu)], &outputs)?.in_place(0))
 }
 
-/// The forward op in training: the library's primitive, and the running statistics after it.
-pub struct Training {
-    /// Of cubes mean and variance, which the primitive is given: the library adds up all numbers of a channel in f32,
-    /// which is a tenth of a thousandth off in a cube of 128³.
-    moments: Option<HostKernel>,
-    primitive: PrimitiveKernel,
-    inputs: Vec<Layout>,
-    outputs: Vec<Layout>,
-    momentum: f32,
-    /// n/(n − 1) for n values a channel.
-    unbiased: f32,
-}
-
-/// Mean and variance of cubes, in their layout if there are loops for it.
+/// Mean and variance of cubes, in their layout if there are loops for it: the library adds up all numbers of a channel in
+/// f32, which is a tenth of a thousandth off in a cube of 128³.
 fn moments_of_cubes(
     engine: &Rc<Engine>,
     workers: &Rc<Workers>,
@@ -124,11 +112,13 @@ fn moments_of_cubes(
         return Ok(None);
     }
     let of = KernelRequest { inputs: &request.inputs[..1], outputs: &request.outputs[1..3], ..*request };
-    let moments = sync_norm::mean_and_variance(engine, workers, &of)?;
+    let moments = mean_and_variance(engine, workers, &of)?;
     let fits = given.as_ref().is_none_or(|layout| moments.inputs()[0] == *layout);
     Ok(fits.then_some(moments))
 }
 
+/// The library's primitive, which of cubes is given mean and variance, and the running statistics after it.
+///
 /// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
 pub fn training(
     engine: &Rc<Engine>,
@@ -136,7 +126,7 @@ pub fn training(
     request: &KernelRequest,
     norm: &BatchNorm,
     subject: &str,
-) -> Result<Training> {
+) -> Result<CompoundKernel> {
     check(request, 5, 5 + usize::from(norm.relu))?;
     let moments = moments_of_cubes(engine, workers, request)?;
     let given = if moments.is_some() { sys::USE_GLOBAL_STATS } else { 0 };
@@ -146,7 +136,8 @@ pub fn training(
     let found = if moments.is_some() { &mut inputs } else { &mut outputs };
     found.extend([sys::ARG_MEAN, sys::ARG_VARIANCE]);
     outputs.extend(norm.relu.then_some(sys::ARG_WORKSPACE));
-    let primitive = PrimitiveKernel::new(engine, desc, &inputs, &outputs)?.of(subject);
+    let primitive = PrimitiveKernel::new(engine, desc, &inputs, &outputs)?;
+    let primitive = Rc::new(primitive.of(subject));
 
     let vector = plain(engine, &request.inputs[3].0)?;
     let mut inputs = primitive.inputs()[..3].to_vec();
@@ -155,102 +146,27 @@ pub fn training(
     outputs.extend(vec![vector; 4]);
     outputs.extend(norm.relu.then(|| primitive.outputs().last().cloned()).flatten());
     let ([n, _], size) = spatial(&request.outputs[0])?;
-    let count = (n * size.iter().product::<usize>()) as f64;
-    Ok(Training {
-        moments,
-        primitive,
+    let (norm, count) = (*norm, (n * size.iter().product::<usize>()) as f64);
+    Ok(CompoundKernel {
         inputs,
         outputs,
-        momentum: norm.momentum,
-        unbiased: (count / (count - 1.0)) as f32,
-    })
-}
-
-impl Kernel for Training {
-    fn inputs(&self) -> &[Layout] {
-        &self.inputs
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.outputs
-    }
-
-    fn workspace(&self) -> usize {
-        self.primitive.workspace().max(self.moments.as_ref().map_or(0, Kernel::workspace))
-    }
-
-    fn implementation(&self) -> String {
-        self.primitive.implementation()
-    }
-
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
-        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
-        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
-        let moments =
-            self.moments.as_ref().map(|kernel| kernel.bind(&inputs[..1], &outputs[1..3], workspace));
-        let found = &outputs[1..3];
-        let [given, found] = if moments.is_some() { [found, &[]] } else { [&[], found] };
-        let inputs_and_given = [&inputs[..3], given].concat();
-        let outputs_and_found = [&outputs[..1], found, &outputs[5..]].concat();
-        let room = workspace.slice(0, self.primitive.workspace());
-        Ok(Box::new(TrainingStep {
-            moments: moments.transpose()?,
-            primitive: self.primitive.bind(&inputs_and_given, &outputs_and_found, &room)?,
-            updates: [
-                RunningMean {
-                    before: inputs[3].clone(),
-                    batch: outputs[1].clone(),
-                    after: outputs[3].clone(),
-                    factor: 1.0,
-                },
-                RunningMean {
-                    before: inputs[4].clone(),
-                    batch: outputs[2].clone(),
-                    after: outputs[4].clone(),
-                    factor: self.unbiased,
-                },
-            ],
-            momentum: self.momentum,
-            channels: self.outputs[1].bytes() / 4,
-        }))
-    }
-
-    /// The primitive, which the backward op needs as a hint.
-    fn as_any(&self) -> &dyn Any {
-        &self.primitive
-    }
-}
-
-/// after = (1 − momentum)·before + momentum·factor·batch. `after` may be the memory of `before`.
-struct RunningMean {
-    before: Memory,
-    batch: Memory,
-    after: Memory,
-    factor: f32,
-}
-
-struct TrainingStep {
-    moments: Option<Box<dyn Step>>,
-    primitive: Box<dyn Step>,
-    updates: [RunningMean; 2],
-    momentum: f32,
-    channels: usize,
-}
-
-impl Step for TrainingStep {
-    fn run(&mut self, scalars: &Scalars) -> Result<()> {
-        self.moments.as_mut().map_or(Ok(()), |moments| moments.run(scalars))?;
-        self.primitive.run(scalars)?;
-        for RunningMean { before, batch, after, factor } in &self.updates {
-            super::host::copy(before, after, 4 * self.channels);
-            // SAFETY: one thread; a statistic is apart from the activations, and `before` is not looked at any more.
-            let (batch, after) = unsafe {
-                (Numbers::of(batch).part(0..self.channels), Numbers::of(after).part_mut(0..self.channels))
+        workspace: primitive.workspace().max(moments.as_ref().map_or(0, Kernel::workspace)),
+        in_place: None,
+        implementation: primitive.implementation(),
+        hint: Some(primitive.clone()),
+        bind: Box::new(move |inputs, outputs, workspace| {
+            let found = &outputs[1..3];
+            let moments = moments.as_ref().map(|kernel| kernel.bind(&inputs[..1], found, workspace));
+            let [given, found] = if moments.is_some() { [found, &[]] } else { [&[], found] };
+            let (from, to) = ([&inputs[..3], given].concat(), [&outputs[..1], found, &outputs[5..]].concat());
+            let normalise = primitive.bind(&from, &to, workspace)?;
+            let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
+            let statistics = move |_: &Scalars| {
+                run_on(&norm, [&inputs, &outputs], slices(&outputs[1..3]), count);
+                Ok(())
             };
-            for (running, &new) in after.iter_mut().zip(batch) {
-                *running += self.momentum * (factor * new - *running);
-            }
-        }
-        Ok(())
-    }
+            let steps = moments.transpose()?.into_iter().chain([normalise, Box::new(statistics)]);
+            Ok(steps.collect())
+        }),
+    })
 }

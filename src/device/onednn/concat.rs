@@ -1,17 +1,16 @@
 //! Concatenation along an axis, what takes it apart again, padding, and axes in another order. Channels are put
 //! together in blocked layouts where they allow it.
 
-use std::any::Any;
 use std::ptr::null;
 use std::rc::Rc;
 
 use super::handle::{Attributes, Desc, Engine, describe};
 use super::host::{HostKernel, copy};
 use super::layout::{data_type, desc, plain};
-use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
+use super::primitive::{CompoundKernel, PrimitiveKernel, attributes, inputs, outputs};
 use super::reorder::{reorder_desc, reorder_with};
 use super::sys;
-use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
+use crate::device::{Kernel, KernelRequest, Layout, Scalars};
 use crate::error::{Error, Result};
 use crate::graph::{Permutation, Spec};
 
@@ -83,7 +82,12 @@ pub fn slice(
 
 /// z, x → z with x added to as many of its elements along an axis, from `from` on; over z if possible. Where these are
 /// no whole blocks of z's layout, z is wanted plain.
-pub fn add_slice(engine: &Rc<Engine>, request: &KernelRequest, axis: usize, from: usize) -> Result<AddSlice> {
+pub fn add_slice(
+    engine: &Rc<Engine>,
+    request: &KernelRequest,
+    axis: usize,
+    from: usize,
+) -> Result<CompoundKernel> {
     let ([whole, part], [y]) = (inputs(request)?, outputs(request)?);
     let mut offsets = vec![0; part.shape.rank()];
     let differs = |(i, (a, b)): (usize, (&usize, &usize))| i != axis && a != b;
@@ -111,49 +115,22 @@ pub fn add_slice(engine: &Rc<Engine>, request: &KernelRequest, axis: usize, from
     };
     let sum = reorder_with(engine, desc(&x)?, &seen, Attributes::adding(engine)?)?;
     let sum = PrimitiveKernel::new(engine, sum, &[sys::ARG_SRC], &[sys::ARG_DST])?.gives_in(0, z.clone());
-    Ok(AddSlice { inputs: [z.clone(), x], outputs: [z], sum })
-}
-
-/// A sum over a part of a tensor.
-pub struct AddSlice {
-    inputs: [Layout; 2],
-    outputs: [Layout; 1],
-    sum: PrimitiveKernel,
-}
-
-impl Kernel for AddSlice {
-    fn inputs(&self) -> &[Layout] {
-        &self.inputs
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.outputs
-    }
-
-    fn workspace(&self) -> usize {
-        self.sum.workspace()
-    }
-
-    fn in_place(&self) -> Option<usize> {
-        Some(0)
-    }
-
-    fn implementation(&self) -> String {
-        self.sum.implementation()
-    }
-
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
-        let mut sum = self.sum.bind(&inputs[1..], outputs, workspace)?;
-        let (from, to) = (inputs[0].clone(), outputs[0].clone());
-        Ok(Box::new(move |scalars: &Scalars| {
-            copy(&from, &to, to.bytes());
-            sum.run(scalars)
-        }))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
+    Ok(CompoundKernel {
+        inputs: vec![z.clone(), x],
+        outputs: vec![z],
+        workspace: sum.workspace(),
+        in_place: Some(0),
+        implementation: sum.implementation(),
+        hint: None,
+        bind: Box::new(move |inputs, outputs, workspace| {
+            let (from, to) = (inputs[0].clone(), outputs[0].clone());
+            let first = move |_: &Scalars| {
+                copy(&from, &to, to.bytes());
+                Ok(())
+            };
+            Ok(vec![Box::new(first), sum.bind(&inputs[1..], outputs, workspace)?])
+        }),
+    })
 }
 
 /// Strips of images between ranks, all plain. Whoever runs the steps of several ranks moves them.

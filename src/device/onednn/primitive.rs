@@ -178,6 +178,57 @@ impl Step for PrimitiveStep {
     }
 }
 
+/// Fixes the parts of a kernel to inputs, outputs and workspace: what runs one after the other.
+type BindParts = dyn Fn(&[Memory], &[Memory], &Memory) -> Result<Vec<Box<dyn Step>>>;
+
+/// A kernel of several primitives and loops.
+pub struct CompoundKernel {
+    pub inputs: Vec<Layout>,
+    pub outputs: Vec<Layout>,
+    pub workspace: usize,
+    pub in_place: Option<usize>,
+    pub implementation: String,
+    /// What the backward op needs as a hint.
+    pub hint: Option<Rc<PrimitiveKernel>>,
+    pub bind: Box<BindParts>,
+}
+
+impl Kernel for CompoundKernel {
+    fn inputs(&self) -> &[Layout] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Layout] {
+        &self.outputs
+    }
+
+    fn workspace(&self) -> usize {
+        self.workspace
+    }
+
+    fn in_place(&self) -> Option<usize> {
+        self.in_place
+    }
+
+    fn implementation(&self) -> String {
+        self.implementation.clone()
+    }
+
+    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
+        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
+        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
+        let mut steps = (self.bind)(inputs, outputs, workspace)?;
+        Ok(Box::new(move |scalars: &Scalars| steps.iter_mut().try_for_each(|step| step.run(scalars))))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        match &self.hint {
+            Some(hint) => &**hint,
+            None => self,
+        }
+    }
+}
+
 /// Makes sure that every tensor has room in the memory meant for it.
 pub fn check_memory(memory: &[Memory], layouts: &[&Layout]) -> Result<()> {
     if memory.len() != layouts.len() {

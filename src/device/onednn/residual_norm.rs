@@ -3,7 +3,6 @@
 //! (`channel_loops`), in the layout of x, which read x twice and everything else once, block by block of channels while
 //! that is in cache. Backward the library's two kernels in turn are faster.
 
-use std::any::Any;
 use std::rc::Rc;
 
 use half::bf16;
@@ -11,10 +10,10 @@ use half::bf16;
 use super::channel_loops::{ChannelPiece, Element, Frame, Scratch, Terms, load, store};
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
-use super::primitive::{PrimitiveKernel, check_memory, inputs, outputs};
+use super::primitive::{CompoundKernel, inputs, outputs};
 use super::sync_norm::{self, coefficients, moments_of_piece, put_together, run_on, slices};
 use super::{activation, batch_norm};
-use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
+use crate::device::{Kernel, KernelRequest, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Activation, BatchNorm, DType, Spec};
 
@@ -143,19 +142,12 @@ pub fn inference(
 
 /// dy, x, w, mean, variance, y → dz (over dy if possible), dw, db, dx: the library's ReLU gives dz, and its
 /// normalisation the rest of that.
-pub struct ResidualBackward {
-    relu: PrimitiveKernel,
-    norm: PrimitiveKernel,
-    inputs: Vec<Layout>,
-    outputs: Vec<Layout>,
-}
-
 pub fn backward(
     engine: &Rc<Engine>,
     request: &KernelRequest,
     norm: &BatchNorm,
     subject: &str,
-) -> Result<ResidualBackward> {
+) -> Result<CompoundKernel> {
     let [dy, x, vectors @ .., y] = inputs::<6>(request)?;
     let [dz, dw, db, dx] = outputs(request)?;
     check(x, &[dy, y, dx, dz], &[&vectors[..], &[dw, db]].concat())?;
@@ -176,59 +168,32 @@ pub fn backward(
     inputs[0] = relu.inputs()[0].clone();
     inputs.push(relu.inputs()[1].clone());
     let outputs = [relu.outputs(), &norm.outputs()[1..], &norm.outputs()[..1]].concat();
-    Ok(ResidualBackward { relu: relu.of(subject), norm: norm.of(subject), inputs, outputs })
-}
-
-impl Kernel for ResidualBackward {
-    fn inputs(&self) -> &[Layout] {
-        &self.inputs
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.outputs
-    }
-
-    fn workspace(&self) -> usize {
-        self.relu.workspace().max(self.norm.workspace())
-    }
-
-    fn in_place(&self) -> Option<usize> {
-        Some(0)
-    }
-
-    fn implementation(&self) -> String {
-        format!("{} and {}", self.relu.implementation(), self.norm.implementation())
-    }
-
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
-        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
-        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
-        let [dy, vectors @ .., y] = inputs else {
-            return Err(Error::internal("a normalisation lacks inputs"));
-        };
-        let [dz, dw, db, dx] = outputs else { return Err(Error::internal("a normalisation lacks outputs")) };
-        let room = |kernel: &PrimitiveKernel| workspace.slice(0, kernel.workspace());
-        let mut relu =
-            self.relu.bind(&[dy.clone(), y.clone()], std::slice::from_ref(dz), &room(&self.relu))?;
-        let mut norm = self.norm.bind(
-            &[std::slice::from_ref(dz), vectors].concat(),
-            &[dx, dw, db].map(Memory::clone),
-            &room(&self.norm),
-        )?;
-        Ok(Box::new(move |scalars: &Scalars| {
-            relu.run(scalars)?;
-            norm.run(scalars)
-        }))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
+    let (relu, norm) = (relu.of(subject), norm.of(subject));
+    Ok(CompoundKernel {
+        inputs,
+        outputs,
+        workspace: relu.workspace().max(norm.workspace()),
+        in_place: Some(0),
+        implementation: format!("{} and {}", relu.implementation(), norm.implementation()),
+        hint: None,
+        bind: Box::new(move |inputs, outputs, workspace| {
+            let ([dy, vectors @ .., y], [dz, dw, db, dx]) = (inputs, outputs) else {
+                return Err(Error::internal("a normalisation lacks inputs or outputs"));
+            };
+            let dz = std::slice::from_ref(dz);
+            let of_norm = [dz, vectors].concat();
+            Ok(vec![
+                relu.bind(&[dy, y].map(Memory::clone), dz, workspace)?,
+                norm.bind(&of_norm, &[dx, dw, db].map(Memory::clone), workspace)?,
+            ])
+        }),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Scalars;
     use crate::device::memory::{bytes_of, bytes_of_mut};
     use crate::graph::{Op, Shape};
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers};
+use super::host::{HostKernel, Numbers, Workers, in_wide_registers};
 use super::layout::{desc, plain};
 use super::primitive::spatial;
 use super::sys;
@@ -152,34 +152,18 @@ pub trait Terms<const M: usize, const K: usize>: Sync {
     fn of<const L: usize>(&self, at: usize, coefficients: &[[f32; L]; M]) -> [[f32; L]; K];
 }
 
-/// Adds up the terms of a piece for each channel of its block: K rows of `lanes` sums. `coefficients` are those of the
-/// block.
-pub fn add_up<const M: usize, const K: usize>(
-    grid: &Grid,
-    piece: &ChannelPiece,
-    coefficients: [&[f32]; M],
-    terms: &impl Terms<M, K>,
-    sums: &mut [f32],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has it.
-        return unsafe { add_up_avx2(grid, piece, coefficients, terms, sums) };
+in_wide_registers! {
+    /// Adds up the terms of a piece for each channel of its block: K rows of `lanes` sums. `coefficients` are those of
+    /// the block.
+    pub fn add_up [const M: usize, const K: usize] (
+        grid: &Grid,
+        piece: &ChannelPiece,
+        coefficients: [&[f32]; M],
+        terms: &impl Terms<M, K>,
+        sums: &mut [f32],
+    ) {
+        add_up_anywhere(grid, piece, coefficients, terms, sums);
     }
-    add_up_anywhere(grid, piece, coefficients, terms, sums);
-}
-
-/// `add_up` in wider registers: the same bits.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn add_up_avx2<const M: usize, const K: usize>(
-    grid: &Grid,
-    piece: &ChannelPiece,
-    coefficients: [&[f32]; M],
-    terms: &impl Terms<M, K>,
-    sums: &mut [f32],
-) {
-    add_up_anywhere(grid, piece, coefficients, terms, sums);
 }
 
 #[inline(always)]

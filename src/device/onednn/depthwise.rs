@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::channel_loops::{Element, Grid, load};
 use super::handle::{Desc, Engine, PrimitiveDesc};
-use super::host::{HostKernel, Numbers, Workers};
+use super::host::{HostKernel, Numbers, Workers, in_wide_registers};
 use super::layout::layout;
 use super::sys;
 use crate::device::{KernelRequest, Memory};
@@ -145,30 +145,15 @@ impl Geometry {
 
 type WeightSums<const KW: usize> = [[[f32; LANES]; KW]; MOST_ROWS];
 
-fn add_up<T: Element, const KW: usize>(
-    at: &Geometry,
-    block: usize,
-    tensors: [&Numbers<T>; 2],
-    sums: &mut WeightSums<KW>,
-) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has it.
-        return unsafe { add_up_avx2(at, block, tensors, sums) };
+in_wide_registers! {
+    fn add_up [T: Element, const KW: usize] (
+        at: &Geometry,
+        block: usize,
+        tensors: [&Numbers<T>; 2],
+        sums: &mut WeightSums<KW>,
+    ) {
+        add_up_anywhere(at, block, tensors, sums);
     }
-    add_up_anywhere(at, block, tensors, sums);
-}
-
-/// `add_up` in wider registers: the same bits.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn add_up_avx2<T: Element, const KW: usize>(
-    at: &Geometry,
-    block: usize,
-    tensors: [&Numbers<T>; 2],
-    sums: &mut WeightSums<KW>,
-) {
-    add_up_anywhere(at, block, tensors, sums);
 }
 
 #[inline(always)]

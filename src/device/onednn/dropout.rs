@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers, copy};
+use super::host::{HostKernel, Numbers, Workers, copy, in_wide_registers};
 use super::layout::plain_f32;
 use super::primitive::{inputs, outputs};
 use crate::device::{KernelRequest, Scalars};
@@ -54,22 +54,12 @@ fn drop_whole(values: &mut [f32], key: [u32; 2], sample: u64, scalars: &Scalars,
     }
 }
 
-/// Applies the mask of one sample; `Op::Dropout` defines it.
-fn mask(values: &mut [f32], key: [u32; 2], sample: u64, scalars: &Scalars, p: f32) {
-    let place = [sample as u32, scalars.step as u32, (scalars.step >> 32) as u32];
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: this CPU has the instructions.
-        return unsafe { mask_avx2(values, key, place, p) };
+in_wide_registers! {
+    /// Applies the mask of one sample; `Op::Dropout` defines it.
+    fn mask [] (values: &mut [f32], key: [u32; 2], sample: u64, scalars: &Scalars, p: f32) {
+        let place = [sample as u32, scalars.step as u32, (scalars.step >> 32) as u32];
+        mask_lanes(values, key, place, p);
     }
-    mask_lanes(values, key, place, p);
-}
-
-/// `mask`'s loop compiled for vectors of eight words.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn mask_avx2(values: &mut [f32], key: [u32; 2], place: [u32; 3], p: f32) {
-    mask_lanes(values, key, place, p);
 }
 
 /// Blocks of four random words made at a time: so many that the compiler keeps loops over them, which it can then

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers};
+use super::host::{HostKernel, Numbers, Workers, in_wide_registers};
 use super::layout::plain_f32;
 use super::loss::{LossTarget, cross_entropy, largest, no_class, softmax_gradient};
 use super::primitive::{inputs, outputs};
@@ -263,19 +263,7 @@ impl<'a> Fields<'a> {
         if self.is_rows() {
             return self.add_row(piece, totals);
         }
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has it.
-            return unsafe { self.add_up_avx2(piece, totals) };
-        }
-        self.add_up_anywhere(piece, totals);
-    }
-
-    /// The same in wider registers: the same bits.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn add_up_avx2(&self, piece: usize, totals: &mut [f64]) {
-        self.add_up_anywhere(piece, totals);
+        add_up(self, piece, totals);
     }
 
     #[inline(always)]
@@ -411,19 +399,7 @@ impl<'a> Fields<'a> {
         if self.is_rows() {
             return self.differentiate_row(piece, gradient, scale);
         }
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has it.
-            return unsafe { self.differentiate_avx2(piece, gradient, scale) };
-        }
-        self.differentiate_anywhere(piece, gradient, scale);
-    }
-
-    /// The same in wider registers: the same bits.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn differentiate_avx2(&self, piece: usize, gradient: Numbers, scale: f32) {
-        self.differentiate_anywhere(piece, gradient, scale);
+        differentiate(self, piece, gradient, scale);
     }
 
     #[inline(always)]
@@ -500,6 +476,18 @@ impl<'a> Fields<'a> {
             Loss::Output => each(to, output, target, |_, _| scale),
             Loss::Mse | Loss::CrossEntropy => each(to, output, target, |y, t| 2.0 * (y - t) * scale),
         }
+    }
+}
+
+in_wide_registers! {
+    fn add_up [] (fields: &Fields, piece: usize, totals: &mut [f64]) {
+        fields.add_up_anywhere(piece, totals);
+    }
+}
+
+in_wide_registers! {
+    fn differentiate [] (fields: &Fields, piece: usize, gradient: Numbers, scale: f32) {
+        fields.differentiate_anywhere(piece, gradient, scale);
     }
 }
 

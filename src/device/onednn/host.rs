@@ -50,6 +50,27 @@ impl Workers {
     }
 }
 
+/// A function whose loops are compiled for wider registers, too, and run so where the processor has these: the same bits.
+/// It is to call what is always inlined. Generics stand in brackets.
+macro_rules! in_wide_registers {
+    ($(#[$about:meta])* $vis:vis fn $name:ident [$($generics:tt)*] ($($argument:ident: $of:ty),* $(,)?) $body:block) => {
+        $(#[$about])*
+        $vis fn $name<$($generics)*>($($argument: $of),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2")]
+            fn avx2<$($generics)*>($($argument: $of),*) $body
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: the processor has it.
+                return unsafe { avx2($($argument),*) };
+            }
+            $body
+        }
+    };
+}
+
+pub(super) use in_wide_registers;
+
 /// Cuts 0..length into pieces of at most `PIECE` elements.
 pub fn pieces(length: usize) -> impl Iterator<Item = Range<usize>> {
     (0..length.div_ceil(PIECE)).map(move |index| piece(index, length))

@@ -103,6 +103,36 @@ pub fn temporary(path: &Path) -> PathBuf {
     beside(path, "", &ending(owner::id()))
 }
 
+/// A file that has another name until it is whole, and is gone again if it does not get that far.
+pub struct Unfinished {
+    /// The name that it is to have.
+    pub path: PathBuf,
+    /// The name that it has until then.
+    pub temporary: PathBuf,
+}
+
+impl Unfinished {
+    /// Nothing is made yet.
+    pub fn new(path: &Path) -> Unfinished {
+        Unfinished { path: path.to_path_buf(), temporary: temporary(path) }
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// As for `name`.
+    pub fn finish(&self) -> io::Result<()> {
+        name(&self.temporary, &self.path)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Half a file serves nobody. Nothing can be done where it cannot be removed.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
 /// How such names end of a process of this name.
 fn ending(id: &str) -> String {
     format!(".{id}.tmp")
@@ -156,19 +186,15 @@ fn write_and<T>(
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return write(path);
     }
-    let temporary = temporary(path);
+    let Unfinished { temporary, .. } = &Unfinished::new(path);
     let settle = || {
-        File::open(&temporary)?.sync_all()?;
-        name(&temporary)?;
+        File::open(temporary)?.sync_all()?;
+        name(temporary)?;
         // The name is on disk once the directory is.
         File::open(directory_of(path))?.sync_all()
     };
     let wrong = |error: std::io::Error| Error::output(path, format!("cannot write {what}: {error}"));
-    let written = write(&temporary).and_then(|value| settle().map(|()| value).map_err(wrong));
-    written.inspect_err(|_| {
-        // Half a file serves nobody.
-        let _ = fs::remove_file(&temporary);
-    })
+    write(temporary).and_then(|value| settle().map(|()| value).map_err(wrong))
 }
 
 /// Removes the half-written files of a directory whose names will do: those of dead processes, where this one owns what

@@ -10,7 +10,7 @@ use ndarray::{ArrayView, IxDyn};
 use super::check_new;
 use super::file::{describe, text, texts};
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::Unfinished;
 
 /// By which such a file is known.
 const FORMAT: &str = "dltrain field predictions";
@@ -32,10 +32,8 @@ pub struct FieldOrigin {
 
 /// A file of outputs that is being written.
 pub struct FieldPredictions {
-    path: PathBuf,
-    temporary: PathBuf,
-    file: Option<File>,
-    output: Option<Dataset>,
+    file: File,
+    output: Dataset,
     /// What it was to be, where that is known.
     target: Option<(Dataset, Vec<usize>)>,
     /// The class of each point, where the outputs are scores of classes.
@@ -43,6 +41,8 @@ pub struct FieldPredictions {
     /// The axes of an output, and samples written.
     shape: Vec<usize>,
     written: usize,
+    /// Behind the library's handles: dropped when these are closed.
+    unfinished: Unfinished,
 }
 
 impl FieldPredictions {
@@ -57,10 +57,10 @@ impl FieldPredictions {
         of_classes: bool,
     ) -> Result<FieldPredictions> {
         check_new(path)?;
-        let temporary = files::temporary(path);
+        let unfinished = Unfinished::new(path);
         #[allow(clippy::type_complexity, reason = "what the file has, once")]
         let create = || -> hdf5::Result<(File, Dataset, Option<(Dataset, Vec<usize>)>, Option<Dataset>)> {
-            let file = File::create(&temporary)?;
+            let file = File::create(&unfinished.temporary)?;
             text(&file, "format", FORMAT)?;
             file.new_dataset_builder().with_data(&texts(&origin.samples)?).create("sample")?;
             for (name, places) in &origin.coordinates {
@@ -96,9 +96,8 @@ impl FieldPredictions {
             Ok((file, output, target, classes))
         };
         let (file, output, target, classes) = create().map_err(|error| wrong(path, &error))?;
-        let (path, shape) = (path.to_path_buf(), shape.to_vec());
-        let (file, output) = (Some(file), Some(output));
-        Ok(FieldPredictions { path, temporary, file, output, target, classes, shape, written: 0 })
+        let shape = shape.to_vec();
+        Ok(FieldPredictions { file, output, target, classes, shape, written: 0, unfinished })
     }
 
     /// Adds the output of the next sample, and its target, where the file has such.
@@ -114,9 +113,7 @@ impl FieldPredictions {
         let write = || -> hdf5::Result<()> {
             let view = ArrayView::from_shape(IxDyn(&self.shape), output);
             let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
-            if let Some(output) = &self.output {
-                output.write_slice(view, at(&self.shape))?;
-            }
+            self.output.write_slice(view, at(&self.shape))?;
             if let Some((all, shape)) = &self.target {
                 let view = ArrayView::from_shape(IxDyn(shape), target);
                 let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
@@ -136,7 +133,7 @@ impl FieldPredictions {
             let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
             classes.write_slice(view, at(shape))
         };
-        write().map_err(|error| wrong(&self.path, &error))?;
+        write().map_err(|error| wrong(&self.unfinished.path, &error))?;
         self.written += 1;
         Ok(())
     }
@@ -145,19 +142,11 @@ impl FieldPredictions {
     ///
     /// # Errors
     /// `Output`.
-    pub fn finish(mut self) -> Result<()> {
-        drop((self.output.take(), self.target.take(), self.classes.take()));
-        let closed = self.file.take().map_or(Ok(()), File::close);
-        closed.map_err(|error| wrong(&self.path, &error))?;
-        files::name(&self.temporary, &self.path).map_err(|error| wrong(&self.path, &error))
-    }
-}
-
-impl Drop for FieldPredictions {
-    /// Half a file is no use to anyone.
-    fn drop(&mut self) {
-        drop((self.output.take(), self.target.take(), self.classes.take(), self.file.take()));
-        let _ = std::fs::remove_file(&self.temporary);
+    pub fn finish(self) -> Result<()> {
+        let FieldPredictions { file, output, target, classes, unfinished, .. } = self;
+        drop((output, target, classes));
+        file.close().map_err(|error| wrong(&unfinished.path, &error))?;
+        unfinished.finish().map_err(|error| wrong(&unfinished.path, &error))
     }
 }
 

@@ -5,7 +5,7 @@
 //! clock.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{RankInfo, path};
 use crate::comm::Offset;
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::Unfinished;
 use crate::trace::{Event, EventKind, FOR_RANK};
 
 /// The file of a run; on other ranks than 0 all calls do nothing.
@@ -48,14 +48,11 @@ fn part_of(path: &Path, part: usize) -> PathBuf {
 }
 
 struct TimelineWriter {
-    path: PathBuf,
-    /// Where it is until it is whole.
-    temporary: PathBuf,
     out: BufWriter<File>,
+    file: Unfinished,
     clocks: Vec<Value>,
     /// The first failure: nothing is written after it.
     failed: Option<std::io::Error>,
-    whole: bool,
 }
 
 impl TimelineFile {
@@ -72,17 +69,10 @@ impl TimelineFile {
         let mut free = parts.filter(|path| !goes_on || path.symlink_metadata().is_err());
         let path = free.next().unwrap_or_else(|| path.into());
         path::claim(&path, "--timeline")?;
-        let temporary = files::temporary(&path);
-        let file = File::create_new(&temporary)
+        let file = Unfinished::new(&path);
+        let out = File::create_new(&file.temporary)
             .map_err(|error| Error::output(&path, format!("cannot write the timeline: {error}")))?;
-        let writer = TimelineWriter {
-            path,
-            temporary,
-            out: BufWriter::new(file),
-            clocks: Vec::new(),
-            failed: None,
-            whole: false,
-        };
+        let writer = TimelineWriter { out: BufWriter::new(out), file, clocks: Vec::new(), failed: None };
         Ok(TimelineFile { writer: Some(writer) })
     }
 
@@ -110,22 +100,10 @@ impl TimelineFile {
         writer.write(&format!("{last}\n],\"otherData\":{}}}\n", json!({"clocks": clocks})));
         let written = writer.out.flush();
         let written = writer.failed.take().map_or(written, Err);
-        match written.and_then(|()| files::name(&writer.temporary, &writer.path)) {
-            Ok(()) => {
-                writer.whole = true;
-                Ok(())
-            }
-            Err(error) => Err(Error::output(&writer.path, format!("cannot write the timeline: {error}"))),
-        }
-    }
-}
-
-impl Drop for TimelineWriter {
-    fn drop(&mut self) {
-        if !self.whole {
-            // Half a file opens nowhere. Nothing can be done where it cannot be removed.
-            let _ = fs::remove_file(&self.temporary);
-        }
+        let wrong = |error: std::io::Error| {
+            Error::output(&writer.file.path, format!("cannot write the timeline: {error}"))
+        };
+        written.and_then(|()| writer.file.finish()).map_err(wrong)
     }
 }
 

@@ -58,8 +58,17 @@ pub struct Executor<L: Link> {
     /// Slots in flight, the oldest first. A slot whose messages have all come and left is done, but stays here while
     /// acknowledgements are on their way.
     flying: Vec<Slot>,
-    /// Messages that end when they are received.
-    matching: Vec<Matching<L::Request>>,
+    matched: MatchedSends<L::Request>,
+    /// `f32` words that left this rank so far.
+    words_sent: u64,
+    /// Tells its messages from those of others in a timeline.
+    channel: usize,
+}
+
+/// Messages that end when they are received, and what tells when the next one is due.
+struct MatchedSends<R> {
+    /// Those on their way.
+    matching: Vec<Matching<R>>,
     /// What these are sent from, so that their ranges are free at once: where a range is added to as soon as it has
     /// left (recursive doubling), both ranks of a pair would wait for each other's acknowledgement.
     copies: Vec<Rc<Region>>,
@@ -68,10 +77,6 @@ pub struct Executor<L: Link> {
     /// Whether one of these was held back, and whether one has ended since.
     held: bool,
     freed: bool,
-    /// `f32` words that left this rank so far.
-    words_sent: u64,
-    /// Tells its messages from those of others in a timeline.
-    channel: usize,
 }
 
 /// A message on its way that ends when it is received: whose, and to whom.
@@ -127,7 +132,13 @@ impl<L: Link> Executor<L> {
         link: Rc<L>,
         region: &Rc<Region>,
     ) -> Executor<L> {
-        let (slots, flying, unmatched) = (Vec::new(), Vec::new(), vec![0; link.size()]);
+        let matched = MatchedSends {
+            matching: Vec::new(),
+            copies: Vec::new(),
+            unmatched: vec![0; link.size()],
+            held: false,
+            freed: false,
+        };
         Executor {
             name,
             algorithm: Box::new(algorithm),
@@ -136,13 +147,9 @@ impl<L: Link> Executor<L> {
             group: Group::all(link.rank(), link.size()),
             link,
             region: region.clone(),
-            slots,
-            flying,
-            matching: Vec::new(),
-            copies: Vec::new(),
-            unmatched,
-            held: false,
-            freed: false,
+            slots: Vec::new(),
+            flying: Vec::new(),
+            matched,
             words_sent: 0,
             channel: trace::channel(),
         }
@@ -218,8 +225,10 @@ impl<L: Link> Executor<L> {
             self.slots[slot].behind = true;
             return false;
         }
-        if is_matched(self.wire, self.unmatched[peer]) && is_full(&self.matching, place == 0, slot, peer) {
-            self.held = true;
+        if is_matched(self.wire, self.matched.unmatched[peer])
+            && is_full(&self.matched.matching, place == 0, slot, peer)
+        {
+            self.matched.held = true;
             return false;
         }
         true
@@ -230,15 +239,15 @@ impl<L: Link> Executor<L> {
         let at = &mut self.slots[slot];
         let message = &at.schedule.sends[at.sending];
         let (peer, words, tag) = (message.peer, self.wire.words(message.range.len()), Self::tag(slot));
-        let matched = is_matched(self.wire, self.unmatched[peer]);
-        self.unmatched[peer] = if matched { 0 } else { self.unmatched[peer] + 1 };
+        let matched = is_matched(self.wire, self.matched.unmatched[peer]);
+        self.matched.unmatched[peer] = if matched { 0 } else { self.matched.unmatched[peer] + 1 };
         let begun = trace::now();
         let place = at.sending % at.sends.len();
         if matched {
-            let copy = free_copy(&mut self.copies, self.chunk)?;
+            let copy = free_copy(&mut self.matched.copies, self.chunk)?;
             self.region.pack(message.range.clone(), Wire::F32, &copy, 0);
             let request = self.link.send(&copy, &(0..words), peer, tag, true)?;
-            self.matching.push(Matching { slot, peer, request });
+            self.matched.matching.push(Matching { slot, peer, request });
         } else if self.wire == Wire::F32 {
             at.sends[place] = Some(self.link.send(&self.region, &message.range, peer, tag, false)?);
         } else {
@@ -272,12 +281,12 @@ impl<L: Link> Executor<L> {
             self.slots[slot].sent += 1;
             moved = true;
         }
-        while let Some(index) = self.matching.iter().position(|matching| matching.slot == slot) {
-            if !self.link.ended(&mut self.matching[index].request)? {
+        while let Some(index) = self.matched.matching.iter().position(|matching| matching.slot == slot) {
+            if !self.link.ended(&mut self.matched.matching[index].request)? {
                 break;
             }
-            self.matching.remove(index);
-            self.freed = true;
+            self.matched.matching.remove(index);
+            self.matched.freed = true;
             moved = true;
         }
         while self.take(slot)? {
@@ -459,16 +468,18 @@ impl<L: Link> Collective for Executor<L> {
     fn poll(&mut self) -> Result<bool> {
         let mut moved = false;
         let mut index = 0;
-        let goes_on = self.held && std::mem::take(&mut self.freed);
-        self.held &= !goes_on;
+        let goes_on = self.matched.held && std::mem::take(&mut self.matched.freed);
+        self.matched.held &= !goes_on;
         while let Some(&slot) = self.flying.get(index) {
             let landed = self.land(slot)?;
             // A range that was held back may be the oldest now.
-            if landed || goes_on || self.held && index == 0 || self.slots[slot].behind {
+            if landed || goes_on || self.matched.held && index == 0 || self.slots[slot].behind {
                 self.launch(index, 0)?;
             }
             moved |= landed;
-            if self.slots[slot].is_over() && self.matching.iter().all(|matching| matching.slot != slot) {
+            if self.slots[slot].is_over()
+                && self.matched.matching.iter().all(|matching| matching.slot != slot)
+            {
                 self.flying.remove(index);
             } else {
                 index += 1;
@@ -484,7 +495,7 @@ impl<L: Link> Collective for Executor<L> {
     }
 
     fn lingers(&self) -> bool {
-        !self.matching.is_empty()
+        !self.matched.matching.is_empty()
     }
 
     fn sent(&self) -> u64 {
@@ -496,7 +507,7 @@ impl<L: Link> Collective for Executor<L> {
         let at = &self.slots[slot];
         let receive = (!at.arrived).then(|| at.schedule.receives.get(at.received)).flatten();
         let send = if at.sent < at.sending { at.schedule.sends.get(at.sent) } else { None };
-        let matching = self.matching.iter().find(|matching| matching.slot == slot);
+        let matching = self.matched.matching.iter().find(|matching| matching.slot == slot);
         let messages = receive.into_iter().chain(send).map(|message| message.peer);
         let peers = messages.chain(matching.map(|matching| matching.peer));
         let mut peers: Vec<usize> = peers.map(|peer| self.link.job_rank(peer)).collect();
@@ -634,7 +645,7 @@ mod tests {
     #[test]
     fn no_sum_waits_for_an_acknowledgement() {
         let (all, _) = unheard(recursive_doubling::allreduce, 1, 2, 32);
-        assert!(all.matching.len() >= MATCHING);
+        assert!(all.matched.matching.len() >= MATCHING);
         for at in &all.slots[..FULL] {
             assert_eq!(at.received, at.schedule.receives.len());
         }

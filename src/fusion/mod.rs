@@ -12,6 +12,7 @@
 //! (`on_device`, `peers`). May use: `plan`, `collective`, `device`, `comm`. Used by: `train`.
 
 mod backlog;
+mod clock;
 pub mod compress;
 mod edges;
 mod exchange;
@@ -27,6 +28,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use self::backlog::Backlog;
+use self::clock::StepClock;
 use crate::collective::Collective;
 use crate::comm::{Awaited, Wait};
 use crate::cuts::Cuts;
@@ -83,18 +85,10 @@ pub struct Fusion {
     ways: Vec<Way>,
     /// Sums of gradients, and what else there is of lines.
     lines: Vec<Line>,
-    /// Which line's last transfer has the tail, and which line's last one starts behind the last step.
-    with_tail: usize,
-    last: usize,
-    /// Which line new parameters of owners come by, by which they are gathered before they are read, and which are the
-    /// first and the present one of a gossip.
-    parameters: Option<usize>,
-    gathers: Option<usize>,
-    mixes: usize,
+    roles: LineRoles,
+    /// Which line of a gossip is the present one.
     mixing: Option<usize>,
     tail: Option<Tail>,
-    /// Whether the tail of this step was found summed.
-    summed: bool,
     norms: Option<Norms>,
     /// Where ranks share the statistics of normalisations.
     exchanges: Option<Exchanges>,
@@ -102,14 +96,20 @@ pub struct Fusion {
     edges: Option<Edges>,
     overlap: bool,
     backlog: Backlog,
-    begun: Instant,
-    /// Seconds that this step has waited for other lines than sums of gradients, and for norms.
-    waited: f64,
-    /// Whether all steps are enqueued, the point behind the last one where the buckets do not tell, and when the device
-    /// was seen to have come to it.
-    enqueued: bool,
-    computed: Option<DeviceEvent>,
-    computed_at: Option<f64>,
+    clock: StepClock,
+}
+
+/// Which line has which transfers.
+#[derive(Default)]
+struct LineRoles {
+    /// Whose last transfer has the tail, and whose last one starts behind the last step.
+    with_tail: usize,
+    last: usize,
+    /// By which new parameters of owners come, and by which they are gathered before they are read.
+    parameters: Option<usize>,
+    gathers: Option<usize>,
+    /// The first one of a gossip.
+    mixes: usize,
 }
 
 /// How a transfer is carried out.
@@ -309,12 +309,14 @@ impl Fusion {
         }
         Ok(Fusion {
             ways,
-            with_tail,
             // Ranks with parameters of their own may have nothing else to sum.
-            last: if script.relaxed { with_tail } else { 0 },
-            parameters,
-            gathers,
-            mixes,
+            roles: LineRoles {
+                last: if script.relaxed { with_tail } else { 0 },
+                with_tail,
+                parameters,
+                gathers,
+                mixes,
+            },
             lines,
             norms: carriers.norms,
             exchanges: carriers.exchanges,
@@ -329,24 +331,15 @@ impl Fusion {
         Fusion {
             ways: Vec::new(),
             lines: Vec::new(),
-            with_tail: 0,
-            last: 0,
-            parameters: None,
-            gathers: None,
-            mixes: 0,
+            roles: LineRoles::default(),
             mixing: None,
             tail: None,
-            summed: false,
             norms: None,
             exchanges: None,
             edges: None,
             overlap: true,
             backlog: Backlog::new(f64::INFINITY),
-            begun: Instant::now(),
-            waited: 0.0,
-            enqueued: false,
-            computed: None,
-            computed_at: None,
+            clock: StepClock::new(Instant::now(), false),
         }
     }
 
@@ -390,7 +383,7 @@ impl Fusion {
     /// What sums the buckets: "shm", or "shm and recursive-doubling" where they differ.
     pub fn algorithms(&self) -> String {
         let mut names: Vec<&str> = Vec::new();
-        let line = self.lines.get(self.mixes).or(self.lines.first());
+        let line = self.lines.get(self.roles.mixes).or(self.lines.first());
         for name in line.into_iter().flat_map(Line::algorithms) {
             if !names.contains(&name) {
                 names.push(name);
@@ -411,7 +404,7 @@ impl Fusion {
 
     /// Seconds of the last step in which the rank waited for others, but for the buckets.
     pub fn waited(&self) -> f64 {
-        self.waited
+        self.clock.waited
     }
 
     /// Bytes that this rank has sent so far in messages of gradients, parameters and the step's own numbers.
@@ -422,10 +415,8 @@ impl Fusion {
 
     /// Begins a step; `begun` is its clock's zero. New parameters of the step before may be on their way.
     pub fn begin(&mut self, device: &dyn Device, begun: Instant) {
-        (self.begun, self.waited, self.summed) = (begun, 0.0, false);
-        self.lines.iter_mut().take(self.with_tail + 1).for_each(Line::reset);
-        (self.enqueued, self.computed) = (false, None);
-        self.computed_at = device.is_host().then_some(0.0);
+        self.clock = StepClock::new(begun, device.is_host());
+        self.lines.iter_mut().take(self.roles.with_tail + 1).for_each(Line::reset);
     }
 
     /// Waits until the device comes to a point; transfers go on meanwhile. This is no wait for other ranks.
@@ -437,12 +428,13 @@ impl Fusion {
     pub fn start(&mut self, id: TransferId, device: &dyn Device) -> Result<()> {
         match self.ways[id] {
             Way::Line(line, index) => {
-                self.mixing = if line >= self.mixes { Some(line) } else { self.mixing };
+                self.mixing = if line >= self.roles.mixes { Some(line) } else { self.mixing };
                 self.lines[line].complete(index, device)?;
-                if line == self.last && self.lines[line].is_complete() {
-                    self.enqueued = true;
+                if line == self.roles.last && self.lines[line].is_complete() {
+                    self.clock.enqueued = true;
                     // Else the last bucket is written at that point.
-                    self.computed = (!self.lines[line].is_in_place()).then(|| device.record()).transpose()?;
+                    self.clock.computed =
+                        (!self.lines[line].is_in_place()).then(|| device.record()).transpose()?;
                 }
                 self.advance(device)
             }
@@ -509,7 +501,7 @@ impl Fusion {
     ) -> Result<()> {
         let begun = Instant::now();
         what(self, device)?;
-        self.waited += begun.elapsed().as_secs_f64();
+        self.clock.waited += begun.elapsed().as_secs_f64();
         Ok(())
     }
 
@@ -520,21 +512,21 @@ impl Fusion {
         while !self.overlap && line == self.buckets() && self.computing(device)? {
             std::thread::yield_now();
         }
-        let waited_from = self.begun.elapsed().as_secs_f64();
+        let waited_from = self.clock.begun.elapsed().as_secs_f64();
         if !self.lines[line].is_finished(index) {
             let begun = trace::now();
             let awaited = |fusion: &Fusion| fusion.lines[line].awaited(index);
             self.go_on_until(device, |fusion| Ok(fusion.lines[line].is_finished(index)), awaited)?;
             trace::record(trace::EventKind::Wait, begun, index, 0, 0);
-            let now = self.begun.elapsed().as_secs_f64();
-            let exposed = match [self.parameters, self.gathers].contains(&Some(line)) {
+            let now = self.clock.begun.elapsed().as_secs_f64();
+            let exposed = match [self.roles.parameters, self.roles.gathers].contains(&Some(line)) {
                 true => now - waited_from,
                 // While a device computes a step that is enqueued nobody waits for anybody.
-                false => now - self.computed_at.unwrap_or(now).max(waited_from),
+                false => now - self.clock.computed_at.unwrap_or(now).max(waited_from),
             };
             match line == self.buckets() {
                 true => self.lines[line].exposed(index, exposed),
-                false => self.waited += exposed,
+                false => self.clock.waited += exposed,
             }
         }
         self.lines[line].use_on(index, device)
@@ -628,7 +620,7 @@ impl Fusion {
     fn progress(&mut self, device: &dyn Device) -> Result<bool> {
         let mut moved = false;
         for line in self.lines.iter_mut().filter(|line| line.needs_progress()) {
-            moved |= line.progress(device, self.begun)?;
+            moved |= line.progress(device, self.clock.begun)?;
         }
         self.keep_links_busy(POLL)?;
         for of in ALL_BESIDE {
@@ -636,9 +628,9 @@ impl Fusion {
                 moved |= flying.progress(device)?;
             }
         }
-        let Some(line) = self.lines.get(self.with_tail) else { return Ok(moved) };
-        if !self.summed && line.is_complete() && !line.is_flying() {
-            self.summed = true;
+        let Some(line) = self.lines.get(self.roles.with_tail) else { return Ok(moved) };
+        if !self.clock.summed && line.is_complete() && !line.is_flying() {
+            self.clock.summed = true;
             let on_device = line.is_on_device();
             self.tail.as_mut().map_or(Ok(()), |tail| {
                 tail.summed(device, || if on_device { device.record() } else { Ok(DeviceEvent(None)) })
@@ -649,13 +641,13 @@ impl Fusion {
 
     /// Whether the device has yet to come to the end of the steps, all of which are enqueued.
     fn computing(&mut self, device: &dyn Device) -> Result<bool> {
-        if self.computed_at.is_some() || !self.enqueued {
+        if self.clock.computed_at.is_some() || !self.clock.enqueued {
             return Ok(false);
         }
-        let end = self.computed.as_ref().or_else(|| self.lines.get(self.last)?.last_written());
+        let end = self.clock.computed.as_ref().or_else(|| self.lines.get(self.roles.last)?.last_written());
         let computed = end.map_or(Ok(true), |end| device.reached(end))?;
         if computed {
-            self.computed_at = Some(self.begun.elapsed().as_secs_f64());
+            self.clock.computed_at = Some(self.clock.begun.elapsed().as_secs_f64());
         }
         Ok(!computed)
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::arena::{self, Block};
 use super::describe::Sizes;
 use super::stage::{Contexts, Division, Edge, Pass, Stage, Stages};
-use super::{Constant, Location, Parameter, Phase, Plan, PlannedStep, Region, Statistic, bucket};
+use super::{Constant, HostPlaces, Location, Parameter, Phase, Plan, PlannedStep, Region, Statistic, bucket};
 use crate::device::memory::ALIGNMENT;
 use crate::device::{Device, Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
@@ -213,20 +213,22 @@ struct Draft {
     outputs: Vec<usize>,
 }
 
+/// This rank's order of nodes: the place of each, and for each tensor that of the last one that reads it.
+struct NodeOrder {
+    places: Vec<usize>,
+    last_reader: Vec<usize>,
+}
+
 struct Planner<'a> {
-    graph: &'a Graph,
+    compiled: &'a Compiled,
     device: &'a dyn Device,
-    masters: &'a HashMap<TensorId, Layout>,
-    layouts: &'a [Option<Layout>],
     division: &'a Division,
     values: Vec<Value>,
     /// The values of each tensor; the first is the one that was produced.
     of_tensor: Vec<Vec<usize>>,
     drafts: Vec<Draft>,
     blocks: Vec<Block>,
-    /// For each tensor the place in this rank's order of nodes of the last one that reads it, and that of each node.
-    last_reader: Vec<usize>,
-    order: Vec<usize>,
+    order: NodeOrder,
     /// What goes between stages, and the blocks that belong to messages while a micro-batch is in flight.
     edges: Vec<Edge>,
     lent: Vec<usize>,
@@ -241,25 +243,22 @@ struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     fn new(compiled: &'a Compiled, device: &'a dyn Device, division: &'a Division) -> Planner<'a> {
-        let Compiled { graph, layouts, masters, .. } = compiled;
-        let (mut last_reader, mut order) = (vec![0; graph.tensors.len()], vec![0; graph.nodes.len()]);
+        let graph = &compiled.graph;
+        let (mut last_reader, mut places) = (vec![0; graph.tensors.len()], vec![0; graph.nodes.len()]);
         let nodes = division.passes.iter().flat_map(|(_, _, nodes)| nodes);
         for (place, id) in nodes.enumerate() {
-            order[id.0] = place;
+            places[id.0] = place;
             graph.node(*id).inputs.iter().for_each(|input| last_reader[input.0] = place);
         }
         Planner {
-            graph,
+            compiled,
             device,
-            masters,
-            layouts,
             division,
             values: Vec::new(),
             of_tensor: vec![Vec::new(); graph.tensors.len()],
             drafts: Vec::new(),
             blocks: Vec::new(),
-            last_reader,
-            order,
+            order: NodeOrder { places, last_reader },
             edges: Vec::new(),
             lent: Vec::new(),
             parameters: Vec::new(),
@@ -268,6 +267,10 @@ impl<'a> Planner<'a> {
             used: HashMap::new(),
             ready: Vec::new(),
         }
+    }
+
+    fn graph(&self) -> &'a Graph {
+        &self.compiled.graph
     }
 
     fn fixed(&mut self, region: Region, bytes: usize) -> Location {
@@ -286,10 +289,10 @@ impl<'a> Planner<'a> {
 
     /// A tensor that another stage makes, in the layout in which it comes.
     fn receive(&mut self, id: TensorId) -> Result<()> {
-        let tensor = self.graph.tensor(id);
+        let tensor = self.graph().tensor(id);
         let lacks = || Error::internal(format!("{} is read before it is written", tensor.name));
         let (number, crossing) = self.division.received(id).ok_or_else(lacks)?;
-        let layout = self.layouts[id.0].clone().ok_or_else(lacks)?;
+        let layout = self.compiled.layouts[id.0].clone().ok_or_else(lacks)?;
         let home = self.lent_block(layout.bytes());
         let value = self.new_value(id, layout, home);
         self.edge(number, crossing.from, false, value, self.drafts.len());
@@ -306,7 +309,7 @@ impl<'a> Planner<'a> {
 
     fn edge(&mut self, number: usize, peer: usize, sends: bool, value: usize, step: usize) {
         let tensor = self.division.crossings[number].tensor;
-        let name = self.graph.tensor(tensor).name.clone();
+        let name = self.graph().tensor(tensor).name.clone();
         // Its place is that of the value, when there are places.
         let place = Location { region: Region::Arena, offset: value, bytes: 0 };
         self.edges.push(Edge { number, peer, sends, step, place, name });
@@ -320,7 +323,7 @@ impl<'a> Planner<'a> {
 
     /// Gives inputs and metrics their places, and parameters theirs: in the order of their gradients.
     fn place_fixed(&mut self, shared: Option<&Plan>) {
-        let (graph, division) = (self.graph, self.division);
+        let (graph, division) = (self.graph(), self.division);
         for (id, tensor) in graph.with_role(Role::Input).filter(|(id, _)| division.keeps(*id)) {
             let layout = self.device.plain(&tensor.spec);
             let place = self.fixed(Region::Inputs, layout.bytes());
@@ -333,8 +336,8 @@ impl<'a> Planner<'a> {
             self.send(id, value, 0);
         }
         for id in self.parameter_order() {
-            let tensor = self.graph.tensor(id).clone();
-            let layout = self.masters[&id].clone();
+            let tensor = self.graph().tensor(id).clone();
+            let layout = self.compiled.masters[&id].clone();
             let mut place = self.fixed(Region::Parameters, layout.bytes());
             if let Some(same) = shared.and_then(|plan| plan.parameters.iter().find(|p| p.name == tensor.name))
             {
@@ -357,7 +360,7 @@ impl<'a> Planner<'a> {
 
     /// Gives statistics their places, or those that the training plan gave them.
     fn place_statistics(&mut self, shared: Option<&Plan>) -> Result<()> {
-        let (graph, division) = (self.graph, self.division);
+        let (graph, division) = (self.graph(), self.division);
         for (id, tensor) in graph.with_role(Role::Statistic).filter(|(id, _)| division.keeps(*id)) {
             let layout = self.device.plain(&tensor.spec);
             let place = match shared {
@@ -378,7 +381,7 @@ impl<'a> Planner<'a> {
     /// Gives constants their places: those that the training plan gave them, or places behind all that it has.
     fn place_constants(&mut self, shared: Option<&Plan>) {
         self.used.insert(Region::Constants, shared.map_or(0, |plan| plan.sizes.constants));
-        let (graph, division) = (self.graph, self.division);
+        let (graph, division) = (self.graph(), self.division);
         let is_read = |id: TensorId| {
             let mut nodes = division.passes.iter().flat_map(|(_, _, nodes)| nodes);
             nodes.any(|node| graph.node(*node).inputs.contains(&id))
@@ -400,24 +403,25 @@ impl<'a> Planner<'a> {
     /// Parameters in the order in which their gradients become ready; without gradients as the model has them.
     fn parameter_order(&self) -> Vec<TensorId> {
         let nodes = self.division.passes.iter().flat_map(|(_, _, nodes)| nodes);
-        let outputs = nodes.flat_map(|id| &self.graph.node(*id).outputs);
-        let mut order: Vec<TensorId> = outputs.filter_map(|id| self.graph.tensor(*id).gradient_of).collect();
+        let outputs = nodes.flat_map(|id| &self.graph().node(*id).outputs);
+        let mut order: Vec<TensorId> =
+            outputs.filter_map(|id| self.graph().tensor(*id).gradient_of).collect();
         let rest: Vec<TensorId> = self
-            .graph
+            .graph()
             .with_role(Role::Parameter)
             .map(|(id, _)| id)
             .filter(|id| !order.contains(id))
             .collect();
         order.extend(rest);
-        order.retain(|id| self.masters.contains_key(id) && self.division.keeps(*id));
-        order.sort_by_key(|id| self.graph.tensor(*id).shard.is_none());
+        order.retain(|id| self.compiled.masters.contains_key(id) && self.division.keeps(*id));
+        order.sort_by_key(|id| self.graph().tensor(*id).shard.is_none());
         order
     }
 
     /// Where activations are computed again, so are copies in other layouts: one that the forward pass made would else
     /// live until the backward pass reads it too.
     fn forget_copies(&mut self) {
-        if !self.graph.recomputed.is_empty() {
+        if !self.graph().recomputed.is_empty() {
             self.of_tensor.iter_mut().for_each(|values| values.truncate(1));
         }
     }
@@ -431,7 +435,7 @@ impl<'a> Planner<'a> {
         if let Some(&value) = values.iter().find(|&&value| self.values[value].layout == *wanted) {
             return Ok(value);
         }
-        let tensor = self.graph.tensor(id);
+        let tensor = self.graph().tensor(id);
         let from = *values
             .first()
             .ok_or_else(|| Error::internal(format!("{} is read before it is written", tensor.name)))?;
@@ -461,7 +465,7 @@ impl<'a> Planner<'a> {
     }
 
     fn add_node(&mut self, id: NodeId, kernel: Rc<dyn Kernel>) -> Result<()> {
-        let node = self.graph.node(id);
+        let node = self.graph().node(id);
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for (tensor, wanted) in node.inputs.iter().zip(kernel.inputs()) {
             inputs.push(self.value_in(*tensor, wanted)?);
@@ -469,7 +473,7 @@ impl<'a> Planner<'a> {
         let mut outputs = Vec::with_capacity(node.outputs.len());
         let (mut moved, made) = (Vec::new(), self.ready.len());
         for (index, (tensor, layout)) in node.outputs.iter().zip(kernel.outputs()).enumerate() {
-            let home = match self.graph.tensor(*tensor).role {
+            let home = match self.graph().tensor(*tensor).role {
                 // Another rank's kernel gives it as parameters are kept, and this one's does not.
                 Role::Gradient if self.master_of(*tensor).is_some_and(|master| master != layout) => {
                     moved.push((*tensor, self.values.len()));
@@ -505,12 +509,16 @@ impl<'a> Planner<'a> {
 
     /// How the parameter of a gradient is kept.
     fn master_of(&self, gradient: TensorId) -> Option<&'a Layout> {
-        self.graph.tensor(gradient).gradient_of.and_then(|parameter| self.masters.get(&parameter))
+        self.compiled
+            .graph
+            .tensor(gradient)
+            .gradient_of
+            .and_then(|parameter| self.compiled.masters.get(&parameter))
     }
 
     /// A gradient comes to its place, in the layout of its parameter.
     fn move_gradient(&mut self, gradient: TensorId, from: usize) -> Result<()> {
-        let tensor = self.graph.tensor(gradient);
+        let tensor = self.graph().tensor(gradient);
         let Some(master) = self.master_of(gradient) else { return Ok(()) };
         let kernel = self.device.reorder(&tensor.spec, &self.values[from].layout, master)?.into();
         let home = Home::Fixed(self.gradient_place(gradient, master)?);
@@ -522,13 +530,13 @@ impl<'a> Planner<'a> {
     }
 
     fn gradient_place(&mut self, gradient: TensorId, layout: &Layout) -> Result<Location> {
-        let parameter = self.graph.tensor(gradient).gradient_of.and_then(|id| self.of_tensor[id.0].first());
+        let parameter = self.graph().tensor(gradient).gradient_of.and_then(|id| self.of_tensor[id.0].first());
         match parameter.map(|&value| self.values[value].home) {
             Some(Home::Fixed(place)) => {
                 self.ready.push((place.offset..place.offset + layout.bytes(), self.drafts.len()));
                 Ok(Location { region: Region::Gradients, ..place })
             }
-            _ => Err(Error::internal(format!("{} has no parameter", self.graph.tensor(gradient).name))),
+            _ => Err(Error::internal(format!("{} has no parameter", self.graph().tensor(gradient).name))),
         }
     }
 
@@ -541,12 +549,12 @@ impl<'a> Planner<'a> {
         layout: &Layout,
     ) -> Option<usize> {
         let index = kernel.in_place()?;
-        let tensor = self.graph.node(id).inputs[index];
+        let tensor = self.graph().node(id).inputs[index];
         let Home::Block(block) = self.values[inputs[index]].home else { return None };
         let shared = |&value: &usize| matches!(self.values[value].home, Home::Block(b) if b == block);
-        let is_last = self.last_reader[tensor.0] == self.order[id.0]
+        let is_last = self.order.last_reader[tensor.0] == self.order.places[id.0]
             && !self.lent.contains(&block)
-            && self.graph.tensor(tensor).spec.dtype.is_real()
+            && self.graph().tensor(tensor).spec.dtype.is_real()
             && self.blocks[block].bytes == layout.bytes()
             && inputs.iter().filter(|value| shared(value)).count() == 1
             && self.of_block_dead(block, tensor, id);
@@ -557,7 +565,7 @@ impl<'a> Planner<'a> {
     fn of_block_dead(&self, block: usize, except: TensorId, id: NodeId) -> bool {
         self.of_tensor.iter().enumerate().all(|(tensor, values)| {
             let here = values.iter().any(|&v| matches!(self.values[v].home, Home::Block(b) if b == block));
-            !here || TensorId(tensor) == except || self.last_reader[tensor] < self.order[id.0]
+            !here || TensorId(tensor) == except || self.order.last_reader[tensor] < self.order.places[id.0]
         })
     }
 
@@ -608,14 +616,14 @@ impl<'a> Planner<'a> {
 
     /// Where a tensor of the host lies; nowhere if another stage has it.
     fn host_place(&self, id: TensorId, offsets: &[usize]) -> Result<Location> {
-        let (region, is_here) = match self.graph.tensor(id).role {
+        let (region, is_here) = match self.graph().tensor(id).role {
             Role::Input => (Region::Inputs, self.division.keeps(id)),
             _ => (Region::Metrics, !(self.of_tensor[id.0].is_empty() && self.division.is_cut)),
         };
         match self.of_tensor[id.0].first() {
             _ if !is_here => Ok(Location { region, offset: 0, bytes: 0 }),
             Some(&value) => Ok(self.place_of(value, offsets)),
-            None => Err(Error::internal(format!("{} has no place", self.graph.tensor(id).name))),
+            None => Err(Error::internal(format!("{} has no place", self.graph().tensor(id).name))),
         }
     }
 
@@ -624,6 +632,7 @@ impl<'a> Planner<'a> {
         let used = |region| self.used.get(&region).copied().unwrap_or(0);
         Sizes {
             activations,
+            unshared: self.blocks.iter().map(|block| block.bytes).sum(),
             workspace: steps.iter().map(|step| step.kernel.workspace()).max().unwrap_or(0),
             touched: steps
                 .iter()
@@ -642,13 +651,17 @@ impl<'a> Planner<'a> {
     fn finish(mut self, forward_steps: usize, passes: Vec<Pass>, options: &Options) -> Result<Plan> {
         let (offsets, arena, contexts) = self.place_blocks(&passes);
         let of_host = |id: TensorId| self.host_place(id, &offsets);
-        let [images, labels] = [of_host(self.graph.images)?, of_host(self.graph.labels)?];
-        let mixed = match self.graph.mixed {
-            Some([others, shares]) => Some([of_host(others)?, of_host(shares)?]),
-            None => None,
+        let both = |[first, second]: [TensorId; 2]| -> Result<[Location; 2]> {
+            Ok([of_host(first)?, of_host(second)?])
         };
-        let [losses, hits] = [of_host(self.graph.losses)?, of_host(self.graph.hits)?];
-        let probabilities = self.graph.probabilities.map(of_host).transpose()?;
+        let host = HostPlaces {
+            images: of_host(self.graph().images)?,
+            labels: of_host(self.graph().labels)?,
+            mixed: self.graph().mixed.map(both).transpose()?,
+            losses: of_host(self.graph().losses)?,
+            hits: of_host(self.graph().hits)?,
+            probabilities: self.graph().probabilities.map(of_host).transpose()?,
+        };
         let mut edges = std::mem::take(&mut self.edges);
         edges.iter_mut().for_each(|edge| edge.place = self.place_of(edge.place.offset, &offsets));
         edges.sort_by_key(|edge| (edge.sends, edge.number));
@@ -668,7 +681,7 @@ impl<'a> Planner<'a> {
         let buckets = bucket::cut(&self.ready, split, options.fusion_threshold, steps.len());
         Ok(Plan {
             sizes: self.sizes(arena, &steps, buckets.last().map_or(0, |last| last.bytes.end)),
-            graph: self.graph.clone(),
+            graph: self.graph().clone(),
             steps,
             forward_steps,
             parameters: self.parameters,
@@ -677,17 +690,11 @@ impl<'a> Planner<'a> {
             gradients: self.ready,
             buckets,
             split,
-            images,
-            labels,
-            mixed,
-            losses,
-            hits,
+            host,
             edges,
             passes,
             contexts,
             windows: None,
-            probabilities,
-            unshared_arena: self.blocks.iter().map(|block| block.bytes).sum(),
         })
     }
 }

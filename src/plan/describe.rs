@@ -12,6 +12,8 @@ use crate::graph::{Node, NodeId, TensorId};
 pub struct Sizes {
     /// The arena: activations, their gradients, reordered weights.
     pub activations: usize,
+    /// What these would take if none shared memory with another.
+    pub unshared: usize,
     /// Scratch memory of the kernels, shared by all.
     pub workspace: usize,
     /// What any of them touches of it.
@@ -35,6 +37,7 @@ impl Sizes {
     pub fn shared_with(self, other: Sizes) -> Sizes {
         Sizes {
             activations: self.activations.max(other.activations),
+            unshared: self.unshared.max(other.unshared),
             workspace: self.workspace.max(other.workspace),
             touched: self.touched.max(other.touched),
             inputs: self.inputs.max(other.inputs),
@@ -257,7 +260,7 @@ impl Plan {
         let _ = writeln!(
             out,
             "  sharing by lifetime saves {} of activations",
-            bytes(self.unshared_arena.saturating_sub(self.sizes.activations))
+            bytes(self.sizes.unshared.saturating_sub(self.sizes.activations))
         );
     }
 

@@ -215,6 +215,21 @@ pub struct Plan {
     /// Bytes of each region.
     pub sizes: Sizes,
     /// Where the host puts images and labels and finds losses and hits.
+    pub host: HostPlaces,
+    /// Where the network is cut into stages: what this one receives, then what it sends, by number.
+    pub edges: Vec<Edge>,
+    /// Steps that run without a pause: the forward and the backward pass, or those of each chunk.
+    pub passes: Vec<Pass>,
+    /// What is there once for each micro-batch in flight.
+    pub contexts: Contexts,
+    /// Where gradients take turns in their region.
+    pub windows: Option<Windows>,
+}
+
+/// What the host writes before a step and reads behind it.
+#[derive(Debug, Clone, Copy)]
+pub struct HostPlaces {
+    /// The images, or arrays.
     pub images: Location,
     /// The classes of the images.
     pub labels: Location,
@@ -224,18 +239,8 @@ pub struct Plan {
     pub losses: Location,
     /// 1 for each image classified right, else 0.
     pub hits: Location,
-    /// Where the network is cut into stages: what this one receives, then what it sends, by number.
-    pub edges: Vec<Edge>,
-    /// Steps that run without a pause: the forward and the backward pass, or those of each chunk.
-    pub passes: Vec<Pass>,
-    /// What is there once for each micro-batch in flight.
-    pub contexts: Contexts,
-    /// Where gradients take turns in their region.
-    pub windows: Option<Windows>,
     /// Probabilities of the classes, where they are asked for.
     pub probabilities: Option<Location>,
-    /// What the activations would take if none shared memory with another.
-    pub unshared_arena: usize,
 }
 
 /// Rows of images that this rank's group tells each other behind a step.

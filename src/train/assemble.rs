@@ -8,13 +8,16 @@ use super::asynchronous::{Side, Worker};
 use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
 use super::groups::Groups;
-use super::meeting::Meetings;
+use super::meeting::{Meetings, RelaxedWays};
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::plans::{Plans, manner};
 use super::server::Server;
 use super::shards::Statistics;
-use super::step::{Accumulation, Adding, Bound, Clip, Round, Scaling, Stretch, Trainer, Verdict};
+use super::step::{
+    Accumulation, Adding, Bound, Clip, OwnedParts, PartUpdates, Round, Scaling, StepImages, Stretch, Trainer,
+    Verdict,
+};
 use super::stop::Flags;
 use super::weights::Start;
 use crate::comm::{Barrier, World};
@@ -99,9 +102,9 @@ impl Assembly<'_> {
         };
         let ahead = world.agree(ahead.transpose())?;
         Ok(Trainer {
-            asynchronous,
+            relaxed: RelaxedWays { asynchronous, ..trainer.relaxed },
             compression,
-            ahead,
+            images: StepImages { ahead, ..trainer.images },
             barrier: world.agree(barrier.transpose())?,
             ..trainer
         })
@@ -197,8 +200,6 @@ impl Assembly<'_> {
         let relaxed = config.relaxed(self.world.size());
         let metrics = programs.first().filter(|program| program.losses.bytes() > 0);
         let metrics = metrics.map(|program| Metrics::new(device, program, &memories.regions.metrics));
-        let gap = |gap: &Range<usize>| memories.regions.gradients.slice(gap.start, gap.len());
-        let gaps = |window: &Window| window.gaps.iter().map(gap).collect();
         let bound = |program| Bound { stretches: Stretch::cut(&program, &scripts, device), program };
         let programs = programs.into_iter().map(bound).collect();
         let round = Round {
@@ -208,35 +209,56 @@ impl Assembly<'_> {
         };
         Ok(Trainer {
             programs,
-            asynchronous: None,
-            drains: false,
+            relaxed: RelaxedWays {
+                meetings: Meetings::new(device, plan, memories, computing)?,
+                asynchronous: None,
+                drains: false,
+            },
             statistics: config.shards.map(|shards| {
                 Statistics::new(self.peers.clone(), memories.regions.statistics.clone(), shards)
             }),
-            meetings: Meetings::new(device, plan, memories, computing)?,
             runs: 0,
-            metrics: metrics.transpose()?,
             fusion,
-            clip: self.clip(memories)?,
-            scaling: self.scaling(memories)?,
             compression: None,
-            updates: self.updates(memories)?,
-            averages: self.averages(memories)?,
+            updates: self.part_updates(memories)?,
             barrier: None,
-            ahead: None,
-            accumulate: self.accumulation(memories)?,
             flags: Flags::default(),
             seed: config.seed,
             gradient_scale: 1.0 / images as f32,
-            batch: self.empty_batch(&self.plans.training.graph),
-            sharers: config.spatial,
+            images: StepImages {
+                batch: self.empty_batch(&self.plans.training.graph),
+                ahead: None,
+                sharers: config.spatial,
+                metrics: metrics.transpose()?,
+            },
             parameters: memories.held(plan),
-            spreads: self.spreads(&round.scripts[0], memories),
+            owned: self.owned_parts(&round.scripts[0], memories),
+            round,
+        })
+    }
+
+    /// What is done with the gradients of a step that are summed.
+    fn part_updates(&self, memories: &Memories) -> Result<PartUpdates> {
+        Ok(PartUpdates {
+            accumulate: self.accumulation(memories)?,
+            scaling: self.scaling(memories)?,
+            clip: self.clip(memories)?,
+            of_parts: self.updates(memories)?,
+            averages: self.averages(memories)?,
+        })
+    }
+
+    /// What is copied where owners have parts.
+    fn owned_parts(&self, script: &Script, memories: &Memories) -> OwnedParts {
+        let plan = &self.plans.training;
+        let gap = |gap: &Range<usize>| memories.regions.gradients.slice(gap.start, gap.len());
+        let gaps = |window: &Window| window.gaps.iter().map(gap).collect();
+        OwnedParts {
+            spreads: self.spreads(script, memories),
             gaps: plan.windows.iter().flat_map(|windows| &windows.gradients).map(gaps).collect(),
             kept: memories.kept.iter().cloned().zip(memories.sums.iter().cloned()).collect(),
             gathers: plan.gathers(),
-            round,
-        })
+        }
     }
 
     /// The update of each bucket's part.

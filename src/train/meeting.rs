@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::asynchronous::Side;
 use super::evaluate::means;
 use super::memory::Memories;
 use crate::comm::World;
@@ -14,6 +15,16 @@ use crate::device::{Device, Memory, Rule, Scalars, Step};
 use crate::error::Result;
 use crate::plan::{Plan, TAIL};
 use crate::strategy::{ModelAveraging, Relaxed};
+
+/// What ranks do that do not all have the same parameters in every step.
+pub struct RelaxedWays {
+    /// Where ranks have parameters of their own: what they do when they meet.
+    pub meetings: Option<Meetings>,
+    /// Where updates are asynchronous: what this rank does with pushes, and whether all ranks do something together
+    /// behind the next step.
+    pub asynchronous: Option<Side>,
+    pub drains: bool,
+}
 
 /// Numbers that go between ranks at a time when their mean is made.
 const PIECE: usize = 1 << 20;

@@ -125,8 +125,8 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
     };
     // An orderly end waits until the last checkpoint is on disk.
     let orderly = outcome.as_ref().err().is_none_or(|error| error.kind.is_stop());
-    let kept = if orderly { world.agree(job.saver.finish()) } else { Ok(()) };
-    if let Some(commits) = job.commits.take_if(|_| orderly && kept.is_ok()) {
+    let kept = if orderly { world.agree(job.saving.saver.finish()) } else { Ok(()) };
+    if let Some(commits) = job.saving.commits.take_if(|_| orderly && kept.is_ok()) {
         commits.remove(world);
     }
     let closed = recorder.finish(outcome.as_ref().map(|_| ()));
@@ -143,7 +143,7 @@ fn run_model(world: &World, config: Result<Config>, model: Option<Model>, starte
 
 /// Epoch after epoch, from where the run stands to the configured end.
 fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
-    while job.standing.at.epoch < job.epochs {
+    while job.standing.at.epoch < job.length.epochs {
         let at = &mut job.standing.at;
         if at.images == 0 {
             at.shuffled_for = job.source.global_batch();
@@ -157,13 +157,13 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
             take_checkpoint(world, job, recorder)?;
         }
         evaluate(world, job, recorder, whole)?;
-        job.pace.say(world)?;
-        if job.standing.at.done >= job.total_steps {
+        job.reported.pace.say(world)?;
+        if job.standing.at.done >= job.length.steps {
             break;
         }
     }
     take_checkpoint(world, job, recorder)?;
-    if let Some(scaling) = &job.trainer.scaling {
+    if let Some(scaling) = &job.trainer.updates.scaling {
         let (skipped, steps, scale) =
             (scaling.scaler.skipped(), job.standing.at.done, scaling.scaler.scale());
         let text =
@@ -174,7 +174,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     let measured = greatest(world, host::peak_rss().unwrap_or(0))?;
     let sent = job.trainer.sent() as usize / job.trainer.runs.max(1);
     recorder.sent_a_step(greatest(world, sent)? as u64);
-    recorder.memory(MemoryRecord { planned: job.planned_memory, measured });
+    recorder.memory(MemoryRecord { planned: job.reported.planned_memory, measured });
     Ok(())
 }
 
@@ -188,7 +188,7 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     if apart.is_finite() {
         record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
     }
-    let plan = (&job.plan, &job.about, job.saver.run());
+    let plan = (&job.plan, &job.about, job.saving.saver.run());
     weights::save(&job.groups, &job.peers, config, &*job.device, plan, &job.memories)?;
     give_back(world, job)
 }
@@ -219,18 +219,18 @@ fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) 
     let Some(test) = test(world, job)? else { return stopped(world, job, recorder) };
     report_skipped(world, job.standing.at.epoch, job.source.skipped())?;
     let Standing { at, totals, best } = &mut job.standing;
-    recorder.epoch(&totals.record(world, at.epoch, job.metric, &test)?);
+    recorder.epoch(&totals.record(world, at.epoch, job.reported.metric, &test)?);
     by_class(world, &test);
     if !whole {
         return Ok(());
     }
-    let better =
-        job.evaluator.is_some() && best.is_none_or(|(best, _)| job.metric.prefers(test.metric, best));
+    let better = job.evaluator.is_some()
+        && best.is_none_or(|(best, _)| job.reported.metric.prefers(test.metric, best));
     (at.epoch, at.images, *totals) = (at.epoch + 1, 0, Totals::default());
     if better {
         *best = Some((test.metric, at.done));
     }
-    if better || job.saver.due || job.saver.is_due_after_epoch(job.standing.at.epoch) {
+    if better || job.saving.saver.due || job.saving.saver.is_due_after_epoch(job.standing.at.epoch) {
         take_checkpoint(world, job, recorder)?;
     }
     Ok(())
@@ -260,7 +260,7 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
     if let Some(whole) = job.memories.whole() {
         owned::gather_all(world, &job.plan, &job.memories, &*job.device, whole)?;
     }
-    let (saver, evaluator) = (&job.saver, job.evaluator.as_mut());
+    let (saver, evaluator) = (&job.saving.saver, job.evaluator.as_mut());
     let run = |evaluator: &mut Evaluator| evaluator.run(world, &*job.device, || saver.flags().stop);
     let test = evaluator.map_or(Ok(None), run)?.map(|test| Test { apart, ..test });
     give_back(world, job)?;
@@ -274,16 +274,17 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
 fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     let Position { images: seen, done, epoch, .. } = job.standing.at;
     let steps = job.source.steps_after(seen);
-    let last = steps.min(job.total_steps.saturating_sub(done));
+    let last = steps.min(job.length.steps.saturating_sub(done));
     for step in 0..last {
         let done = job.standing.at.done;
         comm::enter(RunPhase::Step, done as u64);
         trace::step(done as u64);
         let due = |commits: &Commits| commits.is_due(done + 1);
-        let together = job.saver.is_due(done + 1, false) || job.commits.as_ref().is_some_and(due);
-        job.trainer.drains = together || step + 1 == last;
-        job.trainer.flags = job.saver.flags();
-        let saving = job.saver.is_writing();
+        let together =
+            job.saving.saver.is_due(done + 1, false) || job.saving.commits.as_ref().is_some_and(due);
+        job.trainer.relaxed.drains = together || step + 1 == last;
+        job.trainer.flags = job.saving.saver.flags();
+        let saving = job.saving.saver.is_writing();
         let result = job.trainer.step(&*job.device, &mut job.source, [step, last], done, &job.schedule)?;
         record_step(job, recorder, &result, [done, epoch], saving);
         histograms(job, recorder, done + 1)?;
@@ -291,23 +292,23 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
             // Parameters may be on their way.
             job.trainer.settle(&*job.device)?;
             let step = result.diverged_in.unwrap_or(done);
-            return world.agree(Err(diverged(world, step, &result, job.remedy)));
+            return world.agree(Err(diverged(world, step, &result, job.reported.remedy)));
         }
         scale_is_left(world, job, done)?;
         job.standing.totals.add(&result);
-        job.pace.step(&result);
+        job.reported.pace.step(&result);
         job.standing.at.done += 1;
         job.standing.at.images += job.source.global_batch();
-        job.saver.watch.stepped(result.seconds);
+        job.saving.saver.watch.stepped(result.seconds);
         if result.flags.stop {
             return stopped(world, job, recorder);
         }
-        if job.commits.as_ref().is_some_and(|commits| commits.is_due(done + 1)) {
+        if job.saving.commits.as_ref().is_some_and(|commits| commits.is_due(done + 1)) {
             commit(world, job, recorder)?;
         }
-        job.saver.due |= job.saver.is_due(done + 1, result.flags.checkpoint);
+        job.saving.saver.due |= job.saving.saver.is_due(done + 1, result.flags.checkpoint);
         // After the last step of an epoch it waits for the evaluation.
-        if job.saver.due && step + 1 < steps {
+        if job.saving.saver.due && step + 1 < steps {
             take_checkpoint(world, job, recorder)?;
         }
     }
@@ -326,14 +327,17 @@ fn record_step(
         epoch: if job.source.has_epochs() { epoch as u64 + 1 } else { 0 },
         images: result.images as u64,
         loss: result.loss,
-        metric: job.metric.of(result.loss, result.metric.map(|sum| sum / result.images.max(1) as f64)),
+        metric: job
+            .reported
+            .metric
+            .of(result.loss, result.metric.map(|sum| sum / result.images.max(1) as f64)),
         learning_rate: f64::from(result.learning_rate),
         seconds: result.seconds,
         compute: result.compute,
         communication: result.communication,
         input: result.input,
         encoding: result.encoding,
-        copying: std::mem::take(&mut job.saver.copying),
+        copying: std::mem::take(&mut job.saving.saver.copying),
         saving,
         usage: result.usage,
         buckets: job.trainer.bucket_times(),
@@ -342,7 +346,7 @@ fn record_step(
 
 /// That gradients which are not finite still make the loss scale smaller. The same on every rank.
 fn scale_is_left(world: &World, job: &Job, done: usize) -> Result<()> {
-    match job.trainer.scaling.as_ref().filter(|scaling| scaling.stuck) {
+    match job.trainer.updates.scaling.as_ref().filter(|scaling| scaling.stuck) {
         None => Ok(()),
         Some(scaling) => world.agree(Err(Error::new(
             ErrorKind::Diverged,
@@ -374,17 +378,17 @@ fn histograms(job: &Job, recorder: &mut Recorder, done: usize) -> Result<()> {
 /// Takes a checkpoint of where the run stands, never one that is broken. Collective.
 fn take_checkpoint(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     let begun = Instant::now();
-    if job.saver.active {
+    if job.saving.saver.active {
         all_finite(world, job)?;
     }
     job.trainer.settle(&*job.device)?;
     if let Some(counts) = job.trainer.staleness() {
         recorder.staleness(&staleness(world, counts)?);
     }
-    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
-    let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
-    job.saver.take(&job.groups, &job.peers, &*job.device, &state, &job.standing, numbers)?;
-    job.saver.copying += begun.elapsed().as_secs_f64();
+    let state = State::new(&job.plan, &job.memories, job.saving.states, job.trainer.compressed_state());
+    let numbers = || numbers(job.trainer.updates.scaling.as_ref(), recorder);
+    job.saving.saver.take(&job.groups, &job.peers, &*job.device, &state, &job.standing, numbers)?;
+    job.saving.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
 }
 
@@ -406,11 +410,11 @@ fn numbers(scaling: Option<&Scaling>, recorder: &mut Recorder) -> BTreeMap<Strin
 fn commit(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     let begun = Instant::now();
     all_finite(world, job)?;
-    let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
-    let Some(commits) = &mut job.commits else { return Ok(()) };
-    let numbers = || numbers(job.trainer.scaling.as_ref(), recorder);
+    let state = State::new(&job.plan, &job.memories, job.saving.states, job.trainer.compressed_state());
+    let Some(commits) = &mut job.saving.commits else { return Ok(()) };
+    let numbers = || numbers(job.trainer.updates.scaling.as_ref(), recorder);
     commits.take(world, &*job.device, &state, &job.standing, numbers)?;
-    job.saver.copying += begun.elapsed().as_secs_f64();
+    job.saving.saver.copying += begun.elapsed().as_secs_f64();
     Ok(())
 }
 
@@ -421,7 +425,11 @@ fn all_finite(world: &World, job: &mut Job) -> Result<()> {
         None => Ok(()),
         Some(name) => Err(Error::new(
             ErrorKind::Diverged,
-            format!("parameter {name} is not finite after step {}. {}", job.standing.at.done - 1, job.remedy),
+            format!(
+                "parameter {name} is not finite after step {}. {}",
+                job.standing.at.done - 1,
+                job.reported.remedy
+            ),
         )),
     };
     let are_parts = job.groups.mesh.is_cut() || job.groups.split.is_some();
@@ -450,17 +458,17 @@ fn report_skipped(world: &World, epoch: usize, skipped: usize) -> Result<()> {
 /// The run's end when it was told to stop: a checkpoint, and the message. Collective.
 fn stopped(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
     take_checkpoint(world, job, recorder)?;
-    let mut signal = [job.saver.watch.signal() as f64];
+    let mut signal = [job.saving.saver.watch.signal() as f64];
     world.max_f64(&mut signal)?;
-    let remedy = match job.saver.active {
+    let remedy = match job.saving.saver.active {
         true => "--resume auto goes on",
         false => "without --checkpoint there is nothing to go on from",
     };
     let signal = signal[0] as usize;
-    let (reason, done) = (job.saver.watch.reason(signal), job.standing.at.done);
+    let (reason, done) = (job.saving.saver.watch.reason(signal), job.standing.at.done);
     world.agree(Err(Error::new(
         stop::kind(signal),
-        format!("stopped by {reason} after {done} of {} steps; {remedy}", job.total_steps),
+        format!("stopped by {reason} after {done} of {} steps; {remedy}", job.length.steps),
     )))
 }
 

@@ -50,23 +50,31 @@ pub struct Job {
     pub evaluator: Option<Evaluator>,
     pub trainer: Trainer,
     pub schedule: RateSchedule,
-    pub epochs: usize,
-    /// Steps of the whole run, warm-up included.
-    pub total_steps: usize,
-    /// Bytes of a rank at its peak, as planned.
-    pub planned_memory: usize,
-    /// What a checkpoint calls the optimizer's states.
-    pub states: &'static [&'static str],
+    pub length: Length,
     pub standing: Standing,
-    pub saver: Saver,
-    /// What to do where numbers are no longer finite.
-    pub remedy: &'static str,
-    /// Copies of the state in memory, where they are wanted.
-    pub commits: Option<Commits>,
+    pub saving: Saving,
     pub plan: Plan,
     pub memories: Memories,
     /// Names of the classes, where the data have as many as the network tells apart, and how images are prepared.
     pub about: record::ModelMetadata,
+    pub reported: Reported,
+}
+
+/// Where the state goes.
+pub struct Saving {
+    pub saver: Saver,
+    /// Copies of the state in memory, where they are wanted.
+    pub commits: Option<Commits>,
+    /// What a checkpoint calls the optimizer's states.
+    pub states: &'static [&'static str],
+}
+
+/// What the run says of itself.
+pub struct Reported {
+    /// Bytes of a rank at its peak, as planned.
+    pub planned_memory: usize,
+    /// What to do where numbers are no longer finite.
+    pub remedy: &'static str,
     pub metric: Metric,
     pub pace: Pace,
 }
@@ -403,24 +411,23 @@ impl<'a> PlannedRun<'a> {
             groups: groups.clone(),
             peers,
             schedule: schedule(world, &config, &source, length, standing.at.done),
-            epochs: length.epochs,
-            total_steps: length.steps,
-            // Stages have unlike memory, and what is measured is that of the rank that has most.
-            planned_memory: greatest(world, plans.total())?,
-            states: optim::state_names(&rule),
-            remedy: remedy(config.wire),
+            length,
+            reported: Reported {
+                // Stages have unlike memory, and what is measured is that of the rank that has most.
+                planned_memory: greatest(world, plans.total())?,
+                remedy: remedy(config.wire),
+                metric: config.metric(),
+                pace: Pace::new(expected, averaging.is_measured()),
+            },
             plan: plans.training,
             device,
             source,
             evaluator,
             trainer,
             standing,
-            saver,
-            commits,
+            saving: Saving { saver, commits, states: optim::state_names(&rule) },
             memories,
             about,
-            metric: config.metric(),
-            pace: Pace::new(expected, averaging.is_measured()),
         };
         tell(started, "memory and kernels ready");
         Ok(BuiltRun { config, averaging, workers, split, resumed, path, description, job, of: groups })
@@ -461,16 +468,16 @@ impl BuiltRun<'_> {
             self;
         let world = &groups.job;
         let reached = resumed.as_ref().map(Resumed::reached);
-        let state = State::new(&job.plan, &job.memories, job.states, job.trainer.compressed_state());
+        let state = State::new(&job.plan, &job.memories, job.saving.states, job.trainer.compressed_state());
         if let Some(resumed) = resumed {
             world.agree(state.restore(groups, &job.peers, &*job.device, &resumed.contents))?;
-            if let Some(scaling) = &mut job.trainer.scaling {
+            if let Some(scaling) = &mut job.trainer.updates.scaling {
                 scaling.scaler = scaling.scaler.resumed(|name| resumed.contents.number(name).ok());
             }
         } else if config.session.resume.is_some() {
             // Before the record is there: a job killed from now on is resumed by the same command.
-            job.saver.take(groups, &job.peers, &*job.device, &state, &job.standing, BTreeMap::new)?;
-            world.agree(job.saver.finish())?;
+            job.saving.saver.take(groups, &job.peers, &*job.device, &state, &job.standing, BTreeMap::new)?;
+            world.agree(job.saving.saver.finish())?;
         }
         let description = describe::built(description, &job, &config, &averaging, (workers, split))?;
         let recorder = match &reached {

@@ -26,22 +26,7 @@ const PASSES: f64 = 3.0;
 pub struct Sketch {
     /// Seconds of a micro-step.
     seconds: [f64; 2],
-    /// Bytes of a rank in all, and of these the activations.
-    total: [usize; 2],
-    activations: [usize; 2],
-    parameters: usize,
-    /// Those of the largest layer, which no pipeline cuts.
-    largest: usize,
-    /// Bytes beside each byte of parameters: gradients and states.
-    beside: usize,
-    /// Of these what owners alone would have.
-    states: usize,
-    /// Bytes of a rank for parameters, gradients, other ranks' gradients and states, and of how many ranks it has the
-    /// gradients.
-    learned: usize,
-    mapped: usize,
-    /// About what gradients, and parameters in their place, take that are on their way.
-    windows: usize,
+    memory: SketchedMemory,
     /// Whether a test set wants all parameters.
     evaluates: bool,
     /// Seconds of the sum of all gradients.
@@ -54,6 +39,25 @@ pub struct Sketch {
     /// By over how many ranks something is shared.
     split: HashMap<usize, OfSplitLayers>,
     rows: HashMap<usize, OfRows>,
+}
+
+/// Bytes of a rank.
+struct SketchedMemory {
+    /// In all, and of these the activations.
+    total: [usize; 2],
+    activations: [usize; 2],
+    parameters: usize,
+    /// Those of the largest layer, which no pipeline cuts.
+    largest: usize,
+    /// Bytes beside each byte of parameters: gradients and states.
+    beside: usize,
+    /// Of these what owners alone would have.
+    states: usize,
+    /// For parameters, gradients, other ranks' gradients and states, and of how many ranks it has the gradients.
+    learned: usize,
+    mapped: usize,
+    /// About what gradients, and parameters in their place, take that are on their way.
+    windows: usize,
 }
 
 /// What is sketched of split layers.
@@ -84,15 +88,15 @@ impl Sketch {
 
     /// Bytes that a rank leaves to those who update them.
     fn spared(&self, candidate: &Candidate) -> usize {
-        let parameters = if self.evaluates { 0 } else { self.parameters };
+        let parameters = if self.evaluates { 0 } else { self.memory.parameters };
         let others = |bytes: usize| bytes - bytes / self.ranks;
-        let of_stages = [others(self.states), self.parameters, others(parameters)];
+        let of_stages = [others(self.memory.states), self.memory.parameters, others(parameters)];
         of_stages.iter().take(usize::from(candidate.zero)).sum()
     }
 
     /// Bytes in which gradients, and then parameters too, take turns.
     fn windows(&self, candidate: &Candidate) -> usize {
-        if candidate.zero > 1 { self.windows } else { 0 }
+        if candidate.zero > 1 { self.memory.windows } else { 0 }
     }
 
     /// Seconds and bytes.
@@ -117,14 +121,14 @@ impl Sketch {
         let hidden = if self.micro_steps == 1 { 0.5 * computes } else { 0.0 };
         // Parameters are gathered twice, for which half of a sum each is what it takes.
         let gathers = if candidate.zero == 3 { 0.5 * self.micro_steps as f64 * self.sum } else { 0.0 };
-        let needed = self.total[usize::from(candidate.recompute)] + self.windows(candidate);
+        let needed = self.memory.total[usize::from(candidate.recompute)] + self.windows(candidate);
         let seconds = computes + told + (left * sum + gathers - hidden).max(0.0);
         let needed = match split {
             // Each has its part for itself, with its states; of others' gradients those that are whole.
             Some(split) => {
-                let own = self.parameters.saturating_sub(split.spared);
-                let others = self.mapped * self.parameters.saturating_sub(split.whole);
-                needed.saturating_sub(self.learned) + own * (1 + self.beside) + others
+                let own = self.memory.parameters.saturating_sub(split.spared);
+                let others = self.memory.mapped * self.memory.parameters.saturating_sub(split.whole);
+                needed.saturating_sub(self.memory.learned) + own * (1 + self.memory.beside) + others
             }
             None => needed.saturating_sub(self.spared(candidate)),
         };
@@ -141,9 +145,9 @@ impl Sketch {
         let told = micro_steps as f64 * each + images as f64 * of_image;
         let hidden = if micro_steps == 1 { 0.5 * computes } else { 0.0 };
         let batches = (images / micro_steps) as f64 / self.batch as f64;
-        let kept = self.activations[again] as f64 * (OF_ROWS * work).min(1.0) * batches;
-        let rest = self.total[again].saturating_sub(self.activations[again]);
-        let sums = if micro_steps > 1 && self.micro_steps == 1 { self.parameters } else { 0 };
+        let kept = self.memory.activations[again] as f64 * (OF_ROWS * work).min(1.0) * batches;
+        let rest = self.memory.total[again].saturating_sub(self.memory.activations[again]);
+        let sums = if micro_steps > 1 && self.micro_steps == 1 { self.memory.parameters } else { 0 };
         let seconds = computes + told + (sum - hidden).max(0.0);
         (seconds, (rest + sums + kept as usize).saturating_sub(self.spared(candidate)))
     }
@@ -169,10 +173,10 @@ impl Sketch {
             true => 0.5 + 0.5 * in_flight / stages as f64,
             false => in_flight / stages as f64,
         };
-        let kept = self.activations[again] as f64 * images / self.batch as f64 * times;
-        let own = (self.parameters / stages).max(self.largest);
-        let of_others = (self.parameters - own) * (1 + self.beside);
-        let rest = self.total[again].saturating_sub(self.activations[again] + of_others);
+        let kept = self.memory.activations[again] as f64 * images / self.batch as f64 * times;
+        let own = (self.memory.parameters / stages).max(self.memory.largest);
+        let of_others = (self.memory.parameters - own) * (1 + self.memory.beside);
+        let rest = self.memory.total[again].saturating_sub(self.memory.activations[again] + of_others);
         (computes / (1.0 - schedule.bubble(stages, micro_batches)) + sum, rest + kept as usize)
     }
 }
@@ -261,8 +265,7 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
     let shared = Shared { predictor, planned: &planned, ranks };
     let split = parts(ranks).filter_map(|parts| Some((parts, shared.split_layers(parts)?))).collect();
     let rows = parts(ranks).filter_map(|parts| Some((parts, shared.rows(parts)?))).collect();
-    let sketch = Sketch {
-        seconds,
+    let memory = SketchedMemory {
         total,
         activations,
         parameters: plan.sizes.parameters,
@@ -272,6 +275,10 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
         learned: own + gradients + mapped,
         mapped: mapped / plan.sizes.gradients.max(1),
         windows: plan.bucket_bytes().into_iter().max().unwrap_or(0),
+    };
+    let sketch = Sketch {
+        seconds,
+        memory,
         evaluates: predictor.evaluate,
         sum,
         pass: per_byte(&planned.config, &planned.averaging) * plan.sizes.parameters as f64,

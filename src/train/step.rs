@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::asynchronous::{Note, Side};
 use super::device_prefetch::{DevicePrefetch, Inputs};
-use super::meeting::Meetings;
+use super::meeting::{Meetings, RelaxedWays};
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::server::Updates;
@@ -156,12 +156,7 @@ impl StepResult {
 pub struct Trainer {
     /// What this rank does in each step.
     pub round: Round,
-    /// Where ranks have parameters of their own: what they do when they meet.
-    pub meetings: Option<Meetings>,
-    /// Where updates are asynchronous: what this rank does with pushes, and whether all ranks do something together
-    /// behind the next step.
-    pub asynchronous: Option<Side>,
-    pub drains: bool,
+    pub relaxed: RelaxedWays,
     /// With shards: what becomes of their running statistics.
     pub statistics: Option<Statistics>,
     /// One for each micro-batch in flight; none on a rank without a graph.
@@ -171,32 +166,47 @@ pub struct Trainer {
     pub fusion: Fusion,
     /// Where gradients are compressed: what that comes to, and its state.
     pub compression: Option<Account>,
-    /// Scales the gradients of all buckets where their norm is too large.
-    pub clip: Option<Clip>,
-    /// With f16: the factor of the loss.
-    pub scaling: Option<Scaling>,
-    /// The update of each of the script's parts.
-    pub updates: Vec<Box<dyn Step>>,
-    /// Takes each part's new parameters into their moving average; empty where there is none.
-    pub averages: Vec<Box<dyn Step>>,
+    pub updates: PartUpdates,
     /// Where the ranks of a node share parameters.
     pub barrier: Option<Barrier>,
-    /// Adds a micro-step's gradients to those before; empty without accumulation.
-    pub accumulate: Option<Accumulation>,
     /// What this rank tells the others with the next step.
     pub flags: Flags,
     pub seed: u64,
     /// One over the images of all ranks in a step.
     pub gradient_scale: f32,
-    /// The host's copy of a batch.
-    pub batch: Batch,
-    /// Ranks that have the same images, each of which counts them.
-    pub sharers: usize,
-    /// The next one, on a device with memory of its own.
-    pub ahead: Option<DevicePrefetch>,
-    pub metrics: Option<Metrics>,
+    pub images: StepImages,
     /// What this rank has of the parameters, by name.
     pub parameters: Vec<(String, Memory)>,
+    pub owned: OwnedParts,
+}
+
+/// What is done with the gradients of a step that are summed.
+pub struct PartUpdates {
+    /// Adds a micro-step's gradients to those before; empty without accumulation.
+    pub accumulate: Option<Accumulation>,
+    /// With f16: the factor of the loss.
+    pub scaling: Option<Scaling>,
+    /// Scales the gradients of all buckets where their norm is too large.
+    pub clip: Option<Clip>,
+    /// The update of each of the script's parts.
+    pub of_parts: Vec<Box<dyn Step>>,
+    /// Takes each part's new parameters into their moving average; empty where there is none.
+    pub averages: Vec<Box<dyn Step>>,
+}
+
+/// The images of a step, and what is measured of them.
+pub struct StepImages {
+    /// The host's copy of a batch.
+    pub batch: Batch,
+    /// The next one, on a device with memory of its own.
+    pub ahead: Option<DevicePrefetch>,
+    /// Ranks that have the same images, each of which counts them.
+    pub sharers: usize,
+    pub metrics: Option<Metrics>,
+}
+
+/// What is copied where owners have parts of gradients and parameters.
+pub struct OwnedParts {
     /// For each transfer that gathers parameters: this rank's part, and where it is gathered.
     pub spreads: HashMap<TransferId, (Memory, Memory)>,
     /// In windows: what lies between the gradients of each bucket.
@@ -350,7 +360,7 @@ impl Trainer {
         let (begun, traced) = (Instant::now(), trace::now());
         let learning_rate = schedule.rate(done);
         self.fusion.begin(device, begun);
-        let loss_scale = self.scaling.as_ref().map_or(1.0, |scaling| scaling.scaler.scale());
+        let loss_scale = self.updates.scaling.as_ref().map_or(1.0, |scaling| scaling.scaler.scale());
         let scalars = Scalars {
             seed: self.seed,
             step: done as u64,
@@ -384,12 +394,12 @@ impl Trainer {
         script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
         let Moment { mut result, .. } = at;
         self.hear_of_gradients(device)?;
-        if self.asynchronous.is_none() {
+        if self.relaxed.asynchronous.is_none() {
             self.read_tail(device, &mut result)?;
         }
         result.communication =
             self.fusion.waited() + self.fusion.times().iter().map(|time| time.exposed).sum::<f64>();
-        if let Some(Side::Server(server)) = &self.asynchronous {
+        if let Some(Side::Server(server)) = &self.relaxed.asynchronous {
             result.communication += server.waited;
         }
         result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
@@ -412,14 +422,16 @@ impl Trainer {
                 trace::record(trace::EventKind::Backward, at.begun, 0, 0, 0);
                 self.read_metrics(*micro, at)
             }
-            Action::Accumulate { micro, pass } => {
-                self.accumulate.as_mut().map_or(Ok(()), |sums| sums.add(device, *micro, *pass, &at.scalars))
-            }
+            Action::Accumulate { micro, pass } => self
+                .updates
+                .accumulate
+                .as_mut()
+                .map_or(Ok(()), |sums| sums.add(device, *micro, *pass, &at.scalars)),
             Action::Statistics { micro } => self.take_statistics(*micro, device),
             Action::Tail => self.write_tail(at),
-            Action::Spread(id) => copied(device, self.spreads.get(id)),
-            Action::Pad(bucket) => self.gaps[*bucket].iter().try_for_each(|gap| device.zero(gap)),
-            Action::Keep(part) => copied(device, self.kept.get(*part)),
+            Action::Spread(id) => copied(device, self.owned.spreads.get(id)),
+            Action::Pad(bucket) => self.owned.gaps[*bucket].iter().try_for_each(|gap| device.zero(gap)),
+            Action::Keep(part) => copied(device, self.owned.kept.get(*part)),
             Action::Start(id) => self.fusion.start(*id, device),
             Action::Wait(id) => self.fusion.wait(*id, device),
             Action::Unscale => self.unscale(at),
@@ -428,16 +440,16 @@ impl Trainer {
             Action::Clip if at.broken => Ok(()),
             Action::Clip => {
                 let others = self.has_norms_apart().then(|| self.fusion.norms());
-                self.clip.as_mut().map_or(Ok(()), |clip| clip.run(&at.scalars, others))
+                self.updates.clip.as_mut().map_or(Ok(()), |clip| clip.run(&at.scalars, others))
             }
             Action::Update(_) | Action::Average(_) if at.broken => Ok(()),
             Action::Update(part) => {
                 let begun = trace::now();
-                self.updates[*part].run(&at.scalars)?;
+                self.updates.of_parts[*part].run(&at.scalars)?;
                 trace::record(trace::EventKind::Update, begun, *part, 0, 0);
                 Ok(())
             }
-            Action::Average(part) => self.averages[*part].run(&at.scalars),
+            Action::Average(part) => self.updates.averages[*part].run(&at.scalars),
             Action::Drift(part) => self.meet(|meetings| meetings.drift(device, *part, &at.scalars)),
             Action::Pull(part) => self.meet(|meetings| meetings.pull(*part, &at.scalars)),
             Action::Meet(part) => self.meet(|meetings| meetings.meet(device, *part, &at.scalars)),
@@ -461,33 +473,33 @@ impl Trainer {
     fn fetch_metrics(&mut self, at: &mut Moment) -> Result<()> {
         trace::record(trace::EventKind::Forward, at.begun, 0, 0, 0);
         at.begun = trace::now();
-        self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.fetch(at.device))
+        self.images.metrics.as_mut().map_or(Ok(()), |metrics| metrics.fetch(at.device))
     }
 
     fn take_statistics(&mut self, micro: usize, device: &dyn Device) -> Result<()> {
-        let last = micro + 1 == self.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);
+        let last = micro + 1 == self.updates.accumulate.as_ref().map_or(1, |sums| sums.micro_steps);
         self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.take(device, last))
     }
 
     /// Steps of the run whose update was skipped.
     fn skipped(&self) -> u64 {
-        self.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
+        self.updates.scaling.as_ref().map_or(0, |scaling| scaling.scaler.skipped())
     }
 
     /// Whether ranks tell each other the norms of what each of them owns.
     fn has_norms_apart(&self) -> bool {
         let script = self.round.any();
-        (script.owners.are_apart() || script.mesh.divides_parameters()) && self.asynchronous.is_none()
+        (script.owners.are_apart() || script.mesh.divides_parameters()) && self.relaxed.asynchronous.is_none()
     }
 
     /// Bytes that this rank has sent so far.
     pub fn sent(&self) -> u64 {
-        self.fusion.sent() + self.asynchronous.as_ref().map_or(0, Side::sent)
+        self.fusion.sent() + self.relaxed.asynchronous.as_ref().map_or(0, Side::sent)
     }
 
     /// Where updates are asynchronous: how many were by gradients of each staleness, on the first server.
     pub fn staleness(&self) -> Option<&[u64]> {
-        match self.asynchronous.as_ref()? {
+        match self.relaxed.asynchronous.as_ref()? {
             Side::Server(server) => Some(server.staleness()),
             Side::Worker(_) => Some(&[]),
         }
@@ -495,14 +507,15 @@ impl Trainer {
 
     /// Something of what ranks with parameters of their own do when they meet.
     fn meet(&mut self, what: impl FnOnce(&mut Meetings) -> Result<()>) -> Result<()> {
-        self.meetings.as_mut().map_or(Ok(()), what)
+        self.relaxed.meetings.as_mut().map_or(Ok(()), what)
     }
 
     /// Gives the program the images of a micro-step.
     fn read(&mut self, micro: usize, at: &mut Moment) -> Result<()> {
         let (begun, traced) = (Instant::now(), trace::now());
-        let (batch, number) = (&mut self.batch, [at.done, micro]);
-        let taken = self.ahead.as_mut().map_or(Ok(false), |ahead| ahead.take(at.device, number, batch))?;
+        let (batch, number) = (&mut self.images.batch, [at.done, micro]);
+        let taken =
+            self.images.ahead.as_mut().map_or(Ok(false), |ahead| ahead.take(at.device, number, batch))?;
         let filled = !taken && at.source.fill(at.step, micro, batch)?;
         // Of several micro-batches in flight each has its own copy, which may be that of another one.
         if (filled || self.programs.len() > 1) && !self.programs.is_empty() {
@@ -513,15 +526,15 @@ impl Trainer {
         trace::record(trace::EventKind::Input, traced, 0, 0, 0);
         at.result.input += begun.elapsed().as_secs_f64();
         // An image that could not be read has no label, and counts nowhere.
-        at.sums.images += self.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
+        at.sums.images += self.images.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         at.begun = trace::now();
         Ok(())
     }
 
     /// Sends the batch behind this one, if there is one.
     fn prefetch(&mut self, micro: usize, at: &mut Moment) -> Result<()> {
-        let Some(ahead) = &mut self.ahead else { return Ok(()) };
-        let micro_steps = self.accumulate.as_ref().map_or(1, |accumulation| accumulation.micro_steps);
+        let Some(ahead) = &mut self.images.ahead else { return Ok(()) };
+        let micro_steps = self.updates.accumulate.as_ref().map_or(1, |accumulation| accumulation.micro_steps);
         let [later, micro] = if micro + 1 < micro_steps { [0, micro + 1] } else { [1, 0] };
         match at.step + later < at.steps {
             true => ahead.send(at.device, at.source, [at.done + later, micro], at.step + later),
@@ -572,7 +585,7 @@ impl Trainer {
     fn read_metrics(&mut self, micro: usize, at: &mut Moment) -> Result<()> {
         let contexts = self.programs.len().max(1);
         let Some(Bound { program, .. }) = self.programs.get_mut(micro % contexts) else { return Ok(()) };
-        let Some(metrics) = &mut self.metrics else { return Ok(()) };
+        let Some(metrics) = &mut self.images.metrics else { return Ok(()) };
         let fusion = &mut self.fusion;
         let (loss, sums) = metrics.sums(at.device, |event| fusion.reach(at.device, event))?;
         at.sums.loss += loss;
@@ -581,7 +594,7 @@ impl Trainer {
         if !loss.is_finite() && at.result.where_diverged.is_none() {
             at.sums.diverged = 1.0;
             // Parameters that were gathered have gone again.
-            at.result.where_diverged = match self.gathers {
+            at.result.where_diverged = match self.owned.gathers {
                 true => Some("in the sum of the losses (--zero 2 would say in which layer first)".into()),
                 false => program.first_not_finite(at.device, &at.scalars)?,
             };
@@ -608,7 +621,7 @@ impl Trainer {
 
     /// Tells the first server what this rank knows of the step.
     fn knock(&mut self, at: &mut Moment) -> Result<()> {
-        let Some(Side::Worker(worker)) = &mut self.asynchronous else { return Ok(()) };
+        let Some(Side::Worker(worker)) = &mut self.relaxed.asynchronous else { return Ok(()) };
         let StepSums { loss, metric: [first, second, third], images, diverged } = at.sums;
         if let Some(found) = at.result.where_diverged.take() {
             worker.where_diverged.get_or_insert(found);
@@ -619,14 +632,14 @@ impl Trainer {
             diverged: (diverged != 0.0).then_some(step),
             flags: self.flags,
             step,
-            drains: self.drains,
+            drains: self.relaxed.drains,
             whose: None,
         })
     }
 
     /// What the first server has heard of all ranks.
     fn hear(&mut self, at: &mut Moment) -> Result<()> {
-        let Some(Side::Worker(worker)) = &mut self.asynchronous else { return Ok(()) };
+        let Some(Side::Worker(worker)) = &mut self.relaxed.asynchronous else { return Ok(()) };
         let note = worker.hear(&mut self.fusion, at.device)?;
         let [loss, first, second, third, images] = note.sums.map(f64::from);
         at.result.images = images as usize;
@@ -638,12 +651,12 @@ impl Trainer {
 
     /// Takes the gradients of all ranks.
     fn serve(&mut self, at: &mut Moment) -> Result<()> {
-        let Some(Side::Server(server)) = &mut self.asynchronous else { return Ok(()) };
+        let Some(Side::Server(server)) = &mut self.relaxed.asynchronous else { return Ok(()) };
         let mut updates = Updates {
             device: at.device,
             parts: &self.round.any().parts,
-            updates: &mut self.updates,
-            averages: &mut self.averages,
+            updates: &mut self.updates.of_parts,
+            averages: &mut self.updates.averages,
             schedule: at.schedule,
             scalars: at.scalars,
         };
@@ -654,7 +667,7 @@ impl Trainer {
     }
 
     fn unscale(&mut self, at: &mut Moment) -> Result<()> {
-        let Some(scaling) = &mut self.scaling else { return Ok(()) };
+        let Some(scaling) = &mut self.updates.scaling else { return Ok(()) };
         at.broken = scaling.unscale(at.device, &at.scalars)?;
         Ok(())
     }
@@ -662,7 +675,7 @@ impl Trainer {
     /// Whether gradients were broken, where updates looked at it themselves: before the next step's factor is chosen,
     /// while the device is busy with the updates.
     fn hear_of_gradients(&mut self, device: &dyn Device) -> Result<()> {
-        let Some(scaling) = &mut self.scaling else { return Ok(()) };
+        let Some(scaling) = &mut self.updates.scaling else { return Ok(()) };
         let Some(Verdict { host, arrives }) = &mut scaling.late else { return Ok(()) };
         let Some(event) = arrives.take() else { return Ok(()) };
         self.fusion.reach(device, &event)?;
@@ -674,7 +687,7 @@ impl Trainer {
 
     /// The norm of what this rank owns; where norms are gathered, that of a broken gradient is no number.
     fn measure(&mut self, at: &mut Moment) -> Result<()> {
-        let squares = self.clip.as_mut().map_or(Ok(0.0), |clip| clip.measure(at.device))?;
+        let squares = self.updates.clip.as_mut().map_or(Ok(0.0), |clip| clip.measure(at.device))?;
         let script = self.round.any();
         // What ranks of a stage have alike counts once.
         let counts = script.owners.are_apart() || script.mesh.tensor > 1 || script.place(Axis::Data) == 0;
@@ -688,14 +701,14 @@ impl Trainer {
 
     fn check(&mut self, at: &mut Moment) -> Result<()> {
         at.broken |= self.has_norms_apart() && !self.fusion.norms().is_finite();
-        let known = self.scaling.as_mut().filter(|scaling| scaling.late.is_none());
+        let known = self.updates.scaling.as_mut().filter(|scaling| scaling.late.is_none());
         known.into_iter().for_each(|scaling| scaling.decide(at.broken));
         Ok(())
     }
 
     /// Waits for what is on its way: before others than steps look at parameters.
     pub fn settle(&mut self, device: &dyn Device) -> Result<()> {
-        match &mut self.asynchronous {
+        match &mut self.relaxed.asynchronous {
             Some(Side::Server(server)) => server.settle(device),
             _ => self.fusion.settle(device),
         }
@@ -735,7 +748,7 @@ impl Trainer {
                 && transfer.area == Area::Of(Region::Parameters)
         };
         let transfers = self.round.any().transfers.clone();
-        if let Some(Side::Server(server)) = &mut self.asynchronous {
+        if let Some(Side::Server(server)) = &mut self.relaxed.asynchronous {
             server.give_all(device)?;
             server.settle(device)?;
         } else {
@@ -749,9 +762,9 @@ impl Trainer {
 
     fn read_tail(&mut self, device: &dyn Device, result: &mut StepResult) -> Result<()> {
         let values = self.fusion.read_tail(device)?;
-        result.images = values[2] as usize / self.sharers;
+        result.images = values[2] as usize / self.images.sharers;
         result.loss = f64::from(values[0]) / f64::from(values[2].max(1.0));
-        result.metric = [1, 6, 7].map(|at| f64::from(values[at]) / self.sharers as f64);
+        result.metric = [1, 6, 7].map(|at| f64::from(values[at]) / self.images.sharers as f64);
         result.diverged = values[3] != 0.0 || !values[0].is_finite();
         result.flags = Flags { stop: values[4] != 0.0, checkpoint: values[5] != 0.0 };
         Ok(())

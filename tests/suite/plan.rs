@@ -277,7 +277,7 @@ fn the_arena_is_smaller_than_its_contents_and_buckets_do_not_change_gradients() 
     assert_eq!(cut.plan.buckets.len(), 8);
     assert_ne!(whole.plan.hash(), cut.plan.hash(), "the buckets are not in the hash");
     assert_eq!(whole.gradients(), cut.gradients());
-    assert!(whole.plan.sizes.activations < whole.plan.unshared_arena * 3 / 4);
+    assert!(whole.plan.sizes.activations < whole.plan.sizes.unshared * 3 / 4);
 }
 
 /// Tensors by name.

@@ -33,6 +33,25 @@ const USUAL_DEPTH: usize = 64;
 /// The versions of ONNX's set of ops whose words are known.
 const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 
+/// What the writer of a file says of its network besides.
+struct SaidByWriter {
+    class_names: Vec<String>,
+    preprocessing: Option<Preprocessing>,
+    fields: Vec<FieldScale>,
+}
+
+impl SaidByWriter {
+    fn of(model: &ModelProto) -> std::result::Result<SaidByWriter, String> {
+        let said = |name: &str| model.metadata_props.iter().find(|text| text.key == name);
+        let said = |name: &str| said(name).map_or("", |text| &*text.value);
+        Ok(SaidByWriter {
+            class_names: serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default(),
+            preprocessing: Preprocessing::from_text(said(PREPROCESSING))?,
+            fields: FieldScale::from_text(said(FIELDS))?,
+        })
+    }
+}
+
 /// An ONNX file: a network and its weights.
 pub struct OnnxFile {
     path: PathBuf,
@@ -56,10 +75,7 @@ pub struct OnnxFile {
     weights: Vec<Weight>,
     /// What a user should know, and what whoever trains it should.
     notes: [Vec<String>; 2],
-    /// What its writer says of it besides.
-    class_names: Vec<String>,
-    preprocessing: Option<Preprocessing>,
-    fields: Vec<FieldScale>,
+    said: SaidByWriter,
     checksum: u32,
 }
 
@@ -95,12 +111,7 @@ impl OnnxFile {
         let damaged = |error| files::unreadable(path, format!("cannot be read as ONNX: {error}"));
         let model = ModelProto::decode(whole.clone()).map_err(damaged)?;
         let version = version(&model).map_err(|what| Error::data(path, what))?;
-        let said = |name: &str| model.metadata_props.iter().find(|text| text.key == name);
-        let said = |name: &str| said(name).map_or("", |text| &*text.value);
-        let class_names = serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default();
-        let preprocessing = Preprocessing::from_text(said(PREPROCESSING));
-        let preprocessing = preprocessing.map_err(|what| Error::data(path, what))?;
-        let fields = FieldScale::from_text(said(FIELDS)).map_err(|what| Error::data(path, what))?;
+        let said = SaidByWriter::of(&model).map_err(|what| Error::data(path, what))?;
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
         put_first(&mut graph, loss)?;
         let initializers = graph.initializer.len();
@@ -123,9 +134,7 @@ impl OnnxFile {
             classes: 0,
             weights: Vec::new(),
             notes: Default::default(),
-            class_names,
-            preprocessing,
-            fields,
+            said,
             checksum: sum.sum(),
         };
         let (mut net, images) = Builder::new(file.label(), 1, file.image());
@@ -206,17 +215,17 @@ impl OnnxFile {
 
     /// What the classes are called; empty where the file does not say.
     pub fn class_names(&self) -> &[String] {
-        &self.class_names
+        &self.said.class_names
     }
 
     /// By what the arrays were rescaled that the network reads and gives, where the file says it.
     pub fn fields(&self) -> &[FieldScale] {
-        &self.fields
+        &self.said.fields
     }
 
     /// What the network expects of its images, where the file says it.
     pub fn preprocessing(&self) -> Option<&Preprocessing> {
-        self.preprocessing.as_ref()
+        self.said.preprocessing.as_ref()
     }
 
     /// Every parameter and running statistic, as the network has them.

@@ -133,7 +133,7 @@ impl Plan {
                 passes,
                 gradients: self.gradients_of_passes(),
                 contexts: self.contexts,
-                ends: [self.images.bytes > 0, self.losses.bytes > 0],
+                ends: [self.host.images.bytes > 0, self.host.losses.bytes > 0],
             },
             ranks,
         )

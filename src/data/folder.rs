@@ -15,7 +15,7 @@ use super::about::{InputSummary, LeftOut, is_hidden, is_image, kind_of, listed};
 use super::detect::{self, Parts, VisitedDirectories, entries};
 use super::picture::{self, Picture};
 use super::split::{DataSplit, part};
-use super::{Colours, Dataset, EvaluationCrop, Jpeg};
+use super::{Dataset, Jpeg};
 use super::{doubts, orientation};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32};
@@ -458,17 +458,5 @@ impl Dataset for Folder {
             crc32(&[names.as_bytes()]),
             self.content
         )
-    }
-
-    fn colours(&self) -> Colours {
-        Colours::imagenet()
-    }
-
-    fn frame(&self) -> EvaluationCrop {
-        EvaluationCrop::Centre
-    }
-
-    fn in_memory(&self) -> bool {
-        false
     }
 }

@@ -85,7 +85,9 @@ pub trait Dataset: Send + Sync {
     fn fingerprint(&self) -> String;
 
     /// By which images are normalised.
-    fn colours(&self) -> Colours;
+    fn colours(&self) -> Colours {
+        Colours::imagenet()
+    }
 
     /// How many channels every picture has, where all have as many.
     fn channels(&self) -> Option<usize> {
@@ -93,10 +95,14 @@ pub trait Dataset: Send + Sync {
     }
 
     /// What of an image evaluation looks at.
-    fn frame(&self) -> EvaluationCrop;
+    fn frame(&self) -> EvaluationCrop {
+        EvaluationCrop::Centre
+    }
 
     /// Whether reading is a copy, not worth a thread.
-    fn in_memory(&self) -> bool;
+    fn in_memory(&self) -> bool {
+        false
+    }
 
     /// The image as the JPEG or PNG file that it is; `None` where it is pixels.
     ///

@@ -335,10 +335,6 @@ impl Dataset for Packed {
         self.frame
     }
 
-    fn in_memory(&self) -> bool {
-        false
-    }
-
     fn blocks(&self) -> Vec<u32> {
         let mut starts = Vec::new();
         for (pack, first) in self.files.iter().zip(&self.first) {

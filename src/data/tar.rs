@@ -13,7 +13,7 @@ use super::layout;
 use super::members::{Entry, TarMembers};
 use super::picture::{self, Picture};
 use super::split::{DataSplit, part, part_of_file};
-use super::{Colours, Dataset, EvaluationCrop, Jpeg};
+use super::{Dataset, Jpeg};
 use crate::error::{Error, Result};
 use crate::files::{self, KeptFile, crc32};
 
@@ -179,17 +179,5 @@ impl Dataset for Shards {
             self.len(),
             crc32(&[names.as_bytes()])
         )
-    }
-
-    fn colours(&self) -> Colours {
-        Colours::imagenet()
-    }
-
-    fn frame(&self) -> EvaluationCrop {
-        EvaluationCrop::Centre
-    }
-
-    fn in_memory(&self) -> bool {
-        false
     }
 }

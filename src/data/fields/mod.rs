@@ -17,7 +17,7 @@ use files::FieldFile;
 use list::{FieldList, FieldShape};
 
 use super::picture::Picture;
-use super::{Colours, Dataset, EvaluationCrop, FieldScale};
+use super::{Dataset, EvaluationCrop, FieldScale};
 use crate::comm::World;
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
@@ -437,16 +437,8 @@ impl Dataset for FieldSet {
         )
     }
 
-    fn colours(&self) -> Colours {
-        Colours::imagenet()
-    }
-
     fn frame(&self) -> EvaluationCrop {
         EvaluationCrop::Whole
-    }
-
-    fn in_memory(&self) -> bool {
-        false
     }
 
     fn fields(&self) -> Option<&FieldSet> {

@@ -1,17 +1,18 @@
-//! Ranks as threads of one process, for tests: every algorithm at many rank counts and lengths, without a launcher. The
-//! link is harsher than MPI: a message has left only when the other side has it, calls fail to make progress at random,
-//! and whoever touches a range before its message has ended is caught.
+//! Ranks that take turns in one thread, for tests: every algorithm at many rank counts and lengths, without a launcher.
+//! The link is harsher than MPI: a message has left only when the other side has it, calls fail to make progress at
+//! random, and whoever touches a range before its message has ended is caught.
 
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 
 use super::executor::{Algorithm, Executor};
 use super::link::Link;
 use super::schedule::{Group, Round, rounds_of};
-use super::{Collective, broadcast, gossip, halving_doubling, recursive_doubling, ring, torus, wait};
+use super::{Collective, Slot, broadcast, gossip, halving_doubling, recursive_doubling, ring, torus};
 use crate::comm::Region;
 use crate::config::Wire;
 use crate::cuts::{Cuts, even_split, segment};
@@ -20,21 +21,21 @@ use crate::random::{Purpose, Stream, key};
 
 struct Parcel {
     words: Vec<f32>,
-    taken: AtomicBool,
+    taken: Cell<bool>,
 }
 
 /// Messages on their way, by sender, receiver and tag.
-type Mail = Arc<Mutex<HashMap<(usize, usize, u16), VecDeque<Arc<Parcel>>>>>;
+type Mail = Rc<RefCell<HashMap<(usize, usize, u16), VecDeque<Rc<Parcel>>>>>;
 
-struct Threads {
+struct Turns {
     rank: usize,
     size: usize,
     mail: Mail,
-    calls: AtomicU64,
+    calls: Cell<u32>,
 }
 
 enum Flight {
-    Send(Arc<Parcel>, Rc<Region>, Range<usize>),
+    Send(Rc<Parcel>, Rc<Region>, Range<usize>),
     Receive(Rc<Region>, Range<usize>, (usize, usize, u16)),
 }
 
@@ -48,7 +49,7 @@ fn bits(words: &[f32]) -> Vec<u32> {
     words.iter().map(|word| word.to_bits()).collect()
 }
 
-impl Link for Threads {
+impl Link for Turns {
     type Request = Flight;
 
     fn rank(&self) -> usize {
@@ -68,9 +69,8 @@ impl Link for Threads {
         tag: u16,
         _matched: bool,
     ) -> Result<Flight> {
-        let parcel = Arc::new(Parcel { words: words(region, range), taken: AtomicBool::new(false) });
-        let mut mail = self.mail.lock().unwrap();
-        mail.entry((self.rank, to, tag)).or_default().push_back(parcel.clone());
+        let parcel = Rc::new(Parcel { words: words(region, range), taken: Cell::new(false) });
+        self.mail.borrow_mut().entry((self.rank, to, tag)).or_default().push_back(parcel.clone());
         Ok(Flight::Send(parcel, region.clone(), range.clone()))
     }
 
@@ -81,28 +81,52 @@ impl Link for Threads {
     }
 
     fn ended(&self, request: &mut Flight) -> Result<bool> {
-        let call = self.calls.fetch_add(1, Ordering::Relaxed) as u32;
-        let slow = Stream::new(key(u64::from(call), Purpose::Synthetic, self.rank as u32)).below(3) == 0;
-        if slow {
-            std::thread::yield_now();
+        let call = self.calls.replace(self.calls.get() + 1);
+        if Stream::new(key(u64::from(call), Purpose::Synthetic, self.rank as u32)).below(3) == 0 {
             return Ok(false);
         }
         match request {
             Flight::Send(parcel, region, range) => {
-                let done = parcel.taken.load(Ordering::Acquire);
+                let done = parcel.taken.get();
                 assert_eq!(bits(&words(region, range)), bits(&parcel.words), "changed before it had left");
                 Ok(done)
             }
             Flight::Receive(region, range, from) => {
-                let parcel = self.mail.lock().unwrap().get_mut(from).and_then(VecDeque::pop_front);
+                let parcel = self.mail.borrow_mut().get_mut(from).and_then(VecDeque::pop_front);
                 let Some(parcel) = parcel else { return Ok(false) };
                 assert_eq!(parcel.words.len(), range.len(), "both ends of a message have a length");
                 region.write(range.start, &parcel.words);
-                parcel.taken.store(true, Ordering::Release);
+                parcel.taken.set(true);
                 Ok(true)
             }
         }
     }
+}
+
+/// Polls until these slots are done; between two polls the other ranks have their turn.
+async fn wait(collective: &mut dyn Collective, slots: &[Slot]) {
+    while !slots.iter().all(|&slot| collective.is_done(slot)) {
+        collective.poll().unwrap();
+        let mut over = false;
+        poll_fn(|_| if std::mem::replace(&mut over, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+}
+
+/// What the ranks end with, each in its turn until all have ended.
+fn in_turns<T>(ranks: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut ranks: Vec<_> = ranks.map(|rank| (Box::pin(rank), None)).collect();
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..1_000_000 {
+        for (rank, ended) in ranks.iter_mut().filter(|(_, ended)| ended.is_none()) {
+            if let Poll::Ready(found) = rank.as_mut().poll(&mut context) {
+                *ended = Some(found);
+            }
+        }
+        if ranks.iter().all(|(_, ended)| ended.is_some()) {
+            return ranks.into_iter().filter_map(|(_, ended)| ended).collect();
+        }
+    }
+    panic!("the ranks wait for each other")
 }
 
 /// What each rank ends with after one run, and how many bytes it sent in that. A second run must give the same bits, a
@@ -118,9 +142,9 @@ fn run_in_slots(
 ) -> Vec<(Vec<f32>, u64)> {
     const GUARD: usize = 5;
     let mail = Mail::default();
-    let rank = |rank: usize| {
+    let rank = async |rank: usize| {
         let region = Rc::new(Region::private((length + 2 * GUARD) * 4).unwrap());
-        let link = Rc::new(Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) });
+        let link = Rc::new(Turns { rank, size: ranks, mail: mail.clone(), calls: Cell::new(0) });
         let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
         let whole = GUARD..GUARD + length;
         let slots: Vec<_> = [whole.clone()]
@@ -141,7 +165,7 @@ fn run_in_slots(
             if rank % 2 == 1 {
                 collective.run_ahead(1 << rank).unwrap();
             }
-            slots.iter().rev().for_each(|&slot| wait(&mut collective, slot).unwrap());
+            wait(&mut collective, slots).await;
             results.push(words(&region, &whole));
             sent = if results.len() == 1 { collective.sent() } else { sent };
             for guard in [0..GUARD, GUARD + length..length + 2 * GUARD] {
@@ -149,14 +173,9 @@ fn run_in_slots(
             }
         }
         assert_eq!(bits(&results[0]), bits(&results[1]), "a repeat differs");
-        (results, sent)
+        (results.swap_remove(0), sent)
     };
-    let rank = &rank;
-    let all: Vec<(Vec<Vec<f32>>, u64)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|r| scope.spawn(move || rank(r))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    all.into_iter().map(|(mut results, sent)| (results.swap_remove(0), sent)).collect()
+    in_turns((0..ranks).map(rank))
 }
 
 /// The same with three slots.
@@ -171,12 +190,7 @@ fn run(
     run_in_slots(3, algorithm, wire, ranks, length, chunk, value)
 }
 
-/// The last two only in `make test-full`: threads that wait for each other take the cores from other tests.
-const RANKS: [usize; 11] = [1, 2, 3, 4, 6, 7, 8, 9, 16, 5, 17];
-
-fn ranks() -> &'static [usize] {
-    if std::env::var_os("DLTRAIN_TEST_FULL").is_some() { &RANKS } else { &RANKS[..9] }
-}
+const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17];
 
 const SUMS: [(&str, Algorithm); 4] = [
     ("ring", ring::allreduce),
@@ -211,7 +225,7 @@ const LENGTHS: [(usize, usize); 6] = [(0, 4), (1, 4), (7, 4), (257, 16), (1009, 
 /// must end with in element i; `None` where that is not defined.
 fn hold(name: &str, algorithm: Algorithm, expected: impl Fn(usize, usize, usize, usize) -> Option<f32>) {
     for wire in WIRES {
-        for &ranks in ranks() {
+        for ranks in RANKS {
             for (length, chunk) in LENGTHS {
                 let all = run(algorithm, wire, ranks, length, chunk, exact);
                 for (rank, (found, _)) in all.iter().enumerate() {
@@ -249,7 +263,7 @@ fn every_sum_is_the_serial_one_on_all_ranks() {
 fn many_ranges_of_many_messages_end_that_are_started_at_a_time() {
     for (name, algorithm) in SUMS {
         for ranks in [3, 4] {
-            let all = run_in_slots(29, algorithm, Wire::F32, ranks, 29 * 200, 1, exact);
+            let all = run_in_slots(10, algorithm, Wire::F32, ranks, 10 * 200, 1, exact);
             for (found, _) in all {
                 assert!(
                     found.iter().enumerate().all(|(i, &found)| found == sum(ranks, i)),
@@ -371,7 +385,7 @@ fn the_bytes_on_the_wire_are_those_of_the_table() {
 fn cut(algorithms: &[Algorithm], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<Vec<u32>> {
     let mails: Vec<Mail> = algorithms.iter().map(|_| Mail::default()).collect();
     let (length, ranks) = (cuts.range().end, cuts.ranks());
-    let rank = |rank: usize| {
+    let rank = async |rank: usize| {
         let region = Rc::new(Region::private(4 * length.max(1)).unwrap());
         region.write(0, &(0..length).map(|i| rough(rank, i)).collect::<Vec<_>>());
         for (index, (&algorithm, mail)) in algorithms.iter().zip(&mails).enumerate() {
@@ -380,19 +394,15 @@ fn cut(algorithms: &[Algorithm], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<V
                 region.read(own.start, &mut kept[own.clone()]);
                 region.write(0, &kept);
             }
-            let link = Rc::new(Threads { rank, size: ranks, mail: mail.clone(), calls: AtomicU64::new(0) });
+            let link = Rc::new(Turns { rank, size: ranks, mail: mail.clone(), calls: Cell::new(0) });
             let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
             let slot = collective.prepare_cut(cuts).unwrap();
             collective.start(slot).unwrap();
-            wait(&mut collective, slot).unwrap();
+            wait(&mut collective, &[slot]).await;
         }
         bits(&words(&region, cuts.range()))
     };
-    let rank = &rank;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|r| scope.spawn(move || rank(r))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    in_turns((0..ranks).map(rank))
 }
 
 /// Parts that end at these places, dealt out to ranks beginning with `first`.

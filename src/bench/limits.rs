@@ -81,7 +81,7 @@ pub fn comment(limits: &BandwidthLimits) -> String {
 }
 
 /// One end of a pair of ranks.
-struct Pair {
+pub(super) struct Pair {
     channel: Channel,
     outgoing: Rc<Region>,
     incoming: Rc<Region>,
@@ -90,7 +90,16 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(world: &World) -> Result<Pair> {
+    /// What `both_ways` sends in each direction.
+    pub(super) const BYTES: f64 = (WINDOW * CHUNK * size_of::<f32>()) as f64;
+
+    /// Seconds in which `BYTES` have left and as many come in.
+    pub(super) fn both_ways(&self, partner: Option<usize>) -> Result<f64> {
+        self.exchange(partner, WINDOW, [true, true])
+    }
+
+    /// Collective.
+    pub(super) fn new(world: &World) -> Result<Pair> {
         let region = || world.agree(Region::private(CHUNK * WINDOW * size_of::<f32>())).map(Rc::new);
         let (channel, own) = (Channel::new(world)?, [f64::NAN; 2]);
         Ok(Pair { channel, outgoing: region()?, incoming: region()?, own })

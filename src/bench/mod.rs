@@ -10,6 +10,7 @@ mod fusion;
 mod gemm;
 mod layers;
 mod limits;
+mod site;
 mod sizes;
 mod steps;
 
@@ -47,6 +48,8 @@ enum What {
     Gemm(gemm::Args),
     /// Every layer of a model: time and share of what the cores can do, forward and backward
     Layers(layers::Args),
+    /// Cores, memory, messages and file systems on all ranks for five minutes, and what of them is slow
+    Site(site::Args),
 }
 
 /// Runs the measurement. Collective; rank 0 prints.
@@ -65,5 +68,6 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         What::Data(args) => data::run(args, world),
         What::Gemm(args) => gemm::run(args, world),
         What::Layers(args) => layers::run(args, world),
+        What::Site(args) => site::run(args, world),
     }
 }

@@ -192,6 +192,27 @@ fn the_sum_over_ranks_is_at_least_their_number_times_the_slowest() {
 }
 
 #[test]
+fn a_site_has_a_line_for_each_thing_and_nothing_stays_on_its_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().to_str().unwrap();
+    let printed = run(2, &["bench", "site", "--seconds", "0.1", "--threads", "1", "--directory", place]);
+    assert!(number_after(&printed, "threads each: ") >= 5.0, "{printed}");
+    let disk = ["writing", "reading", "small files"].map(|what| format!("{what} in {place}"));
+    let others = ["products", "copies in memory", "time left to the rank", "messages in a node"];
+    for what in others.into_iter().chain(disk.iter().map(String::as_str)) {
+        let line = printed.lines().find(|line| line.starts_with(what));
+        let line = line.unwrap_or_else(|| panic!("no {what} in\n{printed}"));
+        let numbers: Vec<f64> =
+            line[what.len()..].split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        // The median, the slowest, and what a rank has alone, behind which its place stands.
+        assert!(numbers.len() >= 3 && numbers[..2].iter().all(|&number| number > 0.0), "{line}");
+        assert!(numbers[1] <= numbers[0] && line.contains(" rank "), "{line}");
+    }
+    assert!(printed.contains("SLOW: ") || printed.contains("nothing is slow"), "{printed}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     let cases = [
         (["bench", "layers", "--steps", "0"], "--steps 0"),
@@ -202,6 +223,10 @@ fn what_cannot_be_measured_is_refused() {
         (["bench", "gemm", "--repeats", "0"], "--repeats 0"),
         (["bench", "fusion", "--batch", "0"], "--batch"),
         (["bench", "autotune", "--sizes", "0"], "--sizes"),
+        (["bench", "site", "--seconds", "0"], "--seconds: more than 0"),
+        (["bench", "site", "--slow", "100"], "--slow: a percentage"),
+        (["bench", "site", "--directory", "/proc/nothing"], "--directory /proc/nothing: is no directory"),
+        (["bench", "site", "--directory", "/proc"], "cannot be measured"),
         (
             ["bench", "allreduce", "--algorithm", "butterfly"],
             "--algorithm butterfly: allreduce has auto, ring",

@@ -24,6 +24,7 @@ use crate::support::job;
 use crate::support::residual::residual;
 
 use std::path::Path;
+use std::process::Command;
 
 use gpu_job::{Results, SHAPES, all_but, close, each_failing, refused, with_cuda};
 use job::{finish, series};
@@ -154,6 +155,25 @@ fn engines_are_timed_by_a_gpu_that_is_awake() {
     let mut machine = std::fs::read_dir(results.directory.path().join("cudnn")).unwrap();
     let choice = std::fs::read_to_string(machine.next().unwrap().unwrap().path().join(joined)).unwrap();
     assert!(choice.contains("Engine"), "{joined}: {choice}");
+}
+
+/// `bench layers` times at the clocks of training: a GPU that is slow at first gives the same figures.
+#[test]
+fn layers_are_timed_by_a_gpu_that_is_awake() {
+    let rate = |wakes: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new(job::DLTRAIN);
+        command.args(
+            "bench layers --model mnist_small --batch 2 --device cuda --steps 1 --roofline 1,1".split(' '),
+        );
+        let variables =
+            [("FAKE_CUDA_CLOCK", "1"), ("FAKE_CUDA_RATES", "40,1,4,3"), ("FAKE_CUDA_WAKES", wakes)];
+        let done = finish(with_cuda(command, &variables, directory.path()));
+        assert!(done.success, "{}", done.stderr);
+        let line = done.stdout.lines().find(|line| line.starts_with("step, without communication ")).unwrap();
+        line.split_whitespace().nth(3).unwrap().parse::<f64>().unwrap()
+    };
+    assert_eq!(rate("0"), rate("18000000"));
 }
 
 /// A product that fails is named: by its engine, direction, type and shapes; also where it fails later, and where

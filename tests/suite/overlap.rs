@@ -304,12 +304,17 @@ fn a_steady_step_in_halves_casts_no_weight() {
 
 /// Every call of the driver and of libraries, on any rank.
 fn all_calls(ranks: usize, flags: &str) -> Vec<String> {
+    all_calls_with(ranks, flags, &[])
+}
+
+fn all_calls_with(ranks: usize, flags: &str, variables: &[(&str, &str)]) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     let results = directory.path().join("results.h5");
     let flags = format!("{flags} --warmup 0 --device cuda --results {}", results.display());
     let flags: Vec<&str> = flags.split_whitespace().collect();
     let log = directory.path().join("log").display().to_string();
-    let done = finish(with_cuda(job::job(&[(ranks, &flags)]), &[("FAKE_CUDA_LOG", &log)], directory.path()));
+    let variables = [&[("FAKE_CUDA_LOG", log.as_str())], variables].concat();
+    let done = finish(with_cuda(job::job(&[(ranks, &flags)]), &variables, directory.path()));
     assert!(done.success, "{flags:?}\n{}\n{}", done.stdout, done.stderr);
     let mut files = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
     let file = files.find(|file| file.file_name().unwrap().to_str().unwrap().starts_with("log."));
@@ -381,7 +386,39 @@ fn what_is_predicted_of_a_small_network_is_what_the_page_says() {
     predicted("mnist_small");
 }
 
+/// Nsight Compute's window in `.ci/gpu-minutes` rests on what a step without graphs has.
+fn launches_without_graphs(fusion: &str) -> [usize; 2] {
+    let count = |steps: usize| {
+        let flags = "--model resnet50 --image-size 32 --classes 10 --batch 2 --precision bf16";
+        let variables = [("DLTRAIN_CUDA_GRAPH", "0"), ("DLTRAIN_CUDNN_FUSION", fusion)];
+        let calls = all_calls_with(1, &format!("{flags} --steps {steps}"), &variables);
+        let of =
+            |names: [&str; 2]| calls.iter().filter(|call| names.iter().any(|n| call.starts_with(n))).count();
+        [of(["cuLaunchKernel"; 2]), of(["cudnnBackendExecute", "cublasGemm"])]
+    };
+    let [two, three] = [count(2), count(3)];
+    [three[0] - two[0], three[1] - two[1]]
+}
+
 mod full {
+    /// What is measured of a step by kernel lies in the window, whether cuDNN fuses or not.
+    #[test]
+    #[ignore = "a minute"]
+    fn the_window_of_the_profiler_holds_two_losses() {
+        let [fused, apart] = ["1", "0"].map(super::launches_without_graphs);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/.ci/gpu-minutes");
+        let script = std::fs::read_to_string(path).unwrap();
+        let words: Vec<&str> = script.split_whitespace().filter(|word| *word != "#").collect();
+        let [own, products] = fused;
+        let said = format!(
+            "Without graphs resnet50 has {own} launches of our own a step, {} where cuDNN fuses nothing, and {products} \
+             products",
+            apart[0]
+        );
+        assert!(words.join(" ").contains(&said), ".ci/gpu-minutes lacks: {said}");
+        assert_eq!(apart[1], products);
+    }
+
     /// Of all networks of the page.
     #[test]
     #[ignore = "minutes"]

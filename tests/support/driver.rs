@@ -1,6 +1,7 @@
 //! Runs a kernel on a GPU: the few calls of the CUDA driver that this takes, one after the other, each waited for.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use libloading::Library;
@@ -39,11 +40,28 @@ pub fn driver() -> &'static Mutex<Driver> {
     DRIVER.get_or_init(|| Mutex::new(Driver::open().unwrap()))
 }
 
+/// The driver from where the program takes it: DLTRAIN_CUDA_PATH, where the loader looks, where containers have it.
+fn library() -> Result<Library, String> {
+    let name = "libcuda.so.1";
+    let given = std::env::var_os("DLTRAIN_CUDA_PATH").unwrap_or_default();
+    let places =
+        std::env::split_paths(&given).map(|directory| directory.join(name)).filter(|path| path.exists());
+    let mut reasons = Vec::new();
+    for place in places.chain([name.into(), Path::new("/usr/local/nvidia/lib64").join(name)]) {
+        // SAFETY: the driver's constructors are what is wanted.
+        match unsafe { Library::new(&place) } {
+            Ok(library) => return Ok(library),
+            Err(e) => {
+                reasons.push(std::error::Error::source(&e).map_or(e.to_string(), |why| why.to_string()))
+            }
+        }
+    }
+    Err(format!("no CUDA driver library: {}", reasons.join("; ")))
+}
+
 impl Driver {
     fn open() -> Result<Driver, String> {
-        // SAFETY: the driver's constructors are what is wanted.
-        let library = unsafe { Library::new("libcuda.so.1") }.map_err(|e| e.to_string())?;
-        let mut driver = Driver { library, context: 0, module: 0 };
+        let mut driver = Driver { library: library()?, context: 0, module: 0 };
         let (mut device, mut context, mut module): (c_int, Handle, Handle) =
             (0, std::ptr::null_mut(), std::ptr::null_mut());
         call!(driver, cuInit(0 => c_uint))?;

@@ -128,7 +128,7 @@ fn the_tests_run_every_kernel_on_a_gpu_too() {
         .args(["kernels::", "--skip", "table::", "--test-threads", "2"])
         .env("DLTRAIN_KERNELS_ON", "cuda")
         .env("DLTRAIN_KERNELS_LAUNCHED", &launched)
-        .env("LD_LIBRARY_PATH", fake_cuda::libraries())
+        .env("DLTRAIN_CUDA_PATH", fake_cuda::libraries())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);

@@ -222,9 +222,9 @@ fn opponent(own: usize, round: usize, count: usize) -> Option<usize> {
 }
 
 /// A file of a rank's own in a directory; it goes with this.
-struct Scratch(PathBuf);
+struct OwnFile(PathBuf);
 
-impl Drop for Scratch {
+impl Drop for OwnFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
@@ -235,7 +235,7 @@ fn disk(directory: PathBuf) -> [Probe<'static>; 3] {
     const BYTES: usize = 32 << 20;
     const SMALL: usize = 50;
     let path = files::temporary(&directory.join("dltrain-bench-site"));
-    let scratch = Rc::new(Scratch(path.clone()));
+    let scratch = Rc::new(OwnFile(path.clone()));
     let wrong =
         move |path: &PathBuf, error: io::Error| Error::output(path, format!("cannot be measured: {error}"));
     let timed = |bytes: f64, begun: Instant| bytes / begun.elapsed().as_secs_f64();
@@ -263,7 +263,7 @@ fn disk(directory: PathBuf) -> [Probe<'static>; 3] {
         move || -> io::Result<f64> {
             let begun = Instant::now();
             for number in 0..SMALL {
-                let small = Scratch(path.with_extension(format!("{number}.tmp")));
+                let small = OwnFile(path.with_extension(format!("{number}.tmp")));
                 fs::write(&small.0, "")?;
                 fs::metadata(&small.0)?;
             }
@@ -306,17 +306,17 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 /// A thing with its unit, and every rank's figures of it.
-type Measured<'a> = ((&'a str, &'static str), Vec<Figures>);
+type FiguresOfRanks<'a> = ((&'a str, &'static str), Vec<Figures>);
 
 fn median_of(ranks: &[Figures], which: impl Fn(&Figures) -> f64) -> f64 {
     median(ranks.iter().map(which).collect())
 }
 
-fn table(measured: &[Measured], places: &[String]) -> Vec<String> {
+fn table(measured: &[FiguresOfRanks], places: &[String]) -> Vec<String> {
     let width = measured.iter().map(|((what, _), _)| what.chars().count()).max().unwrap_or(0);
     let head =
         format!("{:<width$} {:<8} {:>9} {:>9} {:>9}  the slowest is", "#", "", "median", "slowest", "alone");
-    let line = |((what, unit), ranks): &Measured| {
+    let line = |((what, unit), ranks): &FiguresOfRanks| {
         let of = |number: f64| if number.is_nan() { "-".into() } else { format!("{number:.3}") };
         let taking_part = ranks.iter().zip(places).filter(|(rank, _)| !rank.all.is_nan());
         let slowest = taking_part.min_by(|(one, _), (other, _)| one.all.total_cmp(&other.all));
@@ -331,7 +331,7 @@ fn table(measured: &[Measured], places: &[String]) -> Vec<String> {
 const MOST: usize = 50;
 
 /// What is slow, and against what, a line each; or that nothing is.
-fn findings(measured: &[Measured], places: &[String], slow: f64) -> Vec<String> {
+fn findings(measured: &[FiguresOfRanks], places: &[String], slow: f64) -> Vec<String> {
     let mut found = Vec::new();
     for ((what, unit), ranks) in measured {
         let middle = median_of(ranks, |rank| rank.all);

@@ -27,7 +27,7 @@ struct Parcel {
 /// Messages on their way, by sender, receiver and tag.
 type Mail = Rc<RefCell<HashMap<(usize, usize, u16), VecDeque<Rc<Parcel>>>>>;
 
-struct Turns {
+struct TurnByTurn {
     rank: usize,
     size: usize,
     mail: Mail,
@@ -49,7 +49,7 @@ fn bits(words: &[f32]) -> Vec<u32> {
     words.iter().map(|word| word.to_bits()).collect()
 }
 
-impl Link for Turns {
+impl Link for TurnByTurn {
     type Request = Flight;
 
     fn rank(&self) -> usize {
@@ -144,7 +144,7 @@ fn run_in_slots(
     let mail = Mail::default();
     let rank = async |rank: usize| {
         let region = Rc::new(Region::private((length + 2 * GUARD) * 4).unwrap());
-        let link = Rc::new(Turns { rank, size: ranks, mail: mail.clone(), calls: Cell::new(0) });
+        let link = Rc::new(TurnByTurn { rank, size: ranks, mail: mail.clone(), calls: Cell::new(0) });
         let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
         let whole = GUARD..GUARD + length;
         let slots: Vec<_> = [whole.clone()]
@@ -394,7 +394,7 @@ fn cut(algorithms: &[Algorithm], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<V
                 region.read(own.start, &mut kept[own.clone()]);
                 region.write(0, &kept);
             }
-            let link = Rc::new(Turns { rank, size: ranks, mail: mail.clone(), calls: Cell::new(0) });
+            let link = Rc::new(TurnByTurn { rank, size: ranks, mail: mail.clone(), calls: Cell::new(0) });
             let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
             let slot = collective.prepare_cut(cuts).unwrap();
             collective.start(slot).unwrap();

@@ -75,10 +75,8 @@ pub fn open(
         let open = |path: &Path| FieldSet::open(Some(world), path, &config.fields, &inputs);
         let set = open(path)?;
         fits(&set, config, network)?;
-        let test = test.map(|path| open(path).map_err(|error| error.context("--test-data")));
-        let test =
-            test.transpose()?.map(|test| test.beside(&set).map_err(|error| error.context("--test-data")));
-        let test = test.transpose()?;
+        let beside = |path| open(path).and_then(|test| test.beside(&set));
+        let test = test.map(|path| beside(path).map_err(|error| error.context("--test-data"))).transpose()?;
         Ok((set.telling_apart(network.classes), test.map(|test| test.telling_apart(network.classes))))
     };
     let (set, others) = world.agree(opened())?;

@@ -53,20 +53,8 @@ impl FieldQuestion<'_> {
                 device.download(memory, bytes_of_mut(&mut outputs))?;
             }
             let places = self.sharding.test(number, samples).len();
-            let own = &mut outputs[..places * each];
-            // The shares that the loss compares with the target's.
-            if self.loss == Some(Loss::Bce) {
-                own.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()));
-            }
-            own.chunks_exact_mut(each).for_each(|output| self.set.unscale(output));
-            // Each output with its target behind it.
-            let mut both = Vec::with_capacity(places * (each + goal));
-            for (place, output) in own.chunks_exact(each).enumerate() {
-                both.extend_from_slice(output);
-                let from = both.len();
-                both.extend_from_slice(&batch.targets[place * goal..(place + 1) * goal]);
-                self.set.unscale(&mut both[from..]);
-            }
+            let targets = &batch.targets[..places * goal];
+            let both = self.with_targets(&mut outputs[..places * each], targets, places);
             let words: Vec<u64> = both.iter().map(|value| u64::from(value.to_bits())).collect();
             let mut all: Vec<f32> = Vec::new();
             world.to_first(&words, |_, words| {
@@ -89,6 +77,24 @@ impl FieldQuestion<'_> {
         world.agree(file.map_or(Ok(()), FieldPredictions::finish))?;
         record::say(world, &format!("{samples} samples: {}", path.display()));
         world.agree(record::printed())
+    }
+
+    /// Each sample's output with its target behind it, both in the target's own numbers.
+    fn with_targets(&self, outputs: &mut [f32], targets: &[f32], samples: usize) -> Vec<f32> {
+        let [each, goal] = [outputs.len(), targets.len()].map(|numbers| numbers / samples.max(1));
+        // The shares that the loss compares with the target's.
+        if self.loss == Some(Loss::Bce) {
+            outputs.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()));
+        }
+        let mut both = Vec::with_capacity(samples * (each + goal));
+        for sample in 0..samples {
+            for (numbers, length) in [(&*outputs, each), (targets, goal)] {
+                let from = both.len();
+                both.extend_from_slice(&numbers[sample * length..(sample + 1) * length]);
+                self.set.unscale(&mut both[from..]);
+            }
+        }
+        both
     }
 
     fn origin(&self) -> Result<FieldOrigin> {

@@ -39,8 +39,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let loader = test_loader(world, config, &network, samples.clone(), world.agree(reading)?);
     let loader = world.agree(loader)?;
     comm::enter(RunPhase::Plan, 0);
-    let (device, config) = device::open(world, config, threads)?;
-    let config = &config;
+    let (device, ref config) = device::open(world, config, threads)?;
     let classes = network.classes;
     let network = network.reading(pixels.filter(|_| normalises(&*device)));
     let averaging = Averaging::new(world, config, &*device, threads)?;

@@ -7,7 +7,7 @@ use super::constant::{ConstantTensor, MOST};
 use super::fold;
 use super::layers;
 use super::node::OnnxNode;
-use super::notes;
+use super::notes::{self, Noted};
 use super::schema::NodeProto;
 use super::tensor::Reason;
 use super::{OnnxFile, Weight};
@@ -154,10 +154,7 @@ pub struct Import<'a> {
     weights: Vec<Weight>,
     /// Names that are taken.
     names: HashSet<String>,
-    /// Names of weights that several layers read.
-    shared: Vec<String>,
-    /// Nodes that compute along the axis of the images, of which the file has one.
-    alone: Vec<String>,
+    noted: Noted,
 }
 
 /// Describes the file's network to a builder. `classes` are those of its last layer, where they are not the file's.
@@ -203,10 +200,6 @@ pub fn as_described(
     for (name, index) in tables(file, &needed) {
         values.insert(name, Value::Known(ConstantTensor::of(&file.tensors[index]).map_err(wrong)?));
     }
-    let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
-    for node in needed.iter().map(|&index| node(file, index)) {
-        node.inputs().iter().for_each(|name| readers.entry(name).or_default().push(node.index));
-    }
     let head = classes.and_then(|classes| Some((head(file, &needed, &output.name)?, classes)));
     let batch = net.shape(images).batch();
     let mut import = Import {
@@ -215,7 +208,7 @@ pub fn as_described(
         net,
         images,
         values,
-        readers,
+        readers: readers(file, &needed),
         head,
         room: ROOM,
         made: Vec::new(),
@@ -224,8 +217,7 @@ pub fn as_described(
         softplus_of: HashMap::new(),
         weights: Vec::new(),
         names: HashSet::new(),
-        shared: Vec::new(),
-        alone: Vec::new(),
+        noted: Noted::default(),
     };
     import.walk(&needed)?;
     let logits = match import.scores(&needed, &output.name) {
@@ -245,8 +237,17 @@ pub fn as_described(
         return Err(wrong("has nothing to learn: no layer with weights leads to its output".into()));
     }
     let nodes: Vec<OnnxNode> = needed.iter().map(|&index| node(file, index)).collect();
-    let notes = notes::notes(file, &nodes, &import.shared, &import.alone);
+    let notes = notes::notes(file, &nodes, &import.noted);
     Ok(Imported { logits, weights: import.weights, notes })
+}
+
+/// The nodes that read a name, of these.
+fn readers<'a>(file: &'a OnnxFile, needed: &[usize]) -> HashMap<&'a str, Vec<usize>> {
+    let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
+    for node in needed.iter().map(|&index| node(file, index)) {
+        node.inputs().iter().for_each(|name| readers.entry(name).or_default().push(node.index));
+    }
+    readers
 }
 
 /// What the file's inputs are of the samples, which have the numbers of several one behind the other.
@@ -741,7 +742,7 @@ impl<'a> Import<'a> {
             && shape.0[0] == 1
             && self.of_images(x)
         {
-            self.alone.push(node.name());
+            self.noted.alone.push(node.name());
         }
     }
 
@@ -770,7 +771,7 @@ impl<'a> Import<'a> {
                 if self.file.tensors[stored.index].dims.len() > 1 {
                     return Err(format!("shares its weight {name} with a layer of another kind").into());
                 }
-                self.shared.push(name.clone());
+                self.noted.shared.push(name.clone());
                 name = self.layer(&format!("{name}_2"));
             }
             self.layers.entry(name.clone()).or_insert(id);

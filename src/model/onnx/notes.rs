@@ -3,9 +3,19 @@
 use super::OnnxFile;
 use super::node::OnnxNode;
 
+/// What is to be told of the nodes that were walked over.
+#[derive(Default)]
+pub struct Noted {
+    /// Names of weights that several layers read.
+    pub shared: Vec<String>,
+    /// Nodes that compute along the axis of the images, of which the file has one.
+    pub alone: Vec<String>,
+}
+
 /// What a user should know of the file, and what whoever trains it should: what its export may have left out, and what
 /// became of it.
-pub fn notes(file: &OnnxFile, nodes: &[OnnxNode], shared: &[String], alone: &[String]) -> [Vec<String>; 2] {
+pub fn notes(file: &OnnxFile, nodes: &[OnnxNode], noted: &Noted) -> [Vec<String>; 2] {
+    let Noted { shared, alone } = noted;
     let [mut notes, mut of_training] = [Vec::new(), Vec::new()];
     let trains = |node: &OnnxNode| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
     let draws = |node: &OnnxNode| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());

@@ -3,6 +3,7 @@
 //! Shapes are checked as layers are added: an input too small for a layer is named with that layer, since a
 //! user's `--image-size` or `--data` can cause it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{DType, Graph, Init, Node, Op, Role, SampleShape, Shape, Spec, Tensor, TensorId, Volume, dims};
@@ -134,6 +135,17 @@ impl Builder {
 
     /// Whether a tensor is computed from another one.
     pub fn depends(&self, id: TensorId, on: TensorId) -> bool {
+        self.wanted_by(id)[on.0]
+    }
+
+    /// The names of the tensors that one is computed from.
+    pub fn names_behind(&self, id: TensorId) -> HashSet<&str> {
+        let wanted = self.wanted_by(id).into_iter().zip(&self.tensors);
+        wanted.filter_map(|(wanted, tensor)| wanted.then_some(&*tensor.name)).collect()
+    }
+
+    /// Of every tensor, whether this one is computed from it.
+    fn wanted_by(&self, id: TensorId) -> Vec<bool> {
         let mut wanted = vec![false; self.tensors.len()];
         wanted[id.0] = true;
         for node in self.nodes.iter().rev() {
@@ -141,7 +153,7 @@ impl Builder {
                 node.inputs.iter().for_each(|input| wanted[input.0] = true);
             }
         }
-        wanted[on.0]
+        wanted
     }
 
     /// Gives a tensor another name than its layer's, such as a file has for it.

@@ -233,6 +233,9 @@ pub fn as_described(
     if !import.net.depends(logits, images) {
         return Err(wrong(format!("its output {} does not depend on what it is given", output.name)));
     }
+    // Means of a copy of a weight, say, which a normalisation makes by itself.
+    let behind = import.net.names_behind(logits);
+    import.weights.retain(|weight| behind.contains(&*weight.name));
     if import.weights.is_empty() {
         return Err(wrong("has nothing to learn: no layer with weights leads to its output".into()));
     }

@@ -138,7 +138,10 @@ fn what_computes_with_the_size_of_an_open_batch_is_refused() {
         node("times", "Mul", &["a", "r"], "d"),
     ];
     let said = said(between(0, &nodes));
-    assert!(said.contains("its batch is open, and layer times computes with the number of images"), "{said}");
+    assert!(
+        said.contains("its batch is open, and layer fc.scaled computes with the number of images"),
+        "{said}"
+    );
 }
 
 /// A file may have its weights in others and be larger than one that can be written: a run says so before it trains.

@@ -140,6 +140,12 @@ fn a_weight_of_columns_is_learned_as_rows() {
 /// its form for inference reads them, as PyTorch's default exporter writes it.
 #[test]
 fn a_normalisation_by_what_is_computed_is_arithmetic() {
+    // PyTorch's older exporter has the op in its form for training, which needs no statistics, and computes them of a
+    // copy of the weight all the same. The copy is no weight of the network.
+    ["v", "copied"].into_iter().for_each(a_normalisation_by);
+}
+
+fn a_normalisation_by(averaged: &str) {
     let attribute = |name: &str, ints: &[i64], i: i64| AttributeProto {
         name: name.into(),
         ints: ints.into(),
@@ -166,14 +172,20 @@ fn a_normalisation_by_what_is_computed_is_arithmetic() {
         };
         graph.initializer[0] = weight("fc.weight", &[3, 4]);
         graph.initializer.extend([weight("gain", &[3]), weight("shift", &[3])]);
+        if averaged == "copied" {
+            graph.initializer.push(TensorProto { dims: vec![1, 3, 4], ..weight("copied", &[3, 4]) });
+        }
         let before = [
             unsqueeze,
-            mean("mean", "v", "m", 0),
-            mean("mean.kept", "v", "k", 1),
-            node("apart", "Sub", &["v", "k"], "c"),
+            mean("mean", averaged, "m", 0),
+            mean("mean.kept", averaged, "k", 1),
+            node("apart", "Sub", &[averaged, "k"], "c"),
             node("square", "Mul", &["c", "c"], "s"),
             mean("variance", "s", "d", 0),
-            node("norm", "BatchNormalization", &["v", "gain", "shift", "m", "d"], "norm"),
+            NodeProto {
+                attribute: vec![attribute("training_mode", &[], i64::from(averaged == "copied"))],
+                ..node("norm", "BatchNormalization", &["v", "gain", "shift", "m", "d"], "norm")
+            },
             squeeze,
             perm,
         ];

@@ -1,4 +1,5 @@
 """What PyTorch gives of a network of networks.py, written down beside the file that its exporter made of it."""
+import collections
 import json
 import pathlib
 import zlib
@@ -28,7 +29,8 @@ def tensors_of(file):
 
 def counterparts(tensors, net):
     """For each parameter of a file which of PyTorch's it is, and by what each of its outputs was multiplied when the
-    exporter put a normalisation into it. What it computed of parameters (biases of normalisations, tables) is none."""
+    exporter put a normalisation into it. What it computed of parameters (biases of normalisations, tables) is none; nor
+    is one matrix that stands for several."""
     own = {name: parameter.detach().numpy() for name, parameter in net.named_parameters()}
     by_value = {}
     for name, numbers in own.items():
@@ -37,7 +39,12 @@ def counterparts(tensors, net):
             by_value.setdefault(key_of(numbers.T), name)
     found, left = {}, set(own)
     tensors = [(name, numbers) for name, numbers in tensors if numbers.size > 1]
+    alike = collections.Counter(key for numbers in own.values() for key in {key_of(numbers), key_of(numbers.T)})
+    there = collections.Counter(key_of(numbers) for _, numbers in tensors)
     for name, numbers in tensors:
+        # One matrix that an exporter wrote for several with equal first values learns what these do together.
+        if numbers.ndim > 1 and alike[key_of(numbers)] > there[key_of(numbers)]:
+            continue
         one = numbers[:1] if numbers.ndim > 1 and (numbers == numbers[:1]).all() else numbers
         theirs = name if name in own and np.array_equal(own[name], numbers) else by_value.get(key_of(numbers))
         theirs = theirs or by_value.get(key_of(one))

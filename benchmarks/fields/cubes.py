@@ -12,6 +12,7 @@
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests/fields"), str(ROOT / "benchmarks/cpu")]
-RATE = 0.001
+RATE = float(os.environ.get("LR", "0.001"))
 
 
 def network(edge):

@@ -7,7 +7,8 @@
 #        EDGES="64 128" WAYS="2x1 1x2" ROUNDS=3 STEPS=3 WARMUP=1 SLABS="1 2 4" EDGE=256 cubes.sh …
 #
 # A batch is 4 cubes a rank, of 128³ one. The losses of both must be the same, or there are no numbers. A cube of 256³
-# takes 6 GB, and 1.5 TFLOP a step.
+# takes 6 GB, and 1.5 TFLOP a step. By LR=0.001 losses of a single large cube fall so fast that they tell roundings:
+# LR=0.0001 shows what is equal.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -22,6 +23,7 @@ warmup=${WARMUP:-1}
 edges=${EDGES-64 128}
 slabs=${SLABS-1 2 4}
 edge=${EDGE:-256}
+export LR=${LR:-0.001}
 ways=${WAYS:-2x1 1x2}
 bf16=$(! grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo || echo 'dltrain,bf16 torch,bf16')
 
@@ -34,7 +36,7 @@ one_run() { # edge, ranks, threads, batch, who
         output=$({ OMP_NUM_THREADS=$3 "${mpirun[@]}" -n "$2" "$python" $memory run "$dltrain" \
             --model "$scratch/cosmoflow-$1.onnx" --data "$scratch/$1-$2" --input 'full[d,h,w,c]:log1p' \
             --target 'unitPar[c]' --loss mse --batch "$4" --threads "$3" --optimizer sgd --momentum 0.9 \
-            --weight-decay 0 --lr 0.001 --epochs $((steps + warmup)) --device cpu "${flags[@]}" \
+            --weight-decay 0 --lr "$LR" --epochs $((steps + warmup)) --device cpu "${flags[@]}" \
             --results "$file" >/dev/null; } 2>&1 &&
             "$python" $memory record "$file" --warmup "$warmup") || { echo "$output" >&2 && return 1; }
     else
@@ -93,7 +95,7 @@ in_slabs() {
     for ranks in $slabs; do
         "${mpirun[@]}" -n "$ranks" "$dltrain" --model cosmoflow --data "$scratch/cube" --input 'full[d,h,w,c]:log1p' \
             --target 'unitPar[c]' --loss mse --batch 1 --threads 1 --optimizer sgd --momentum 0.9 --weight-decay 0 \
-            --lr 0.001 --epochs $((steps + warmup)) --device cpu --spatial "$ranks" \
+            --lr "$LR" --epochs $((steps + warmup)) --device cpu --spatial "$ranks" \
             --results "$scratch/slabs-$ranks.h5" >/dev/null
         records+=("$scratch/slabs-$ranks.h5")
     done

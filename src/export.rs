@@ -108,8 +108,8 @@ impl Args {
         Ok(start.tensors())
     }
 
-    /// What the network is given: of the size that is asked for, else of that which the weights learned from, else as it
-    /// was made. What the file says of its images agrees with it.
+    /// The shape of the network's images: of the size that is asked for, else of that which the weights learned from,
+    /// else the model's own. What the file says of its images is made to agree with it.
     fn image(&self, model: &Model, about: &mut ModelMetadata) -> SampleShape {
         let own = self.network.image_size.map_or(model.image, |size| model.image.of_size(size));
         let Some(expected) = &mut about.preprocessing else { return own };

@@ -98,7 +98,7 @@ impl Pair {
         self.exchange(partner, WINDOW, [true, true])
     }
 
-    /// Collective.
+    /// This rank's end. Collective.
     pub(super) fn new(world: &World) -> Result<Pair> {
         let region = || world.agree(Region::private(CHUNK * WINDOW * size_of::<f32>())).map(Rc::new);
         let (channel, own) = (Channel::new(world)?, [f64::NAN; 2]);

@@ -71,3 +71,9 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
         What::Site(args) => site::run(args, world),
     }
 }
+
+/// The middle one of sorted numbers, of an even count the mean of the two; `None` of none.
+fn median(sorted: &[f64]) -> Option<f64> {
+    let count = sorted.len();
+    Some((sorted.get(count.checked_sub(1)? / 2)? + sorted[count / 2]) / 2.0)
+}

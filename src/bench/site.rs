@@ -1,12 +1,12 @@
-//! `dltrain bench site`: what training needs of a machine, on all ranks at once and for minutes, and what of it is slow.
+//! `dltrain bench site`: what training needs of a machine, on all ranks at once for minutes, and what of it is slow.
 //!
 //! A rank's figure is held against the median of all ranks, against what it is while the node's other ranks wait, and
 //! against its own at the beginning: a core that is shared or throttled, a bad cable and a busy file system show there.
 
 use std::fs::{self, File};
 use std::hint::black_box;
-use std::io::{self, Read, Seek, Write};
-use std::path::PathBuf;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -17,7 +17,8 @@ use crate::comm::{Region, World};
 use crate::config::Wire;
 use crate::device::onednn::Cpu;
 use crate::error::{Error, Result};
-use crate::{files, record};
+use crate::files::Unfinished;
+use crate::record;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -138,7 +139,7 @@ fn probes<'a>(args: &Args, world: &'a World, device: &'a Cpu) -> Result<Vec<Prob
     for directory in directories {
         let there = || Error::usage(format!("--directory {}: is no directory", directory.display()));
         world.agree(directory.is_dir().then_some(()).ok_or_else(there))?;
-        probes.extend(disk(directory));
+        probes.extend(disk(&directory));
     }
     Ok(probes)
 }
@@ -221,65 +222,53 @@ fn opponent(own: usize, round: usize, count: usize) -> Option<usize> {
     Some(other).filter(|&other| other < count)
 }
 
-/// A file of a rank's own in a directory; it goes with this.
-struct OwnFile(PathBuf);
-
-impl Drop for OwnFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
 /// One file that is written, brought to disk and read again, and many small ones that come and go.
-fn disk(directory: PathBuf) -> [Probe<'static>; 3] {
-    const BYTES: usize = 32 << 20;
-    const SMALL: usize = 50;
-    let path = files::temporary(&directory.join("dltrain-bench-site"));
-    let scratch = Rc::new(OwnFile(path.clone()));
-    let wrong =
-        move |path: &PathBuf, error: io::Error| Error::output(path, format!("cannot be measured: {error}"));
-    let timed = |bytes: f64, begun: Instant| bytes / begun.elapsed().as_secs_f64();
-    let write = move || -> io::Result<f64> {
-        let (piece, begun) = (vec![7u8; 1 << 20], Instant::now());
-        let mut file = File::create(&scratch.0)?;
-        (0..BYTES / piece.len()).try_for_each(|_| file.write_all(&piece))?;
-        file.sync_all()?;
-        Ok(timed(BYTES as f64 / 1e9, begun))
-    };
-    let read = {
-        let path = path.clone();
-        move || -> io::Result<f64> {
-            let (mut file, mut piece) = (File::open(&path)?, vec![0; 1 << 20]);
-            // What the system has in memory would be measured otherwise.
-            fadvise(&file, 0, None, Advice::DontNeed)?;
-            file.rewind()?;
-            let begun = Instant::now();
-            while file.read(&mut piece)? > 0 {}
-            Ok(timed(BYTES as f64 / 1e9, begun))
-        }
-    };
-    let small = {
-        let path = path.clone();
-        move || -> io::Result<f64> {
-            let begun = Instant::now();
-            for number in 0..SMALL {
-                let small = OwnFile(path.with_extension(format!("{number}.tmp")));
-                fs::write(&small.0, "")?;
-                fs::metadata(&small.0)?;
-            }
-            Ok(timed(SMALL as f64, begun))
-        }
-    };
-    let of = |what: &str| format!("{what} in {}", directory.display());
-    let fallible = |rate: Box<dyn Fn() -> io::Result<f64>>| {
-        let path = path.clone();
-        move |_| rate().map_err(|error| wrong(&path, error))
+fn disk(directory: &Path) -> [Probe<'static>; 3] {
+    let file = Rc::new(Unfinished::new(&directory.join("dltrain-bench-site")));
+    let of = |what: &str, unit, rate: fn(&Path) -> io::Result<f64>| {
+        let file = file.clone();
+        let wrong = |error, path: &Path| Error::output(path, format!("cannot be measured: {error}"));
+        probe(&format!("{what} in {}", directory.display()), unit, true, move |_| {
+            rate(&file.temporary).map_err(|error| wrong(error, &file.temporary))
+        })
     };
     [
-        probe(&of("writing"), "GB/s", true, fallible(Box::new(write))),
-        probe(&of("reading"), "GB/s", true, fallible(Box::new(read))),
-        probe(&of("small files"), "files/s", true, fallible(Box::new(small))),
+        of("writing", "GB/s", written),
+        of("reading", "GB/s", read_again),
+        of("small files", "files/s", small_files),
     ]
+}
+
+/// Bytes of the file, and of what is handed to the system at a time.
+const FILE: usize = 32 << 20;
+const PIECE: usize = 1 << 20;
+
+fn written(path: &Path) -> io::Result<f64> {
+    let (piece, begun) = (vec![7u8; PIECE], Instant::now());
+    let mut file = File::create(path)?;
+    (0..FILE / PIECE).try_for_each(|_| file.write_all(&piece))?;
+    file.sync_all()?;
+    Ok(FILE as f64 / begun.elapsed().as_secs_f64() / 1e9)
+}
+
+fn read_again(path: &Path) -> io::Result<f64> {
+    let (mut file, mut piece) = (File::open(path)?, vec![0; PIECE]);
+    // What the system has in memory would be measured otherwise.
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    let begun = Instant::now();
+    while file.read(&mut piece)? > 0 {}
+    Ok(FILE as f64 / begun.elapsed().as_secs_f64() / 1e9)
+}
+
+fn small_files(path: &Path) -> io::Result<f64> {
+    const COUNT: usize = 50;
+    let begun = Instant::now();
+    for number in 0..COUNT {
+        let small = Unfinished::new(&path.with_extension(number.to_string()));
+        fs::write(&small.temporary, "")?;
+        fs::metadata(&small.temporary)?;
+    }
+    Ok(COUNT as f64 / begun.elapsed().as_secs_f64())
 }
 
 impl Figures {
@@ -299,10 +288,7 @@ impl Figures {
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.retain(|number| !number.is_nan());
     numbers.sort_by(f64::total_cmp);
-    match numbers.len() {
-        0 => f64::NAN,
-        count => (numbers[(count - 1) / 2] + numbers[count / 2]) / 2.0,
-    }
+    super::median(&numbers).unwrap_or(f64::NAN)
 }
 
 /// A thing with its unit, and every rank's figures of it.

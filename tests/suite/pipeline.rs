@@ -248,9 +248,9 @@ mod full {
         }
     }
 
-    /// Every large network of the zoo, eight of them as ONNX files, and three files of PyTorch's exporters, in two to five stages by every schedule, with
-    /// one image a micro-batch (two where one has no variance) and with eight, in f32 and in bf16: stages have plans,
-    /// and these rehearse.
+    /// Every large network of the zoo, eight of them as ONNX files, and three files of PyTorch's exporters, in two to
+    /// five stages by every schedule, with one image a micro-batch (two where one has no variance) and with eight, in
+    /// f32 and in bf16: stages have plans, and these rehearse.
     #[test]
     #[ignore = "minutes"]
     fn every_large_network_is_planned_in_stages() {

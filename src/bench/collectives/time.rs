@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::bench::median;
 use crate::comm::World;
 use crate::error::Result;
 
@@ -36,7 +37,7 @@ pub fn time(
 /// `sorted` is not empty.
 fn summary(sorted: &[f64]) -> TimeSamples {
     let count = sorted.len();
-    let median = (sorted[(count - 1) / 2] + sorted[count / 2]) / 2.0;
+    let median = median(sorted).unwrap_or(f64::NAN);
     TimeSamples { min: sorted[0], median, p95: sorted[(count * 95).div_ceil(100) - 1], samples: count }
 }
 

@@ -100,8 +100,8 @@ fn backward_of(engine: &Rc<Engine>, hint: &PrimitiveDesc, norm: &BatchNorm) -> R
     Ok(PrimitiveKernel::new(engine, desc, &inputs[..5 + usize::from(norm.relu)], &outputs)?.in_place(0))
 }
 
-/// Mean and variance of cubes, in their layout if there are loops for it: the library adds up all numbers of a channel in
-/// f32, which is a tenth of a thousandth off in a cube of 128³.
+/// Mean and variance of cubes, in their layout if there are loops for it: the library adds up all numbers of a channel
+/// in f32, which is a tenth of a thousandth off in a cube of 128³.
 fn moments_of_cubes(
     engine: &Rc<Engine>,
     workers: &Rc<Workers>,

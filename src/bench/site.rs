@@ -18,7 +18,7 @@ use crate::config::Wire;
 use crate::device::onednn::Cpu;
 use crate::error::{Error, Result};
 use crate::files::Unfinished;
-use crate::record;
+use crate::record::{self, plural};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -66,7 +66,11 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     world.agree(sound.then_some(()).ok_or_else(wrong))?;
     let threads = world.threads(args.threads)?;
     let device = world.agree(Cpu::new(threads))?;
+    let [ranks, nodes] = [plural(world.size(), "rank"), plural(world.nodes(), "node")];
+    let of_whom = format!("{ranks} on {nodes}, {} each", plural(threads, "thread"));
     let mut probes = probes(args, world, &device)?;
+    let long = format!("# {of_whom}, for about {} s (--seconds); figures at the end", args.seconds);
+    record::say(world, &long);
     let alone = alone(world, &mut probes)?;
     let mut samples: Vec<Vec<f64>> = vec![Vec::new(); probes.len()];
     let (begun, mut elapsed) = (Instant::now(), [0.0]);
@@ -96,10 +100,8 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     })?;
     if world.rank() == 0 {
         let (rounds, seconds) = (samples[0].len(), elapsed[0]);
-        let (ranks, nodes) = (world.size(), world.nodes());
-        record::print(&format!(
-            "# {ranks} ranks on {nodes} nodes, {threads} threads each: {rounds} rounds in {seconds:.0} s"
-        ));
+        let ranks = world.size();
+        record::print(&format!("# {of_whom}: {} in {seconds:.0} s", plural(rounds, "round")));
         let places: Vec<String> =
             (0..ranks).map(|rank| format!("rank {rank} on {}", world.host_of(rank))).collect();
         let named: Vec<_> = probes.iter().map(|probe| (&*probe.what, probe.unit)).zip(all).collect();

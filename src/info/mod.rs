@@ -13,7 +13,7 @@ use crate::data::Jpeg;
 use crate::device::{cuda, onednn};
 use crate::error::Result;
 use crate::host;
-use crate::record;
+use crate::record::{self, plural};
 
 /// What of it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
@@ -111,7 +111,7 @@ fn lines(hosts: &[String], values: &[String]) -> Vec<String> {
         if hosts.iter().filter(|host| of.contains(host.as_str())).count() == ranks.len() {
             return first_of(of);
         }
-        format!("rank{} {}", plural(ranks.len()), first_of(ranks))
+        format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, first_of(ranks))
     };
     found.iter().map(|(value, ranks)| format!("{}: {value}", whose(ranks))).collect()
 }
@@ -151,18 +151,14 @@ fn mpi(world: &World) -> String {
 
 fn ranks(world: &World) -> String {
     let (size, nodes) = (world.size(), world.nodes());
-    format!("{size} on {nodes} node{}, {} on this one", plural(nodes), world.local_size())
-}
-
-fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
+    format!("{size} on {}, {} on this one", plural(nodes, "node"), world.local_size())
 }
 
 /// "n0 (2 ranks), n1 (2 ranks)".
 fn counted(names: &[String], what: &str) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     names.iter().for_each(|name| *counts.entry(name).or_default() += 1);
-    let one = |(name, count): (&&str, &usize)| format!("{name} ({count} {what}{})", plural(*count));
+    let one = |(name, count): (&&str, &usize)| format!("{name} ({})", plural(*count, what));
     counts.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
@@ -172,7 +168,7 @@ fn cpu(isas: &[String]) -> String {
     let mut distinct = isas.to_vec();
     distinct.sort();
     distinct.dedup();
-    format!("{model}, {cores} core{} for rank 0, instruction set {}", plural(cores), distinct.join(" and "))
+    format!("{model}, {} for rank 0, instruction set {}", plural(cores, "core"), distinct.join(" and "))
 }
 
 fn onednn_found() -> String {

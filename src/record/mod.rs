@@ -45,6 +45,7 @@ pub use progress::ProgressLine;
 pub use read::{RunRecord, run_file};
 pub use series::write_table;
 use summary::Closing;
+pub use table::plural;
 use tensorboard::EventFile;
 pub use tensorboard::check_events;
 pub use terminal::{outcome_of, printed, say as print};

@@ -163,7 +163,8 @@ pub(super) fn decimals(rate: f64, least: usize) -> usize {
     }
 }
 
-pub(super) fn plural(n: usize, what: &str) -> String {
+/// "1 rank", "2 ranks".
+pub fn plural(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 

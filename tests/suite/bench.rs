@@ -196,7 +196,7 @@ fn a_site_has_a_line_for_each_thing_and_nothing_stays_on_its_disk() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
     let printed = run(2, &["bench", "site", "--seconds", "0.1", "--threads", "1", "--directory", place]);
-    assert!(number_after(&printed, "threads each: ") >= 5.0, "{printed}");
+    assert!(number_after(&printed, "thread each: ") >= 5.0, "{printed}");
     let disk = ["writing", "reading", "small files"].map(|what| format!("{what} in {place}"));
     let others = ["products", "copies in memory", "time left to the rank", "messages in a node"];
     for what in others.into_iter().chain(disk.iter().map(String::as_str)) {

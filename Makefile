@@ -100,8 +100,8 @@ test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and 
 lint: deps ## check format, warnings, documentation, scripts, which module uses which, and that ARM is not left out
 	@.ci/deps $(MPI) lint
 	@.ci/lint
-	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --all-targets -- -D warnings
-	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CHECK_FLAGS) --no-deps --quiet
+	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --workspace --all-targets -- -D warnings
+	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CHECK_FLAGS) --no-deps --quiet -p dltrain -p dltrain-core
 	@# Nothing is linked, so that what crates have in C may be compiled for this machine.
 	@if rustup target list --installed 2>/dev/null | grep -qx $(ARM); then \
 	    $(WITH_MPI) CC_$(subst -,_,$(ARM))=cc AR_$(subst -,_,$(ARM))=ar \

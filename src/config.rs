@@ -24,6 +24,7 @@ mod sample;
 mod session;
 mod tensor;
 pub mod values;
+mod wire;
 
 pub use input::{Augment, Augmentation, DataFormat, Input, JpegDecoder};
 
@@ -54,6 +55,7 @@ pub use sample::SampleShape;
 pub use session::{Interval, Resume, Session};
 pub use tensor::TensorParallel;
 use values::without_flags;
+pub use wire::Wire;
 
 /// Limits beyond which a number is a slip of the keyboard: it would exhaust the machine, or overflow a machine word.
 pub mod most {
@@ -188,29 +190,6 @@ pub enum CudaAware {
     On,
     /// Gradients go through the host's memory.
     Off,
-}
-
-/// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8
-/// bits of precision; f16: 11 bits, up to 65504). Numbers are added as f32 wherever they travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wire {
-    /// As they are computed.
-    F32,
-    /// Half the bytes, with the range of f32 and 8 bits of precision.
-    Bf16,
-    /// Half the bytes, with 11 bits of precision, up to 65504.
-    F16,
-}
-
-impl std::fmt::Display for Wire {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Wire::F32 => "f32",
-            Wire::Bf16 => "bf16",
-            Wire::F16 => "f16",
-        })
-    }
 }
 
 /// Which ranks share the statistics of batch normalisation.

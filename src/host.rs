@@ -2,6 +2,8 @@
 //!
 //! May use: nothing. Used by: `files`, `comm`, `device`, `collective`, `record`, `train`, `info`, `elastic`.
 
+pub mod clock;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

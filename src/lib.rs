@@ -40,33 +40,21 @@
 #![cfg_attr(test, allow(clippy::too_many_lines))]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+#[doc(inline)]
+pub use dltrain_core::{
+    config, cuts, data, device, error, fields, files, graph, host, inspect, model, optim, plan, random,
+    record, report, strategy, trace,
+};
+
 pub mod bench;
 pub mod collective;
 pub mod comm;
-pub mod config;
-pub mod cuts;
-pub mod data;
-pub mod device;
 pub mod elastic;
-pub mod error;
 pub mod export;
-pub mod fields;
-pub mod files;
 pub mod fusion;
-pub mod graph;
-pub mod host;
 pub mod info;
-pub mod inspect;
-pub mod model;
 pub mod models;
-pub mod optim;
 pub mod pack;
-pub mod plan;
-pub mod random;
-pub mod record;
 pub mod reducer;
-pub mod report;
 pub mod simulate;
-pub mod strategy;
-pub mod trace;
 pub mod train;

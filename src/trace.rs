@@ -2,12 +2,12 @@
 //!
 //! Whoever has something to show asks `now` before and calls `record` behind it; where nothing is recorded both do
 //! nothing. The events belong to the thread that drives the rank, like MPI, so that they need not be handed through
-//! every constructor. When the memory is full the oldest are written over. May use: `comm` (its clock). Used by:
+//! every constructor. When the memory is full the oldest are written over. May use: `host` (its clock). Used by:
 //! `collective`, `fusion`, `train`; `record` writes them.
 
 use std::cell::{Cell, RefCell};
 
-use crate::comm;
+use crate::host::clock;
 
 /// When a bucket's allreduce was under way, in seconds from the start of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -160,7 +160,7 @@ pub fn step(number: u64) {
 
 /// The time, to be given to `record`; 0 where nothing is recorded.
 pub fn now() -> u64 {
-    if RECORDING.get() { comm::now() } else { 0 }
+    if RECORDING.get() { clock::now() } else { 0 }
 }
 
 /// Records what began then and ends now.
@@ -169,7 +169,7 @@ pub fn record(kind: EventKind, begin: u64, a: usize, b: usize, bytes: usize) {
         return;
     }
     let (a, b, bytes) = (a as u32, b as u32, bytes as u64);
-    let event = Event { begin, end: comm::now(), kind, step: STEP.get(), a, b, bytes };
+    let event = Event { begin, end: clock::now(), kind, step: STEP.get(), a, b, bytes };
     RING.with_borrow_mut(|ring| ring.iter_mut().for_each(|ring| ring.push(event)));
 }
 

@@ -33,6 +33,11 @@ pub struct MpiLibrary {
     pub launcher: String,
 }
 
+/// The MPI compiler wrapper this program was built with (MPICC).
+pub fn mpicc() -> &'static str {
+    env!("DLTRAIN_MPICC")
+}
+
 impl MpiLibrary {
     /// Asks the library who it is. May be called at any time, also before `World::start`.
     pub fn linked() -> MpiLibrary {

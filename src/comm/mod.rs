@@ -8,14 +8,13 @@
 //! polls (MPICH 4 spins, and ranks may outnumber cores). A loop that polls holds a `Wait`, which tells people when it
 //! takes too long, and for which ranks.
 //!
-//! May use: `config`, `error`. Used by: `collective`, `record`, `train`, `bench`, `main`. This is a module of foreign
-//! calls: `unsafe` is allowed here, and everything offered to the modules above is safe to call.
+//! May use: what one rank does by itself. Used by: `collective`, `fusion`, `train`, `bench`, `main`. This is a module
+//! of foreign calls: `unsafe` is allowed here, and everything offered to the modules above is safe to call.
 #![allow(unsafe_code)]
 
 mod board;
 mod bulk;
 mod channel;
-mod clock;
 mod communicator;
 mod cores;
 mod launcher;
@@ -30,14 +29,12 @@ mod stall;
 mod stall_gossip;
 mod topology;
 mod window;
-mod wire;
 mod world;
 
 pub use board::RunPhase;
 pub use channel::{Channel, Request};
-pub use clock::{Offset, now};
 pub use launcher::{launched, leave};
-pub use library::{Family, MpiLibrary, is_cuda_aware, prepare_process, release_user_signal};
+pub use library::{Family, MpiLibrary, is_cuda_aware, mpicc, prepare_process, release_user_signal};
 pub use mesh::Mesh;
 pub use node_shared::{Barrier, NodeShared};
 pub use region::Region;

@@ -12,11 +12,11 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::time::Duration;
 
 use super::board::{self, Activity, ProcessState, RankStatus, RunPhase, StatusLine};
-use super::clock;
 use super::progress::SelfReceive;
 use super::stall_gossip::StallGossip;
 use super::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::clock;
 
 const SECOND: u64 = 1_000_000_000;
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use mpi::ffi;
 
-use super::clock::{self, Offset};
 use super::communicator::{Communicator, Reduction, host_name};
 use super::launcher::Launch;
 use super::library::{MpiLibrary, thread_level};
@@ -19,9 +18,12 @@ use super::stall_gossip::StallGossip;
 use super::topology::Topology;
 use super::{cores, region, signals, stall, window};
 use crate::config::most;
+use crate::data::Ranks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, fnv1a};
 use crate::host;
+use crate::host::clock::{self, Offset};
+use crate::record::RankInfo;
 
 /// How long a job that aborts leaves the launcher to pass on its message.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -365,6 +367,38 @@ impl World {
     /// freeing is collective, and a rank that unwinds from an error must not wait for the others.
     pub(super) fn retire(&self, number: u64, window: ffi::MPI_Win) {
         self.inner.job.retired.borrow_mut().push((number, window));
+    }
+}
+
+impl From<&World> for RankInfo {
+    fn from(world: &World) -> RankInfo {
+        RankInfo { rank: world.rank(), size: world.size() }
+    }
+}
+
+impl Ranks for World {
+    fn rank(&self) -> usize {
+        self.inner.members.topology.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.members.topology.size()
+    }
+
+    fn host(&self) -> &str {
+        Topology::host(self)
+    }
+
+    fn agree(&self, own: Result<()>) -> Result<()> {
+        World::agree(self, own)
+    }
+
+    fn check_same(&self, items: &[(String, String)]) -> Result<()> {
+        World::check_same(self, items)
+    }
+
+    fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+        World::gather_text(self, text)
     }
 }
 

@@ -53,6 +53,7 @@ impl InitScheme {
 /// A graph under construction.
 ///
 /// ```
+/// # extern crate dltrain_core as dltrain;
 /// use dltrain::graph::{Builder, Conv, Pool};
 ///
 /// // Eight grey images of 28×28 pixels; tensors are (N, C, H, W).

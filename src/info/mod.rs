@@ -7,12 +7,13 @@ mod site;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use crate::comm::{Offset, World, is_cuda_aware};
+use crate::comm::{World, is_cuda_aware, mpicc};
 use crate::config::{JpegDecoder, environment};
 use crate::data::Jpeg;
 use crate::device::{cuda, onednn};
 use crate::error::Result;
 use crate::host;
+use crate::host::clock::Offset;
 use crate::record::{self, plural};
 
 /// What of it is asked for.
@@ -146,7 +147,7 @@ fn mpi(world: &World) -> String {
         Some(false) => "not CUDA-aware",
         None => "does not say whether it is CUDA-aware",
     };
-    format!("{name} {version}, thread level {level}, {aware}, built with {}", record::mpicc())
+    format!("{name} {version}, thread level {level}, {aware}, built with {}", mpicc())
 }
 
 fn ranks(world: &World) -> String {

@@ -7,6 +7,7 @@
 //! `device`, `graph`, `model`, `config`, `cuts`, `error`. Used by: `fusion`, `simulate`, `train`, `bench`.
 //!
 //! ```
+//! # extern crate dltrain_core as dltrain;
 //! use dltrain::device::reference::Reference;
 //! use dltrain::device::{Device, Memory, Scalars};
 //! use dltrain::graph::{Builder, Conv};

@@ -225,7 +225,7 @@ impl Windows {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::super::{Compiled, Options, Regions};
     use super::*;
     use crate::device::onednn::Cpu;
@@ -233,7 +233,7 @@ pub mod tests {
     use crate::device::{Device, Memory, Scalars};
     use crate::graph::{BatchNorm, Builder, Conv, Graph};
 
-    pub const ALL: [Turns; 6] = [
+    const ALL: [Turns; 6] = [
         turns(false, true, false),
         turns(true, true, false),
         turns(true, false, false),
@@ -247,7 +247,7 @@ pub mod tests {
     }
 
     /// Convolutions with a way around, and a linear layer that is larger than all of them.
-    pub fn network() -> Graph {
+    fn network() -> Graph {
         let (mut net, x) = Builder::new("windows", 4, [3, 8, 8]);
         let mut x = net.conv("stem", x, 16, Conv::square(3).padding(1)).unwrap();
         for block in ["a", "b"] {
@@ -264,7 +264,7 @@ pub mod tests {
     }
 
     /// Without windows, and in them.
-    pub fn plans(graph: Graph, device: &dyn Device, turns: Turns) -> [Plan; 2] {
+    fn plans(graph: Graph, device: &dyn Device, turns: Turns) -> [Plan; 2] {
         let options = Options::whole(2 << 10);
         let compiled = Compiled::new(graph, device, None).unwrap();
         let plain = compiled.plan(device, &options).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Rank awareness lives here: every rank makes a `Recorder` and calls it; on rank 0 it writes and talks, on the
 //! others the calls do nothing. All numbers arrive as the caller measured or reduced them; nothing here
-//! communicates. May use: `comm` (which rank this is), `config`, `device` (for the bytes of numbers, and a GPU's use),
+//! communicates. May use: `config`, `device` (for the bytes of numbers, and a GPU's use),
 //! `trace`, `files`, `host`, `error`. Used by: `train`, `bench`, `elastic`,
 //! `main`.
 
@@ -54,7 +54,6 @@ pub use weights::{
     ModelMetadata, OfRun, WeightsFile, check_new, check_weights, is_hdf5, left_out, write_weights,
 };
 
-use crate::comm::World;
 use crate::config::Metric;
 use crate::device::Usage;
 use crate::error::{Error, Result};
@@ -73,12 +72,6 @@ pub struct RankInfo {
     pub rank: usize,
     /// How many ranks the job has.
     pub size: usize,
-}
-
-impl From<&World> for RankInfo {
-    fn from(world: &World) -> RankInfo {
-        RankInfo { rank: world.rank(), size: world.size() }
-    }
 }
 
 /// Everything a run says or keeps; every rank has one. Finish it before MPI: closing the file may take a while.
@@ -123,7 +116,6 @@ impl Recorder {
         let now = date(std::time::SystemTime::now());
         let mut added = vec![
             ("revision", git_revision().to_string()),
-            ("mpicc", mpicc().to_string()),
             ("dltrain_version", env!("CARGO_PKG_VERSION").to_string()),
             ("hdf5_version", hdf5_version()),
             ("ranks", place.size.to_string()),
@@ -432,11 +424,6 @@ pub fn version() -> &'static str {
     VERSION.get_or_init(|| format!("{} (revision {})", env!("CARGO_PKG_VERSION"), git_revision()))
 }
 
-/// The MPI compiler wrapper this program was built with (MPICC).
-pub fn mpicc() -> &'static str {
-    env!("DLTRAIN_MPICC")
-}
-
 /// The version of the HDF5 library in use: "1.10.8".
 pub fn hdf5_version() -> String {
     let (major, minor, release) = hdf5::library_version();
@@ -484,7 +471,7 @@ pub struct Description {
     /// Where updates are asynchronous: how many values of their staleness are told apart.
     pub staleness: usize,
     /// Texts for the results file's `config`: the whole configuration, hosts, versions, the plan's hash. Each
-    /// name once; `revision`, `mpicc`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
+    /// name once; `revision`, `dltrain_version`, `hdf5_version`, `ranks` and `started` are added here.
     pub attributes: Vec<(String, String)>,
     /// Directory for TensorBoard, and how many steps lie between its histograms.
     pub events: Option<(PathBuf, Option<u64>)>,

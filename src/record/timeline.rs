@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::{RankInfo, path};
-use crate::comm::Offset;
 use crate::error::{Error, Result};
 use crate::files::Unfinished;
+use crate::host::clock::Offset;
 use crate::trace::{Event, EventKind, FOR_RANK};
 
 /// The file of a run; on other ranks than 0 all calls do nothing.

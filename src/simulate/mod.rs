@@ -20,4 +20,4 @@ pub use course::{Course, Deed, Share};
 pub use machine::{Machine, RankGroups};
 pub use measure::{Measured, Times};
 pub use network::{Interconnect, Load, Rounds};
-pub use rehearsal::{Prices, Rehearsal, StepFacts, Touch, rehearse};
+pub use rehearsal::{Prices, Rehearsal, StepFacts, Touch, rehearse, step_facts};

@@ -5,7 +5,7 @@
 //! here the step is rehearsed with each of some, by what a sum is expected to take, at several speeds of a rank.
 
 use super::network::Rounds;
-use super::rehearsal::{Prices, rehearse};
+use super::rehearsal::{Prices, rehearse, step_facts};
 use crate::collective::tuning::Parameters;
 use crate::config::Rule;
 use crate::error::Result;
@@ -53,7 +53,7 @@ pub fn cut(
     };
     let mut losses = [1.0_f64; THRESHOLDS.len()];
     for slower in SLOWER {
-        let facts = plan.facts(&seconds.iter().map(|seconds| seconds * slower).collect::<Vec<f64>>());
+        let facts = step_facts(plan, &seconds.iter().map(|seconds| seconds * slower).collect::<Vec<f64>>());
         let rehearsed = |threshold| {
             plan.cut_at(threshold);
             let scripts = plan.scripts(manner, rule, 0..1);

@@ -8,7 +8,7 @@ use super::length::Length;
 use super::memory::Memories;
 use super::plans::{Plans, computing, opening};
 use super::setup::Job;
-use crate::comm::World;
+use crate::comm::{World, mpicc};
 use crate::config::{Config, JpegDecoder, Pipeline};
 use crate::data::Sets;
 use crate::device::Device;
@@ -125,6 +125,7 @@ fn attributes(
         ),
         ("threads".to_string(), threads.to_string()),
         ("repeatable".to_string(), if config.is_repeatable() { "yes" } else { "no" }.into()),
+        ("mpicc".to_string(), mpicc().to_string()),
         ("mpi".to_string(), format!("{} {}", world.library().name, world.library().version)),
     ];
     if let Some(kept) = plans.kept {

@@ -24,7 +24,7 @@ use crate::plan::{
     Transfer,
 };
 use crate::reducer::{Averaging, Expected, Setting, StepTimes, expected_owners, nodes};
-use crate::simulate::{Load, Measured, Prices, Rehearsal, Rounds, StepFacts, rehearse};
+use crate::simulate::{Load, Measured, Prices, Rehearsal, Rounds, StepFacts, rehearse, step_facts};
 use crate::strategy::Owners;
 
 /// The training plan, and the evaluation plan that shares its parameters and statistics.
@@ -284,7 +284,7 @@ impl Plans {
         let rule = &config.optimizer.rule;
         let per_byte = per_byte(config, averaging);
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
-        let facts = |plan: &&Plan| plan.facts(&step_seconds(plan, config, averaging));
+        let facts = |plan: &&Plan| step_facts(plan, &step_seconds(plan, config, averaging));
         let facts: Vec<_> = self.of_stages().iter().map(facts).collect();
         let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte;

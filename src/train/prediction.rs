@@ -20,7 +20,7 @@ use crate::graph::TensorGroup;
 use crate::plan::{Manner, Plan, Script, describe_bytes as bytes, describe_seconds as time};
 use crate::random::{Purpose, key, normals, philox};
 use crate::reducer::Averaging;
-use crate::simulate::{Interconnect, Prices, Rehearsal, rehearse};
+use crate::simulate::{Interconnect, Prices, Rehearsal, rehearse, step_facts};
 use crate::strategy::Sharded;
 
 /// Steps over which the cost of slow ranks is averaged.
@@ -474,7 +474,7 @@ impl Case<'_> {
             };
             return Ok(plans.of_stages().iter().map(of).sum());
         }
-        let facts = plans.training.facts(&step_seconds(&plans.training, config, averaging));
+        let facts = step_facts(&plans.training, &step_seconds(&plans.training, config, averaging));
         Ok(rehearse(&plans.training.scripts(&manner, &rule, 0..1), &[&facts], &prices)?.seconds)
     }
 

@@ -2,9 +2,10 @@
 
 use super::groups::Groups;
 use super::owning;
-use crate::comm::{Offset, World};
+use crate::comm::World;
 use crate::config::Config;
 use crate::error::Result;
+use crate::host::clock::Offset;
 use crate::record::{RankEvents, TimelineFile};
 use crate::trace::{self, Event};
 

@@ -223,7 +223,7 @@ mod full {
     use dltrain::graph::{Graph, NodeId};
     use dltrain::model;
     use dltrain::plan::{Compiled, Manner, Options, Stage, Stages};
-    use dltrain::simulate::{Prices, rehearse};
+    use dltrain::simulate::{Prices, rehearse, step_facts};
     use proptest::prelude::Strategy;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -357,7 +357,7 @@ mod full {
                 Manner { mesh, stage: own, schedule, micro_steps: 2 * ranks, ..Manner::plain(vec![0]) };
             let rule = Rule::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
             scripts.extend(plan.scripts(&manner, &rule, 0..1));
-            facts.push(plan.facts(&vec![1e-3; plan.steps.len()]));
+            facts.push(step_facts(&plan, &vec![1e-3; plan.steps.len()]));
         }
         let facts: Vec<_> = facts.iter().map(Vec::as_slice).collect();
         rehearse(&scripts, &facts, &Prices { ..Prices::FREE }).map(|_| true)

@@ -242,12 +242,12 @@ fn a_run_that_communicates_nothing_has_no_bucket_series() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
     let mut about = Description { buckets: vec![], choices: vec![], ..description(1, 1) };
-    about.attributes.push(("mpicc".into(), "what the caller says".into()));
+    about.attributes.push(("hdf5_version".into(), "what the caller says".into()));
     let mut recorder = Recorder::create(ONE, Some(&path), &about).unwrap();
     recorder.step(&StepRecord { buckets: &[], ..step(0, 1) });
     recorder.finish(Ok(())).unwrap();
     let file = File::open(&path).unwrap();
-    assert_eq!(text(&file.group("config").unwrap(), "mpicc"), "what the caller says");
+    assert_eq!(text(&file.group("config").unwrap(), "hdf5_version"), "what the caller says");
     assert_eq!(file.dataset("config/bucket_bytes").unwrap().shape(), [0]);
     assert!(file.dataset("steps/bucket_start").is_err());
     assert_eq!(reals(&file, "steps/loss"), [2.0]);

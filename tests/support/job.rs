@@ -18,7 +18,7 @@ pub const SECONDS: Duration = Duration::from_secs(60);
 /// The launcher and its own flags.
 pub fn launcher() -> Vec<String> {
     let given = std::env::var("DLTRAIN_MPIRUN").unwrap_or_else(|_| {
-        let mpich = dltrain::record::mpicc().contains("mpich");
+        let mpich = dltrain::comm::mpicc().contains("mpich");
         let open_mpi = "mpirun.openmpi --allow-run-as-root --oversubscribe";
         if mpich { "mpiexec.mpich".into() } else { open_mpi.into() }
     });

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::field::Field;
-use crate::comm::World;
+use super::ranks::{Ranks, agreed};
 use crate::error::{Error, Result};
 use crate::fields::{FileArray, Universe, ViewSamples};
 use crate::files::{Crc, crc32};
@@ -130,7 +130,7 @@ type Flag<'a> = &'a dyn Fn(usize) -> &'static str;
 /// # Errors
 /// `Data` for files that cannot be read or that ranks do not have alike; `Usage` for views that do not fit.
 pub fn opened(
-    ranks: Option<&World>,
+    ranks: Option<&dyn Ranks>,
     files: Result<Vec<PathBuf>>,
     fields: &[Field],
     flag: Flag<'_>,
@@ -147,7 +147,7 @@ pub fn opened(
         let files = files?;
         return files.iter().map(|path| arranged(path, look(path)?)).collect();
     };
-    let files = world.agree(files)?;
+    let files = agreed(world, files)?;
     let is_computed = Universe::of(&files[0]).is_some();
     world.check_same(&[("files of samples".into(), list(&files, is_computed))])?;
     if is_computed {
@@ -169,7 +169,7 @@ pub fn opened(
     });
     let own = own.collect::<Result<Vec<_>>>();
     let damaged = |error: serde_json::Error| Error::internal(format!("arrays of files as text: {error}"));
-    let text = world.agree(own.and_then(|own| serde_json::to_string(&own).map_err(damaged)))?;
+    let text = agreed(world, own.and_then(|own| serde_json::to_string(&own).map_err(damaged)))?;
     let read = |text: &String| serde_json::from_str::<Vec<([u64; 2], Vec<FileArray>)>>(text).map_err(damaged);
     let all = world.gather_text(&text)?.iter().map(read).collect::<Result<Vec<_>>>()?;
     let mut all: Vec<_> = all.into_iter().map(Vec::into_iter).collect();
@@ -184,7 +184,7 @@ pub fn opened(
         at += 1;
         arranged(path, FileArray::found(arrays, path, there[0]))
     };
-    world.agree(files.iter().map(&mut next).collect())
+    agreed(world, files.iter().map(&mut next).collect())
 }
 
 /// What ranks must have alike of the files that they were given. Where there are several their names count, and where

@@ -4,6 +4,7 @@
 mod field;
 mod files;
 mod list;
+mod ranks;
 mod said;
 #[cfg(test)]
 mod tests;
@@ -16,9 +17,10 @@ use field::Field;
 use files::FieldFile;
 use list::{FieldList, FieldShape};
 
+pub use ranks::Ranks;
+
 use super::picture::Picture;
 use super::{Dataset, EvaluationCrop, FieldScale};
-use crate::comm::World;
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
 use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, Universe, ViewSamples, place_in};
@@ -53,7 +55,7 @@ impl FieldSet {
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
     pub fn open(
-        ranks: Option<&World>,
+        ranks: Option<&dyn Ranks>,
         path: &Path,
         options: &FieldOptions,
         of_network: &[(&str, usize)],
@@ -75,7 +77,7 @@ impl FieldSet {
     /// # Errors
     /// As for `open`.
     pub fn shape(
-        ranks: Option<&World>,
+        ranks: Option<&dyn Ranks>,
         path: &Path,
         options: &FieldOptions,
         of_network: &[(&str, usize)],
@@ -85,7 +87,7 @@ impl FieldSet {
     }
 
     fn of_files(
-        ranks: Option<&World>,
+        ranks: Option<&dyn Ranks>,
         path: &Path,
         files: Result<Vec<PathBuf>>,
         options: &FieldOptions,

@@ -85,25 +85,23 @@ pub struct Rehearsal {
     pub schedule: Vec<[f64; 2]>,
 }
 
-impl Plan {
-    /// What a rehearsal knows of each step, which takes as long as this says.
-    pub fn facts(&self, seconds: &[f64]) -> Vec<StepFacts> {
-        let touch = |place: &Location, writes| Touch {
-            area: Area::Of(place.region),
-            bytes: place.offset..place.offset + place.bytes,
-            writes,
-        };
-        let facts = |(step, &seconds): (&PlannedStep, &f64)| StepFacts {
-            seconds,
-            touches: step
-                .inputs
-                .iter()
-                .map(|place| touch(place, false))
-                .chain(step.outputs.iter().map(|place| touch(place, true)))
-                .collect(),
-        };
-        self.steps.iter().zip(seconds).map(facts).collect()
-    }
+/// What a rehearsal knows of each step of a plan, which takes as long as this says.
+pub fn step_facts(plan: &Plan, seconds: &[f64]) -> Vec<StepFacts> {
+    let touch = |place: &Location, writes| Touch {
+        area: Area::Of(place.region),
+        bytes: place.offset..place.offset + place.bytes,
+        writes,
+    };
+    let facts = |(step, &seconds): (&PlannedStep, &f64)| StepFacts {
+        seconds,
+        touches: step
+            .inputs
+            .iter()
+            .map(|place| touch(place, false))
+            .chain(step.outputs.iter().map(|place| touch(place, true)))
+            .collect(),
+    };
+    plan.steps.iter().zip(seconds).map(facts).collect()
 }
 
 /// Runs all scripts, by rank, twice. All ranks of a stage that have a graph have the same steps; `steps` are those of

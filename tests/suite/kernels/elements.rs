@@ -167,7 +167,7 @@ fn many_gradients_are_widened_at_once() {
     }
 }
 
-/// What `Wire` does on the host (src/comm/wire.rs).
+/// What `Wire` does on the host (src/config/wire.rs).
 #[test]
 fn sums_are_rounded_to_what_travels() {
     each_case(|t, n, start| {

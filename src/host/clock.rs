@@ -1,11 +1,11 @@
 //! The clock that all processes of a machine share.
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Nanoseconds of CLOCK_MONOTONIC: the same number in every process of a node at the same time, unrelated ones on two
 /// nodes.
 pub fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a place to write to; the clock is there on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
@@ -21,12 +21,12 @@ pub struct Offset {
 }
 
 /// Questions asked of each rank; the answer that came soonest counts.
-pub(super) const QUESTIONS: usize = 16;
+pub const QUESTIONS: usize = 16;
 
 impl Offset {
     /// From a question asked and answered at these times by the asker's clock, when the other clock showed `there`.
     /// Flaviu Cristian: "Probabilistic clock synchronization", Distributed Computing 3 (1989).
-    pub(super) fn from_answer(asked: u64, there: u64, answered: u64) -> Offset {
+    pub fn from_answer(asked: u64, there: u64, answered: u64) -> Offset {
         let round_trip = answered.saturating_sub(asked);
         let middle = asked + round_trip / 2;
         let nanoseconds = there.wrapping_sub(middle).cast_signed();
@@ -34,7 +34,7 @@ impl Offset {
     }
 
     /// Where the clock is known to be rank 0's own, it does not differ.
-    pub(super) fn of_one_clock(self, same_node: bool) -> Offset {
+    pub fn of_one_clock(self, same_node: bool) -> Offset {
         let one = same_node && self.nanoseconds.unsigned_abs() <= self.uncertainty;
         if one { Offset { nanoseconds: 0, uncertainty: 0, ..self } } else { self }
     }

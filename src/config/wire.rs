@@ -1,8 +1,31 @@
 //! Numbers as they travel between ranks.
 
+use clap::ValueEnum;
 use half::{bf16, f16};
+use serde::Serialize;
 
-use crate::config::Wire;
+/// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8
+/// bits of precision; f16: 11 bits, up to 65504). Numbers are added as f32 wherever they travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// As they are computed.
+    F32,
+    /// Half the bytes, with the range of f32 and 8 bits of precision.
+    Bf16,
+    /// Half the bytes, with 11 bits of precision, up to 65504.
+    F16,
+}
+
+impl std::fmt::Display for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Wire::F32 => "f32",
+            Wire::Bf16 => "bf16",
+            Wire::F16 => "f16",
+        })
+    }
+}
 
 impl Wire {
     /// How many `f32` words so many elements take: two halves go into one.
@@ -15,7 +38,7 @@ impl Wire {
 
     /// Rounds numbers to what travels, and puts that into words. What was rounded stays so: all ranks then have the
     /// same.
-    pub(super) fn pack(self, values: &mut [f32], words: &mut [f32]) {
+    pub fn pack(self, values: &mut [f32], words: &mut [f32]) {
         match self {
             Wire::F32 => words.copy_from_slice(values),
             Wire::Bf16 => pack::<bf16>(values, words),
@@ -25,7 +48,7 @@ impl Wire {
 
     /// Takes numbers out of words again: in place of what is there, or added to it. The sum is f32, and rounded to what
     /// travels: either it travels next, or it is the last one, of which other ranks have made the same.
-    pub(super) fn unpack(self, words: &[f32], values: &mut [f32], add: bool) {
+    pub fn unpack(self, words: &[f32], values: &mut [f32], add: bool) {
         match (self, add) {
             (Wire::F32, true) => values.iter_mut().zip(words).for_each(|(v, word)| *v += word),
             (Wire::F32, false) => values.copy_from_slice(words),

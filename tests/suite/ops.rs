@@ -1962,6 +1962,19 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
             conv_agrees_in_bf16(device, &case, Numbers::Integers, [false, false]).unwrap();
         }
     }
+    // Windows that meet no image along an axis: oneDNN's kernels for matrix tiles are not made for them.
+    for (kernel, dilation, padding, stride, image, output) in [
+        ([1, 3, 2], [1, 2, 3], [0, 3, 0], 2, [1, 1, 8], [1, 2, 3]),
+        ([2, 1, 3], [2, 1, 1], [1, 0, 1], 1, [1, 9, 7], [1, 9, 7]),
+        ([2, 2, 3], [2, 2, 1], [1, 1, 1], 1, [1, 1, 13], [1, 1, 13]),
+    ] {
+        let conv = Conv { kernel, dilation, padding, ..Conv::square(1).stride(stride) };
+        assert_eq!((conv.windows(image), conv.meets(image)), (Some(output), false));
+        let case = ConvCase { conv, x: dims([4, 16, image[0], image[1], image[2]]), filters: 33, output };
+        for &device in &devices {
+            conv_agrees_in_bf16(device, &case, Numbers::Integers, [false, false]).unwrap();
+        }
+    }
     let sizes = (1usize..=9, 1usize..=70, 1usize..=66);
     proptest!(config(48), |((n, features, y) in sizes, numbers in numbers(), scores: bool)| {
         // What gives the scores stores them in f32.

@@ -63,14 +63,21 @@ fn forward_desc(
     engine: &Rc<Engine>,
     t: &ConvTensors,
     kind: sys::PropKind,
-    relu: bool,
+    (conv, x): (&Conv, &Spec),
 ) -> Result<PrimitiveDesc> {
-    let attributes = Attributes::new(engine, relu)?;
+    let attributes = Attributes::new(engine, conv.relu)?;
     let window = &t.window;
-    describe!(engine, attributes => dnnl_convolution_forward_primitive_desc_create(
+    let mut desc = describe!(engine, attributes => dnnl_convolution_forward_primitive_desc_create(
         kind, DIRECT, t.x.raw(), t.w.raw(), t.bias(), t.y.raw(), window.stride.as_ptr(),
         window.dilation.as_ptr(), window.padding.as_ptr(), window.padding_after.as_ptr()
-    ))
+    ))?;
+    // Where no window meets the image along an axis, oneDNN's kernels for matrix tiles read through a null pointer as
+    // they are made (3.2, `brgemm_convolution_fwd_t::add_po_kernels`).
+    let meets = x.shape.spatial().is_none_or(|(_, extents)| conv.meets(extents));
+    while !meets && desc.implementation().contains("amx") {
+        desc.take_next()?;
+    }
+    Ok(desc)
 }
 
 /// The hint of a way back: the forward op's primitive, or one made for the purpose where no convolution went before, as
@@ -93,7 +100,12 @@ impl Hint<'_> {
             return Ok(Hint::Given(&kernel.desc));
         }
         let t = ConvTensors::new(engine, conv, tensors, [multiplied([tensors[0], tensors[2]]); 3])?;
-        Ok(Hint::Made(forward_desc(engine, &t, sys::FORWARD_TRAINING, false)?))
+        Ok(Hint::Made(forward_desc(
+            engine,
+            &t,
+            sys::FORWARD_TRAINING,
+            (&Conv { relu: false, ..*conv }, tensors[0]),
+        )?))
     }
 
     fn desc(&self) -> &PrimitiveDesc {
@@ -113,7 +125,7 @@ pub fn forward_pass(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv) -
     };
     let multiplied = multiplied([x, y]);
     let t = ConvTensors::new(engine, conv, [x, w, y], [multiplied, multiplied, data_type(y.dtype)?])?;
-    let desc = forward_desc(engine, &t, prop_kind(request), conv.relu)?;
+    let desc = forward_desc(engine, &t, prop_kind(request), (conv, x))?;
     let arguments = [sys::ARG_SRC, sys::ARG_WEIGHTS, sys::ARG_BIAS];
     PrimitiveKernel::new(engine, desc, &arguments[..request.inputs.len()], &[sys::ARG_DST])
 }

@@ -336,6 +336,16 @@ impl PrimitiveDesc {
         self.raw
     }
 
+    /// Takes the library's next implementation for the same, which may want other layouts.
+    ///
+    /// # Errors
+    /// Where there is no other.
+    pub fn take_next(&mut self) -> Result<()> {
+        let library = self.engine.library;
+        // SAFETY: the descriptor is ours, and nobody holds what was asked of it.
+        unsafe { call!(library, dnnl_primitive_desc_next_impl(self.raw)) }
+    }
+
     /// The descriptor of one argument (`sys::ARG_…`); of no dimensions for one that the primitive does not use.
     pub fn desc(&self, argument: c_int) -> Result<Desc> {
         let library = self.engine.library;

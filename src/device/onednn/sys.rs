@@ -236,6 +236,7 @@ functions! {
     fn dnnl_post_ops_destroy(*mut PostOps) -> Status;
 
     fn dnnl_primitive_desc_query(*const PrimitiveDesc, Query, c_int, *mut c_void) -> Status;
+    fn dnnl_primitive_desc_next_impl(*mut PrimitiveDesc) -> Status;
     fn dnnl_primitive_desc_destroy(*mut PrimitiveDesc) -> Status;
     fn dnnl_primitive_create(*mut *mut Primitive, *const PrimitiveDesc) -> Status;
     fn dnnl_primitive_execute(*const Primitive, *mut Stream, c_int, *const ExecArg) -> Status;

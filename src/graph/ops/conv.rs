@@ -87,6 +87,20 @@ impl Conv {
         windows(input, self.reach(), self.stride, self.padding)
     }
 
+    /// Whether, along each axis, some window of an input of this size has a weight within it: else all that comes out is
+    /// the bias.
+    pub fn meets(&self, input: Volume) -> bool {
+        let windows = self.windows(input).unwrap_or([0; 3]);
+        let along = |axis: usize| {
+            let within = |at: usize| (self.padding[axis]..self.padding[axis] + input[axis]).contains(&at);
+            let of = |window: usize, weight: usize| window * self.stride[axis] + weight * self.dilation[axis];
+            let mut all =
+                (0..windows[axis]).flat_map(|at| (0..self.kernel[axis]).map(move |weight| of(at, weight)));
+            all.any(within)
+        };
+        (0..3).all(along)
+    }
+
     /// The size that a transposed convolution gives: the smallest one of which this convolution makes `input`, and
     /// `more` planes, rows and columns, fewer than the stride. `None` where there is none.
     pub fn transposed(&self, input: Volume, more: Volume) -> Option<Volume> {

@@ -617,7 +617,7 @@ mod tests {
     /// The file is what h5py writes (tests/fixtures/make_weights.py): f16, bf16 and integers.
     #[test]
     fn halves_are_read_from_hdf5_too() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/halves.hdf5");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/halves.hdf5");
         let file = WeightsFile::open(Path::new(path)).unwrap();
         assert_eq!(file.shapes(), [("bf16".to_string(), vec![3]), ("layer.f16".to_string(), vec![2, 3])]);
         assert_eq!(file.values("bf16").unwrap(), [1.5, -2.0f32.powi(127), 2.0f32.powi(-120)]);
@@ -629,7 +629,7 @@ mod tests {
     /// What is not read here is named, with what makes another file of it.
     #[test]
     fn a_compression_that_hdf5_lacks_is_named() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lzf.hdf5");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/lzf.hdf5");
         let file = WeightsFile::open(Path::new(path)).unwrap();
         let error = file.values("layer.weight").unwrap_err();
         assert_eq!(error.kind, ErrorKind::Data);

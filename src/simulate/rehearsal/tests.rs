@@ -20,7 +20,9 @@ use crate::strategy::{OuterFlags, Owners, Ranks, Strategy};
 /// Two blocks with a way around each, and a linear layer that is larger than all else.
 fn blocks() -> Graph {
     let (mut net, x) = Builder::new("blocks", 4, [3, 8, 8]);
-    let mut x = net.conv("stem", x, 16, Conv::square(3).padding(1)).unwrap();
+    let x = net.conv("stem", x, 16, Conv::square(3).padding(1)).unwrap();
+    let x = net.batch_norm("norm0", x, BatchNorm::default()).unwrap();
+    let mut x = net.relu("relu0", x);
     for block in ["a", "b"] {
         let y = net.conv(&format!("{block}.conv1"), x, 16, Conv::square(3).padding(1)).unwrap();
         let y = net.batch_norm(&format!("{block}.norm"), y, BatchNorm::default()).unwrap();

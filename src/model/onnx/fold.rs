@@ -16,10 +16,10 @@ const FOLDED: &[&str] = &[
     "Abs", "Acos", "Add", "And", "Asin", "Atan", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos",
     "Cosh", "CumSum", "Div", "Equal", "Exp", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements",
     "GatherND", "Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "MatMul",
-    "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
-    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Round",
-    "ScatterND", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softplus", "Sqrt", "Squeeze", "Sub", "Sum",
-    "Tan", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
+    "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "Pow", "Range", "Reciprocal", "ReduceL1",
+    "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape",
+    "Round", "ScatterND", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softplus", "Sqrt", "Squeeze", "Sub",
+    "Sum", "Tan", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
 ];
 
 /// Whether an op is computed in advance where all that it reads is known.
@@ -40,6 +40,7 @@ pub fn fold(node: &OnnxNode, inputs: &[&ConstantTensor]) -> Option<Result<Consta
         ("GatherElements", [x, at]) => gather_elements(x, at, axis.unwrap_or(0)),
         ("GatherND", [x, at]) if node.int("batch_dims").unwrap_or(0) == 0 => gather_blocks(x, at),
         ("MatMul", [a, b]) => product(a, b),
+        ("OneHot", [at, depth, values]) => one_hot(at, depth, values, axis.unwrap_or(-1)),
         ("Trilu", [x, rest @ ..]) => triangle(node, x, rest),
         ("Gather", [x, at]) => gather(x, at, axis.unwrap_or(0)),
         ("Unsqueeze", [x, ..]) => of_axes(node, inputs, |axes| shaped(x, unsqueezed(&x.dims, axes)?)),
@@ -151,6 +152,24 @@ fn gather_blocks(x: &ConstantTensor, at: &ConstantTensor) -> Option<ConstantTens
     let dims = [outer, &x.dims[depth..]].concat();
     count(&dims)?;
     x.at(firsts.into_iter().flat_map(|first| first..first + block), dims)
+}
+
+/// Along a further axis the second of two numbers at the place that is named, and the first elsewhere.
+fn one_hot(
+    at: &ConstantTensor,
+    depth: &ConstantTensor,
+    values: &ConstantTensor,
+    axis: i64,
+) -> Option<ConstantTensor> {
+    let depth = usize::try_from(depth.single()? as i64).ok()?;
+    let (axis, named) = (from_front(axis, at.dims.len() + 1)?, at.integers().ok()?);
+    let dims = [&at.dims[..axis], &[depth], &at.dims[axis..]].concat();
+    let inner: usize = at.dims[axis..].iter().product();
+    let is_named = |place: usize| {
+        let (outer, along) = (place / inner / depth, place / inner % depth);
+        usize::from(from_front(named[outer * inner + place % inner], depth) == Some(along))
+    };
+    values.at((0..count(&dims)?).map(is_named), dims)
 }
 
 /// What lies along an axis.
@@ -672,6 +691,12 @@ mod tests {
             Some(vec![1, 2, 3, 7, 4, 5, 6, 8])
         );
         assert_eq!(folded("Tile", &[], &[row(&[1, 2]), row(&[2])]), Some(vec![1, 2, 1, 2]));
+        let hot =
+            |axis, depth| folded("OneHot", &[("axis", &[axis])], &[row(&[1, -3, 9]), depth, row(&[5, 7])]);
+        assert_eq!(hot(1, single(3)), Some(vec![5, 7, 5, 7, 5, 5, 5, 5, 5]));
+        assert_eq!(hot(0, row(&[3])), Some(vec![5, 7, 5, 7, 5, 5, 5, 5, 5]));
+        assert_eq!(hot(-1, single(0)), Some(Vec::new()));
+        assert_eq!([hot(2, single(3)), hot(0, single(-1)), hot(0, single(1 << 40))], [None, None, None]);
         let reduce: [(&str, &[i64]); 1] = [("axes", &[0])];
         assert_eq!(folded("ReduceSum", &reduce, std::slice::from_ref(&x)), Some(vec![5, 7, 9]));
         assert_eq!(folded("Equal", &[], &[x, row(&[1, 5, 6])]), Some(vec![1, 0, 0, 0, 1, 1]));

@@ -1,7 +1,7 @@
 //! Layers that compute of several images together are refused, whether a file's batch is open or fixed: what each image
 //! gives would depend on the others, which `--batch`, ranks and stages decide.
 
-use super::nodes::{changed, node, opened, said, value, weight};
+use super::nodes::{changed, node, opened, said, scores_of, value, weight};
 use crate::support::cases::full;
 use crate::support::job::run;
 
@@ -148,7 +148,7 @@ fn what_computes_with_the_size_of_an_open_batch_is_refused() {
 #[test]
 fn what_is_too_large_to_be_written_is_said_before_training() {
     if !full() {
-        return;
+        return println!("SKIPPED: left to make test-full");
     }
     let place = tempfile::tempdir().unwrap();
     let wide = [4, 140_000_000];
@@ -189,4 +189,37 @@ fn what_is_of_each_image_is_imported_for_an_open_batch() {
     assert_eq!(model.file().unwrap().notes(false).next(), None);
     let said = said(between(0, &own(1)));
     assert!(said.contains("mixes the 2 images"), "{said}");
+}
+
+/// As many copies of what is learned as there are images, and copies of each image's own numbers.
+#[test]
+fn copies_are_stretched_or_lie_behind_each_other() {
+    let (_place, model) = opened(|graph| {
+        let numbers =
+            [("first", &[0][..]), ("three", &[1, 3]), ("from", &[3]), ("to", &[7]), ("along", &[1])];
+        graph.initializer.extend(numbers.map(|(name, numbers)| integers(name, numbers)));
+        graph.initializer.extend([weight("token", &[1, 4]), integers("one", &[1])]);
+        let before = [
+            node("sizes", "Shape", &["x"], "s"),
+            node("size", "Gather", &["s", "first"], "n"),
+            saying(node("copies", "Concat", &["n", "one"], "c"), &[Said::One("axis", 0)]),
+            node("tokens", "Tile", &["token", "c"], "t"),
+            node("add", "Add", &["a", "t"], "b"),
+            node("thrice", "Tile", &["b", "three"], "e"),
+            node("part", "Slice", &["e", "from", "to", "along"], "d"),
+        ];
+        graph.node.splice(1..1, before);
+        graph.node.last_mut().unwrap().input[0] = "d".into();
+    });
+    let number = |place: usize| place as f32 * 0.125 - 1.0;
+    for (place, found) in scores_of(&model).iter().enumerate() {
+        let (image, class) = (place / 3, place % 3);
+        let of = |at: usize| (4 * image + (at + 3) % 4) as f32 + number((at + 3) % 4);
+        let sum: f32 = (0..4).map(|at| of(at) * number(3 * at + class)).sum();
+        assert!((found - sum - number(class)).abs() <= 1e-5 * sum.abs().max(1.0), "{found} and {sum}");
+    }
+    let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
+    assert!(names.contains(&"token"), "{names:?}");
+    let said = said(between(0, &[node("copies", "Tile", &["a", "before"], "d")]));
+    assert!(said.contains("copies (Tile): copies "), "{said}");
 }

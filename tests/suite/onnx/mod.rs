@@ -150,7 +150,7 @@ fn a_file_for_a_fixed_batch_is_computed_again_and_in_bf16() {
         let plain = gives(graph().differentiate());
         assert_eq!(gives(graph().differentiate().recompute()), plain, "{name}");
         if cpu.has_bf16().is_err() {
-            println!("SKIPPED: this CPU multiplies no bf16");
+            println!("SKIPPED: this CPU has no bf16 arithmetic");
             continue;
         }
         let narrow = gives(graph().in_bf16().differentiate());
@@ -194,7 +194,7 @@ fn images_that_grow_are_computed_again_and_in_bf16() {
     assert!(again.recomputed.iter().any(is_again), "a transposed convolution is computed again");
     assert_eq!(gives(again.clone()), plain);
     if cpu.has_bf16().is_err() {
-        return println!("SKIPPED: this CPU multiplies no bf16");
+        return println!("SKIPPED: this CPU has no bf16 arithmetic");
     }
     let narrow = gives(graph().in_bf16().differentiate());
     assert!((narrow.0 - plain.0).abs() <= 40.0 / 512.0 * plain.0, "{} and {}", narrow.0, plain.0);
@@ -210,7 +210,7 @@ fn images_that_grow_are_computed_again_and_in_bf16() {
 fn a_file_of_attention_is_computed_in_bf16_too() {
     let cpu = Cpu::new(1).unwrap();
     if cpu.has_bf16().is_err() {
-        return println!("SKIPPED: this CPU multiplies no bf16");
+        return println!("SKIPPED: this CPU has no bf16 arithmetic");
     }
     let expected: Value = serde_json::from_slice(&std::fs::read(fixture("parts.json")).unwrap()).unwrap();
     let model = model::open(&fixture("parts.onnx")).unwrap();

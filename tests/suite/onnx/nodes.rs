@@ -340,7 +340,7 @@ pub fn opened(change: impl FnOnce(&mut GraphProto)) -> (tempfile::TempDir, Model
 }
 
 /// The scores of two images: 0, 1, 2, 3 and 4, 5, 6, 7.
-fn scores_of(model: &Model) -> Vec<f32> {
+pub fn scores_of(model: &Model) -> Vec<f32> {
     let graph = model.build_to_test(2, model.image, model.classes).unwrap();
     let mut run = Bound::new(&Reference, graph.for_evaluation().simplify(), 1 << 20);
     run.set_batch(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], &[0; 2]);

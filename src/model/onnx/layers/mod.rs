@@ -110,6 +110,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Sum", &[], elements::add),
     ("Swish", &["alpha"], elements::swish),
     ("Tanh", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Tanh)),
+    ("Tile", &[], shapes::tile),
     ("Transpose", &["perm"], shapes::transpose),
     ("Unsqueeze", &["axes"], shapes::unsqueeze),
     ("Upsample", &["mode", "scales"], resize::resize),

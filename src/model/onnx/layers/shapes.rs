@@ -463,11 +463,46 @@ pub fn expand<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
     let from = import.net.shape(x).clone();
     let to = lengths(&wanted).and_then(|wanted| common(&[&from.0, &wanted]));
     let to = to.ok_or_else(|| format!("stretches {from} to {wanted:?}"))?;
-    if to == from.0 {
-        return Ok(Value::Tensor(x));
+    Ok(Value::Tensor(stretched(import, node, x, to)?))
+}
+
+fn stretched<'a>(
+    import: &mut Import<'a>,
+    node: OnnxNode<'a>,
+    x: TensorId,
+    to: Vec<usize>,
+) -> std::result::Result<TensorId, Stop> {
+    if to == import.net.shape(x).0 {
+        return Ok(x);
     }
     let layer = import.layer(&node.layer());
-    Ok(Value::Tensor(import.net.expand(&layer, x, Shape(to))?))
+    Ok(import.net.expand(&layer, x, Shape(to))?)
+}
+
+/// Copies along each axis, one behind the other: of one place it is stretched, and where there are several the copies
+/// are an axis of their own before it.
+pub fn tile<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+    let [x, copies] = inputs else { return Err("reads other than a tensor and its copies".into()) };
+    let wanted = import.constant(copies)?.integers()?.to_vec();
+    let x = import.tensor(node, x)?;
+    let shape = import.net.shape(x).clone();
+    let (mut apart, mut copied, mut behind) = (Vec::new(), Vec::new(), Vec::new());
+    let copies = lengths(&wanted).filter(|copies| copies.len() == shape.rank() && !copies.contains(&0));
+    for (&extent, copies) in shape.0.iter().zip(copies.iter().flatten()) {
+        if extent > 1 && *copies > 1 {
+            apart.push(1);
+            copied.push(*copies);
+        }
+        apart.push(extent);
+        copied.push(if extent == 1 { *copies } else { extent });
+        behind.extend(extent.checked_mul(*copies));
+    }
+    if behind.len() != shape.rank() {
+        return Err(format!("copies {shape} {wanted:?} times").into());
+    }
+    let Value::Tensor(x) = shaped(import, node, x, apart)? else { return Err("has no tensor".into()) };
+    let x = stretched(import, node, x, copied)?;
+    shaped(import, node, x, behind)
 }
 
 // ---- what is nothing, or no layer ----

@@ -50,12 +50,9 @@ test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of t
 	@.ci/deps $(MPI) tests
 	@.ci/test $(MPI) $(TESTS)
 
-# Each file of tests/suite that has some which `make test` leaves out.
-FULL_TESTS = $(patsubst tests/suite/%.rs,%::full,$(shell grep -lE '^(mod|fn) full\b' tests/suite/*.rs))
-
 test-full: ## what takes hours: models at full size, their memory, 500 combinations of flags, 128 ranks, nodes, 20 killed jobs; and every case of all tests, of the release build, under each MPI
 	@.ci/deps $(MPI) tests slurm
-	@PROFILE=release IGNORED=1 .ci/test $(MPI) $(FULL_TESTS)
+	@PROFILE=release IGNORED=1 .ci/test $(MPI) full
 	@set -e; for mpi in $(MPIS); do DLTRAIN_TEST_FULL=1 PROFILE=release .ci/test $$mpi; done
 
 test-install: ## what `make install` leaves, with what is built, under launchers of Debian and of PyPI

@@ -176,7 +176,7 @@ fn a_launcher_of_another_mpi_is_refused_with_one_message() {
         _ => (Family::OpenMpi, "mpirun.openmpi"),
     };
     if !installed(program) {
-        eprintln!("skipped: {program} is not installed");
+        println!("SKIPPED: {program} is not installed");
         return;
     }
     let begin = Instant::now();
@@ -288,7 +288,7 @@ fn without_room_in_dev_shm_gradients_are_private_and_one_warning_says_so() {
     let small: Vec<String> =
         ["unshare", "--mount", "sh", "-c", small, "sh"].iter().map(ToString::to_string).collect();
     if !run(&[small.as_slice(), &["true".to_string()]].concat()).status.success() {
-        eprintln!("skipped: a mount namespace needs root");
+        println!("SKIPPED: a mount namespace needs root");
         return;
     }
     let bench = [DLTRAIN, "bench", "allreduce", "--check-only", "--lengths", "4000000"];

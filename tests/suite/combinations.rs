@@ -274,6 +274,9 @@ fn check(ranks: usize, flags: &str) -> Result<(), String> {
 /// Draws and checks so many, and names all that fail.
 fn combinations(count: usize, models: &[usize]) {
     let bf16 = Cpu::new(1).is_ok_and(|cpu| cpu.has_bf16().is_ok());
+    if !bf16 {
+        println!("SKIPPED: this CPU has no bf16 arithmetic");
+    }
     let given = |name: &str| std::env::var(name).ok();
     let (seed, count) = match given("DLTRAIN_TEST_COMBINATIONS") {
         None => (SEED, count),

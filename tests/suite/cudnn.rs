@@ -59,7 +59,7 @@ fn with_each_release(name: &str, test: impl Fn()) {
     }
     let releases = releases(name);
     if releases.is_empty() {
-        eprintln!("skipped: no cuDNN in .deps; .ci/deps cudnn fetches it (1 GB)");
+        println!("SKIPPED: no cuDNN in .deps; .ci/deps cudnn fetches it (1 GB)");
     }
     for places in releases {
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());

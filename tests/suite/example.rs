@@ -19,7 +19,7 @@ use job::{finish, start};
 fn a_network_of_ones_own_is_trained() {
     let place = tempfile::tempdir().unwrap();
     let program = std::env::current_exe().unwrap();
-    let again = ["example::program", "--exact", "--ignored", "--nocapture", "--test-threads", "1"];
+    let again = ["example::child_program", "--exact", "--ignored", "--nocapture", "--test-threads", "1"];
     let mut command = start(2, &[program.to_str().unwrap()]);
     command.args(again).current_dir(place.path());
     let done = finish(command);
@@ -35,7 +35,7 @@ fn a_network_of_ones_own_is_trained() {
 }
 
 #[test]
-#[ignore = "is started by the test above"]
-fn program() {
+#[ignore = "a child of the test above"]
+fn child_program() {
     assert_eq!(format!("{:?}", own_network::main()), format!("{:?}", ExitCode::SUCCESS));
 }

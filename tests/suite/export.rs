@@ -238,7 +238,7 @@ fn an_imported_network_takes_the_flags_that_others_take() {
     ];
     for (case, more) in first(2, cases).enumerate() {
         if more.contains(&"bf16") && !isa().unwrap().has_bf16() {
-            println!("SKIPPED: this CPU does not multiply bf16");
+            println!("SKIPPED: this CPU has no bf16 arithmetic");
             continue;
         }
         let of_zoo = losses(&format!("{case}.h5"), &[&zoo[..], &["--init-from", &weights]].concat(), more);

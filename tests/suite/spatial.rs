@@ -163,6 +163,8 @@ fn halves_are_close() {
         let words =
             "--model cifar_net --batch 7 --steps 1 --precision bf16 --fusion-threshold-mb 0 --spatial 2";
         scratch.train_plainly(2, words);
+    } else {
+        println!("SKIPPED: this CPU has no bf16 arithmetic");
     }
     let mut results = gpu_job::Results::new();
     let words = format!("{words} --device cuda --precision f16 --threads 1");

@@ -122,7 +122,7 @@ fn halves_are_close() {
         let split = train(&scratch, 2, &format!("{flags} --precision bf16 --tensor 2"));
         assert!(apart(&split.losses, &plain.losses) < 0.02, "{:?} {:?}", split.losses, plain.losses);
     } else {
-        println!("SKIPPED: this CPU does not multiply bf16");
+        println!("SKIPPED: this CPU has no bf16 arithmetic");
     }
     // And to 11, with a loss scale that all ranks change together.
     let mut results = gpu_job::Results::new();

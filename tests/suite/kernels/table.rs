@@ -174,9 +174,9 @@ fn the_ptx_is_that_of_the_sources() {
     let folder = kernels_folder();
     let made = tempfile::tempdir().unwrap();
     let output = Command::new("python3").arg(folder.join("ptx.py")).arg(made.path()).output();
-    let Ok(output) = output else { return eprintln!("not compared: no python3") };
+    let Ok(output) = output else { return println!("SKIPPED: no python3 on this machine") };
     if output.status.code() == Some(3) {
-        return eprintln!("not compared: {}", String::from_utf8_lossy(&output.stderr));
+        return println!("SKIPPED: {}", String::from_utf8_lossy(&output.stderr).trim_end());
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for file in PTX {

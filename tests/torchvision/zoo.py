@@ -27,10 +27,12 @@ whoever wrote it.
 
 The table has a line for each network and way. It is written anew after each of them, and a run goes on where one was
 stopped: what is good already is not tried again, but with --again. A step that takes longer than --seconds is "timed
-out", whoever was at it, and tried again by the next run.
+out", whoever was at it, and tried again by the next run. Several runs may have one table, each with other --models.
+Files of all networks by all ways are some 60 GB: with --drop those of a network go when it is done.
 """
 import argparse
 import datetime
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -196,8 +198,11 @@ def once(name, way, seed, given, made, place, kept, errors):
 class Table:
     """Lines by network and way, in a file."""
 
-    def __init__(self, path):
-        self.path, self.lines = pathlib.Path(path), {}
+    def __init__(self, path, lock):
+        self.path, self.lock, self.lines = pathlib.Path(path), lock, {}
+        self.read()
+
+    def read(self):
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             name, way, rest = [*line.split(maxsplit=2), "", "", ""][:3]
             if way in networks.WAYS:
@@ -207,11 +212,16 @@ class Table:
         return next((verdict for verdict in VERDICTS if self.lines.get((name, way), "").startswith(verdict)), None)
 
     def say(self, name, way, verdict, line):
-        self.lines[name, way] = f"{verdict:<10} {line}"
-        print(f"{name:<36} {way:<13} {self.lines[name, way]}", flush=True)
+        said = f"{verdict:<10} {line}"
+        print(f"{name:<36} {way:<13} {said}", flush=True)
         part = self.path.with_suffix(".part")
-        part.write_text("".join(f"{line}\n" for line in self.text()))
-        part.rename(self.path)
+        with open(self.lock, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Of other runs meanwhile.
+            self.read()
+            self.lines[name, way] = said
+            part.write_text("".join(f"{line}\n" for line in self.text()))
+            part.rename(self.path)
 
     def text(self):
         yield "tests/torchvision/zoo.py: networks as PyTorch's exporters write them, imported by dltrain and compared"
@@ -244,9 +254,11 @@ def main():
     arguments.add_argument("--seconds", type=int, default=900, help="the longest that a step may take")
     arguments.add_argument("--again", action="store_true")
     arguments.add_argument("--only-files", action="store_true", help="export, and compare nothing")
+    arguments.add_argument("--drop", action="store_true", help="keep no files of a network that is done")
     arguments.add_argument("command", nargs="*")
     given = arguments.parse_args()
-    table, wrong = Table(given.table), []
+    pathlib.Path(given.kept).mkdir(parents=True, exist_ok=True)
+    table, wrong = Table(given.table, pathlib.Path(given.kept) / "table.lock"), []
     for name in given.models.split(","):
         for way in given.ways.split(","):
             if given.only_files:
@@ -255,7 +267,8 @@ def main():
                 verdict, line = check(name, way, given)
                 table.say(name, way, verdict, line)
                 wrong += [f"{name} {way}"] if verdict == "WRONG" else []
-        shutil.rmtree(pathlib.Path(given.kept) / name.replace("/", "~") / "pytorch", ignore_errors=True)
+        place = pathlib.Path(given.kept) / name.replace("/", "~")
+        shutil.rmtree(place if given.drop else place / "pytorch", ignore_errors=True)
     if wrong:
         sys.exit(f"wrong: {', '.join(wrong)}")
 

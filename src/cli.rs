@@ -15,6 +15,7 @@ mod tensor;
 mod together;
 mod train;
 mod values;
+mod wording;
 
 use std::path::PathBuf;
 

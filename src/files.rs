@@ -81,9 +81,17 @@ pub fn stand_in(start: &[u8]) -> Option<&'static str> {
 pub fn unreadable(path: &Path, what: String) -> Error {
     let mut start = [0; 8];
     let read = open(path).and_then(|mut file| file.read_exact(&mut start));
-    let instead = read.ok().and_then(|()| stand_in(&start));
-    Error::data(path, instead.map_or(what, Into::into))
+    let said = match read.ok().map(|()| start) {
+        Some([0, 0, 0, 0, 0, 0, 0, 0]) => format!("{what}; {ZEROS}"),
+        Some(start) => stand_in(&start).map_or(what, Into::into),
+        None => what,
+    };
+    Error::data(path, said)
 }
+
+/// What is said of a file that has none where a format has its name.
+pub const ZEROS: &str = "it begins with zeros, as a file does that was being written when a disk was full or a machine \
+     went down";
 
 /// The text in a regular file of at most so many bytes.
 ///

@@ -12,6 +12,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::de::{DeTable, DeValue};
 
+use super::wording::plain;
 use dltrain::error::{Error, ErrorKind, Result};
 use dltrain::files;
 use dltrain::record;
@@ -125,52 +126,6 @@ pub fn render(command: &Command, matches: &ArgMatches) -> String {
     text
 }
 
-/// What clap has to say, in one sentence and without its "error:".
-pub fn plain(error: &clap::Error) -> String {
-    let said = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.clone()),
-        Some(ContextValue::Strings(texts)) if !texts.is_empty() => Some(texts.join(" and ")),
-        _ => None,
-    };
-    let [wrong, missing] = [ContextKind::InvalidSubcommand, ContextKind::InvalidArg].map(said);
-    let nearest =
-        said(ContextKind::SuggestedArg).or_else(|| match error.get(ContextKind::SuggestedSubcommand) {
-            // The last one is the nearest.
-            Some(ContextValue::Strings(names)) => names.last().cloned(),
-            _ => None,
-        });
-    let nearest = nearest.map_or(String::new(), |nearest| format!("; is it {nearest}?"));
-    match (error.kind(), wrong, missing) {
-        (ClapErrorKind::UnknownArgument, _, Some(flag)) if flag.starts_with('-') => {
-            format!("no flag has the name {flag}{nearest}")
-        }
-        (ClapErrorKind::InvalidSubcommand, Some(word), _) => {
-            format!("no command has the name {word}{nearest}")
-        }
-        // A second word where one place is meant: clap takes it for a command.
-        (ClapErrorKind::ArgumentConflict, Some(word), _)
-            if super::command().find_subcommand(&word).is_none() =>
-        {
-            format!(
-                "{word} cannot be used with what stands before it: it is no command, and images are named once"
-            )
-        }
-        (ClapErrorKind::MissingRequiredArgument, _, Some(names)) => {
-            format!("{names} {} missing", if names.contains(" and ") { "are" } else { "is" })
-        }
-        (ClapErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, ..) => {
-            "it needs to be said which one".into()
-        }
-        _ => {
-            let text = error.render().to_string();
-            let text = text.strip_prefix("error: ").unwrap_or(&text);
-            let body = text.split("\n\nUsage:").next().unwrap_or(text);
-            let body = body.split("\n\nFor more").next().unwrap_or(body).replace("\n\n  tip:", "; tip:");
-            body.split_whitespace().collect::<Vec<_>>().join(" ")
-        }
-    }
-}
-
 /// One key of the file, as it would be typed.
 #[derive(Debug)]
 struct FileEntry {
@@ -185,7 +140,12 @@ fn read(path: &Path) -> Result<String> {
         io::ErrorKind::FileTooLarge => ErrorKind::Usage,
         _ => ErrorKind::Data,
     };
-    let wrong = |error| Error { kind: kind(&error), ..Error::data(path, format!("--config: {error}")) };
+    let what = |error: &io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => "is no text in UTF-8; editors of Windows also write UTF-16".to_string(),
+        _ => error.to_string(),
+    };
+    let wrong =
+        |error| Error { kind: kind(&error), ..Error::data(path, format!("--config: {}", what(&error))) };
     files::read_text(path, LONGEST).map_err(wrong)
 }
 
@@ -195,7 +155,8 @@ type Mistakes = Vec<(usize, String)>;
 fn parse(command: &Command, text: &str) -> std::result::Result<Vec<FileEntry>, Mistakes> {
     let line = |at: usize| 1 + text[..at.min(text.len())].matches('\n').count();
     let table = DeTable::parse(text).map_err(|error| {
-        vec![(line(error.span().map_or(0, |span| span.start)), error.message().to_string())]
+        let place = line(error.span().map_or(0, |span| span.start));
+        vec![(place, format!("{}; a line of it is as batch = 64 or model = \"resnet50\"", error.message()))]
     })?;
     let (keys, flags) = (table.get_ref().len(), command.get_arguments().count());
     if keys > flags {

@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::ErrorKind;
 use clap::{Arg, Command, CommandFactory, FromArgMatches, value_parser};
 
-use super::{Cli, evaluation, file};
+use super::{Cli, evaluation, file, wording};
 use dltrain::error::{Error, Result};
 use dltrain::record::Verbosity;
 
@@ -71,7 +72,11 @@ fn definition(args: &[OsString]) -> Command {
 }
 
 fn whole(args: &[OsString]) -> std::result::Result<Cli, clap::Error> {
-    let matches = definition(args).try_get_matches_from(args)?;
+    let definition = definition(args);
+    let matches = definition.clone().try_get_matches_from(args)?;
+    if let Some(what) = wording::foreign_place(&definition, &matches) {
+        return Err(command().error(ErrorKind::ValueValidation, what));
+    }
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))?;
     cli.train.given = file::given_flags(&command(), &matches);
     cli.train.run_file = file::render(&command(), &matches);
@@ -122,7 +127,7 @@ pub fn complete(parsed: std::result::Result<Parsed, clap::Error>) -> Result<Invo
         Ok(Parsed::WithFile { args, path }) => (args, path),
     };
     let (merged, origins) = file::merge(&command(), &path, &args)?;
-    let cli = whole(&merged).map_err(|error| Error::usage(file::plain(&error)));
+    let cli = whole(&merged).map_err(|error| Error::usage(wording::plain(&error)));
     let mut cli = cli.map_err(|error| file::located(error, &origins))?;
     cli.train.origins = origins;
     Ok(Invocation::Run(Box::new(cli)))
@@ -133,7 +138,7 @@ pub fn refused(wrong: &clap::Error) -> Error {
     let typed = std::env::args_os().nth(1).unwrap_or_default().to_string_lossy().into_owned();
     let knows = command().find_subcommand(&typed).is_some();
     let help = if knows { format!("dltrain {typed} --help") } else { "dltrain --help".into() };
-    let wrong = file::plain(wrong);
+    let wrong = wording::plain(wrong);
     let end = if wrong.ends_with('?') { " " } else { "; " };
     Error::usage(format!("{wrong}{end}{help} says what there is"))
 }
@@ -158,7 +163,7 @@ mod tests {
     #[test]
     fn what_is_not_taken_is_said_in_one_sentence() {
         let said = |line: &str| match parse(line.split(' ').map(OsString::from).collect()) {
-            Err(wrong) => file::plain(&wrong),
+            Err(wrong) => wording::plain(&wrong),
             Ok(_) => panic!("{line}"),
         };
         for (line, expected) in [
@@ -168,9 +173,32 @@ mod tests {
             ("dltrain report", "<RUN.h5>... is missing"),
             ("dltrain export", "<FROM> and <TO> are missing"),
             ("dltrain bench", "it needs to be said which one"),
-            ("dltrain --lr", "a value is required for '--lr <RATE>' but none was supplied"),
+            ("dltrain --lr", "--lr <RATE> lacks its value"),
+            ("dltrain --lr 0,1", "--lr 0,1: not a number"),
+            ("dltrain --batch 3.5", "--batch 3.5: not a whole number from 0 on"),
+            ("dltrain --threads=", "--threads : not a whole number from 0 on"),
+            (
+                "dltrain --epochs 99999999999999999999",
+                "--epochs 99999999999999999999: a number too far from 0",
+            ),
+            ("dltrain --precision int8", "--precision int8: none of auto, f32, tf32, bf16, f16"),
+            ("dltrain man a b", "b is a word too many"),
+            (
+                "dltrain --data s3://bucket/x",
+                "--data s3://bucket/x: files are read from this machine's file systems: fetch it first",
+            ),
+            ("dltrain export file:///a.h5 b.h5", "<FROM> file:///a.h5: write the path alone: /a.h5"),
+            ("dltrain train --model resnet50", "it trains without a command: leave train out"),
+            (
+                "dltrain \u{2013}\u{2013}model x",
+                "\u{2013}\u{2013}model begins with another dash than that of the keyboard: type --model",
+            ),
         ] {
             assert_eq!(said(line), expected, "{line}");
+        }
+        for line in ["dltrain --results=~/a.h5", "dltrain report ~/a.h5", "dltrain predict ~/a.png"] {
+            let said = said(line);
+            assert!(said.contains("~/a.") && said.contains("at the beginning of a word"), "{said}");
         }
     }
 

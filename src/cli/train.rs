@@ -318,7 +318,7 @@ impl Args {
         let missing: Vec<&str> = wanted.iter().filter(|(lacks, _)| *lacks).map(|(_, what)| *what).collect();
         let flag = match (self.evaluate, self.predict) {
             (true, _) => "--evaluate",
-            (_, true) => "--predict",
+            (_, true) => "predict",
             _ => "--reset-head",
         };
         if (self.evaluate || self.predict || self.network.reset_head) && !missing.is_empty() {

@@ -209,6 +209,7 @@ fn other_format(start: &[u8]) -> Option<String> {
         || format!("is a PyTorch pickle, which can hold programs and is not read; in Python: {FROM_PICKLE}");
     Some(match start {
         [b'P', b'K', 3, 4, ..] => pickle(),
+        [0, 0, 0, 0, 0, 0, 0, 0] => format!("is neither HDF5 nor safetensors; {}", files::ZEROS),
         [.., 0, 0, 0, 0] => return None,
         [0x80, 2..=5, ..] => pickle(),
         [b'{', ..] => {

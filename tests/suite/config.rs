@@ -71,7 +71,7 @@ fn everything_wrong_is_said_at_once_by_line() {
         "2: batch wants a whole number",
         "3: strict wants true or false",
         "4: no flag has the name image_size; is it image-size?",
-        "5: invalid value 'sdg' for '--optimizer <OPTIMIZER>' [possible values: sgd,",
+        "5: --optimizer sdg: none of sgd,",
         "6: model wants a text in quotation marks",
         "8: lr wants a number",
         "9: 2 values required for '--betas <B1> <B2>' but 1 was provided",
@@ -170,6 +170,19 @@ fn a_level_that_is_none_is_said_once_and_not_obeyed() {
         let text = format!("DLTRAIN_LOG={level} is not used");
         assert!(done.success && done.stderr.matches(&text).count() == said, "{level}: {}", done.stderr);
     }
+}
+
+/// Half of the way up in two epochs of five; once, whatever the number of ranks.
+#[test]
+fn a_rate_that_never_rises_to_its_height_is_said_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let results = directory.path().join("a.h5");
+    let words = "--model cifar_net --data synthetic:shapes:32 --batch 8 --threads 1 --epochs 2 --lr-warmup 5 --results";
+    let words: Vec<&str> = words.split(' ').chain(results.to_str()).collect();
+    let done = finish(launch(&[(2, &words)]));
+    let said =
+        "--lr-warmup 5: the run ends before the learning rate has risen to 0.001; its last step has 0.0004";
+    assert!(done.success && done.stderr.matches(said).count() == 1, "{}", done.stderr);
 }
 
 #[test]

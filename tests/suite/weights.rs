@@ -208,7 +208,13 @@ fn frozen_layers_keep_every_bit_and_the_others_learn() {
         // Where the CPU has such arithmetic.
         (&|name| !name.starts_with("fc."), "--freeze backbone --precision bf16"),
     ];
-    let possible = |flags: &str| !flags.contains("bf16") || isa().unwrap().has_bf16();
+    let possible = |flags: &str| {
+        let there = !flags.contains("bf16") || isa().unwrap().has_bf16();
+        if !there {
+            println!("SKIPPED: this CPU has no bf16 arithmetic");
+        }
+        there
+    };
     for (index, (frozen, flags)) in first(3, cases).filter(|(_, flags)| possible(flags)).enumerate() {
         let (results, file) = (format!("{index}.h5"), format!("{index}.safetensors"));
         place.train_resnet(
@@ -237,12 +243,14 @@ fn a_file_that_does_not_fit_is_refused_with_every_difference() {
             &["layer1.2.conv1.weight: is not in the file", "more"],
         ),
         ("--init-from @w.pt", &["PyTorch pickle"]),
+        ("--init-from @zeros", &["is neither HDF5 nor safetensors; it begins with zeros, as a file"]),
         ("--init-from @none", &["No such file"]),
         ("--freeze layer9", &["--freeze layer9: resnet18 has no such layer"]),
         ("--save-weights @w.safetensors", &["is there already"]),
         ("--save-weights @none/w.safetensors", &["does not exist"]),
     ];
     std::fs::write(place.path("w.pt"), b"PK\x03\x04").unwrap();
+    std::fs::write(place.path("zeros"), [0; 4096]).unwrap();
     // Side by side: a file of results is one run's.
     each(cases.into_iter().enumerate(), |(index, (flags, words))| {
         let said = place.refused_in_full(&format!("b{index}.h5"), flags);
@@ -251,7 +259,7 @@ fn a_file_that_does_not_fit_is_refused_with_every_difference() {
         assert_eq!(said.contains("--reset-head"), flags.contains("--classes 12"), "{said}");
     });
     place.train_resnet(1, "c.h5", "--steps 1 --classes 12 --init-from @w.safetensors --reset-head");
-    assert!((0..7).all(|index| !place.path(&format!("b{index}.h5")).exists()), "nothing was started");
+    assert!((0..8).all(|index| !place.path(&format!("b{index}.h5")).exists()), "nothing was started");
 }
 
 /// A small network whose tensors are called after scopes, of which some are tensors too: "stem" and "stem/bn/bias".

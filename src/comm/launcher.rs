@@ -25,6 +25,8 @@ enum Launcher {
     /// An mpiexec that speaks PMI: MPICH's Hydra, Intel's, Cray's.
     Pmi,
     Slurm,
+    /// torchrun and those that set its variables (DeepSpeed's, Accelerate's): no MPI knows of them.
+    PyTorch,
 }
 
 /// The step in which Slurm runs the shell that `salloc` opens on a node, where a site has it do so.
@@ -61,6 +63,12 @@ impl Launch {
         let in_slurm_step = variable("SLURM_STEP_ID").is_some() || variable("SLURM_STEPID").is_some();
         let hydra = variable("HYDI_CONTROL_FD").is_some() || variable("MPI_LOCALNRANKS").is_some();
         let mut claims = Vec::new();
+        // All three: scripts export some of them for other programs.
+        if let (Some(_), Some(_), Some(size)) = (number("RANK"), number("LOCAL_RANK"), number("WORLD_SIZE"))
+            && size > 1
+        {
+            claims.push((Launcher::PyTorch, size));
+        }
         if let Some(size) = number("OMPI_COMM_WORLD_SIZE") {
             claims.push((Launcher::OpenMpi, size));
         }
@@ -110,7 +118,7 @@ impl Launch {
                 "mpirun binds one or two ranks to a core each; type `mpirun --bind-to none`".into()
             }
             Some((Launcher::Pmi, _)) => "type `mpiexec -bind-to none`".into(),
-            Some((Launcher::Slurm, _)) | None => format!(
+            Some((Launcher::Slurm | Launcher::PyTorch, _)) | None => format!(
                 "taskset, numactl or the shell binds it; leave that out, or type `taskset --cpu-list 0-{last} \
                  dltrain …`"
             ),
@@ -123,6 +131,7 @@ impl Launch {
             Some((Launcher::OpenMpi, _)) => "mpirun (Open MPI)",
             Some((Launcher::Pmi, _)) => "mpiexec (PMI)",
             Some((Launcher::Slurm, _)) => "srun",
+            Some((Launcher::PyTorch, _)) => "torchrun",
             None => "none",
         }
     }
@@ -133,11 +142,12 @@ impl Launch {
     /// # Errors
     /// `Environment` when this process is one of several that would not find each other.
     pub fn prepare(&self, library: &MpiLibrary) -> Result<()> {
-        let Some(&(launcher, started)) = self.claims.first() else {
+        let of_mpi = self.claims.iter().find(|(launcher, _)| *launcher != Launcher::PyTorch);
+        let Some(&(launcher, started)) = of_mpi else {
             return Ok(());
         };
         let joins = match launcher {
-            Launcher::OpenMpi => true,
+            Launcher::OpenMpi | Launcher::PyTorch => true,
             Launcher::Slurm => self.pmix || self.flux,
             Launcher::Pmi => self.flux,
         };
@@ -178,7 +188,9 @@ impl Launch {
         let Some(&(launcher, started)) = self.claims.first() else {
             return Ok(());
         };
-        if self.claims.iter().any(|&(_, claimed)| claimed == size) {
+        // What srun started may be the torchrun of a node, alone there.
+        let of_torch = launcher == Launcher::PyTorch && size == 1;
+        if !of_torch && self.claims.iter().any(|&(_, claimed)| claimed == size) {
             return Ok(());
         }
         // A launcher that we know nothing of may sit inside the one we know (mpirun inside srun); it did its
@@ -200,6 +212,7 @@ fn refusal(library: &MpiLibrary, launcher: Launcher, started: usize, why: &str) 
         Launcher::OpenMpi => "Open MPI's mpirun",
         Launcher::Pmi => "an mpiexec of the MPICH family",
         Launcher::Slurm => "srun",
+        Launcher::PyTorch => "torchrun, or another launcher that sets RANK, LOCAL_RANK and WORLD_SIZE,",
     };
     Error::environment(format!(
         "{starter} started {started} processes, but this dltrain is linked with {library}, which {why}. {}",
@@ -225,6 +238,9 @@ fn remedy(family: Family, launcher: Launcher, started: usize) -> String {
         Launcher::Slurm => format!(
             "Type `srun --mpi={srun} -n {started} dltrain …` (`srun --mpi=list` shows what this site has), or \
              inside an allocation `{name} -n {started} dltrain …`"
+        ),
+        Launcher::PyTorch => format!(
+            "Type `{name} -n {started} dltrain …` in its place (under Slurm: `srun --mpi={srun} -n {started} dltrain …`)"
         ),
         _ => format!(
             "Type `{name} -n {started} dltrain …` with the {name} of that library (Debian and Ubuntu: \
@@ -303,7 +319,7 @@ fn abort_by_pmi(mut pmi: &UnixStream, code: i32) -> std::io::Result<()> {
 }
 
 fn rank_in(variable: impl Fn(&str) -> Option<String>) -> usize {
-    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"]
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID"]
         .iter()
         .find_map(|name| variable(name)?.trim().parse().ok())
         .unwrap_or(0)
@@ -342,6 +358,26 @@ mod tests {
         let hydra = [("PMI_SIZE", "4"), ("HYDI_CONTROL_FD", "7")];
         let text = message(&hydra, Family::OpenMpi, 1).unwrap();
         assert!(text.contains("MPICH family started 4") && text.contains("mpirun.openmpi"), "{text}");
+    }
+
+    /// Each process would train for itself.
+    #[test]
+    fn torchrun_is_told_from_an_mpi() {
+        let torchrun = [("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "4")];
+        let text = message(&torchrun, Family::OpenMpi, 1).unwrap();
+        assert!(
+            text.contains("torchrun") && text.contains("Type `mpirun -n 4 dltrain …` in its place"),
+            "{text}"
+        );
+        let on_a_node = [&torchrun[..], &[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]].concat();
+        assert!(message(&on_a_node, Family::Mpich, 1).unwrap().contains("mpiexec -n 4"));
+        // What a script exports for others does no harm.
+        assert_eq!(message(&torchrun[2..], Family::OpenMpi, 1), None);
+        assert_eq!(
+            message(&[&torchrun[..], &[("OMPI_COMM_WORLD_SIZE", "4")]].concat(), Family::OpenMpi, 4),
+            None
+        );
+        assert_eq!(message(&[torchrun[0], torchrun[1], ("WORLD_SIZE", "1")], Family::OpenMpi, 1), None);
     }
 
     /// The words are those of MPICH's own PMI_Init and PMI_Abort.

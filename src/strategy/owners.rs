@@ -132,7 +132,7 @@ impl Owners {
 impl fmt::Display for Owners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Owners::Everyone => f.write_str("every rank updates everything"),
+            Owners::Everyone => f.write_str("every rank updates all that it computes"),
             Owners::Node => f.write_str("the ranks of a node share the updates"),
             Owners::Apart { first, count: 1, .. } => write!(f, "rank {first} updates"),
             Owners::Apart { first, count, .. } => {

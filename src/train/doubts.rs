@@ -50,6 +50,13 @@ pub fn fitting(
         (None, _) => colours.to_string(),
     };
     said.push(normalised(training.expected(), &whose));
+    let (found, has) = (training.set().class_names(), network.classes);
+    if are_numbers(found) && found.len() < has && config.network.classes.is_none() && !config.evaluate {
+        let (model, found) = (network.model.name(), found.len());
+        said.push(format!(
+            "{model} tells {has} classes apart, of which the data have {found}; --classes {found} for these alone"
+        ));
+    }
     Ok(Sets { training, test, said, colours, begins_at_0, seconds })
 }
 

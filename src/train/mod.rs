@@ -446,9 +446,9 @@ fn report_skipped(world: &World, epoch: usize, skipped: usize) -> Result<()> {
     world.sum_f64(&mut sum)?;
     if sum[0] > 0.0 {
         let text = format!(
-            "epoch {}: {} samples skipped that cannot be read (--strict stops at one)",
+            "epoch {}: {} skipped that cannot be read (--strict stops at one)",
             epoch + 1,
-            sum[0]
+            record::plural(sum[0] as usize, "sample")
         );
         record::say(world, &text);
     }

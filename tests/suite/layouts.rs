@@ -79,6 +79,15 @@ fn pointers_of_git_lfs_are_told_from_damaged_files() {
         let set = if name.contains('/') { Path::new(name).parent().unwrap() } else { Path::new(name) };
         refused(&root.path().join(set), &["is a pointer of Git LFS", "git lfs pull"]);
     }
+    // Nor are those zeros which a crash leaves.
+    let zeros = "it begins with zeros, as a file does that was being written";
+    for (name, set) in [("packed.h5", "packed.h5"), ("idx/train-images-idx3-ubyte", "idx")] {
+        put(root.path(), name, &[0; 4096]);
+        refused(&root.path().join(set), &[zeros]);
+    }
+    put(root.path(), "net.onnx", &[0; 4096]);
+    let said = dltrain::model::open(&root.path().join("net.onnx")).err().unwrap().message;
+    assert!(said.contains(zeros), "{said}");
     put(root.path(), "net.onnx", pointer);
     let said = dltrain::model::open(&root.path().join("net.onnx")).err().unwrap().message;
     assert!(said.contains("git lfs pull"), "{said}");
@@ -569,6 +578,16 @@ fn a_network_of_other_classes_than_the_data_is_refused() {
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
     });
     job::run(1, &[&flags[..], &[&single, "--classes", "1"]].concat());
+    // Numbers are no names: those up to the model's may be all that lie here.
+    let numbered = |classes: &[&str]| {
+        job::run(
+            1,
+            &[&["--model", "resnet18", "--image-size", "32", "--dry-run", "--data", DIGITS], classes]
+                .concat(),
+        )
+    };
+    let word = "resnet18 tells 1000 classes apart, of which the data have 10; --classes 10 for these alone";
+    assert!(numbered(&[]).contains(word) && !numbered(&["--classes", "10"]).contains(word));
 }
 
 #[test]

@@ -269,7 +269,7 @@ mod full {
             model::open(&std::path::Path::new(place).join(format!("{name}.onnx"))).unwrap()
         });
         let zoo = model::MODELS.iter().filter(|model| model.image[1] >= 224).cloned();
-        let cpu = Cpu::new(1).unwrap();
+        let (cpu, mut wrong) = (Cpu::new(1).unwrap(), Vec::new());
         for model in zoo.chain(imported).chain(foreign) {
             let build = |batch| model.build(batch, model.image, model.classes);
             for graph in [build(1).or_else(|_| build(2)), build(8)] {
@@ -286,10 +286,13 @@ mod full {
                     let what = format!("{} {precision}, micro-batches of {batch}", model.name());
                     let done = planned_in_stages(graph, device).unwrap_or_else(|e| panic!("{what}: {e}"));
                     println!("{what}: {done} of 20 ways");
-                    assert_eq!(done, possible_ways(model.name()), "{what}");
+                    if done != possible_ways(model.name()) {
+                        wrong.push(format!("{what}: {done} ways, not {}", possible_ways(model.name())));
+                    }
                 }
             }
         }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
     const SCHEDULES: [PipelineSchedule; 5] = [
@@ -310,8 +313,8 @@ mod full {
     fn possible_ways(name: &str) -> usize {
         let layers = match name {
             "alexnet" => 8,
-            "vgg11" | "vgg11_bn" => 11,
-            "vgg13" | "vgg13_bn" => 13,
+            "vgg11" => 11,
+            "vgg13" => 13,
             _ => 15,
         };
         ways().filter(|(ranks, schedule)| ranks * schedule.chunks() <= layers).count()

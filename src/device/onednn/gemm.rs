@@ -1,9 +1,11 @@
-//! The yardstick of the arithmetic: the library's own product of large matrices.
+//! The library's own product of matrices: the yardstick of the arithmetic, and what its kernels take.
 
 use std::ffi::c_char;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use super::Cpu;
+use super::handle::Engine;
 use crate::device::Memory;
 use crate::device::memory::bytes_of;
 use crate::error::Result;
@@ -22,28 +24,42 @@ impl Cpu {
             [Memory::host(4 * SIDE * SIDE)?, Memory::host(4 * SIDE * SIDE)?, Memory::host(4 * SIDE * SIDE)?];
         let numbers: Vec<f32> = (0..SIDE * SIDE).map(|i| (i % 7) as f32 - 3.0).collect();
         [&a, &b].into_iter().for_each(|memory| memory.write(bytes_of(&numbers)));
-        self.multiply([&a, &b, &c])?;
+        multiply(&self.engine, SIDE, [&a, &b, &c])?;
         let mut least = f64::INFINITY;
         for _ in 0..repeats {
             let begun = Instant::now();
-            self.multiply([&a, &b, &c])?;
+            multiply(&self.engine, SIDE, [&a, &b, &c])?;
             least = least.min(begun.elapsed().as_secs_f64());
         }
         Ok(2.0 * (SIDE as f64).powi(3) / least)
     }
+}
 
-    /// c = a·b
-    fn multiply(&self, [a, b, c]: [&Memory; 3]) -> Result<()> {
-        self.engine.enter();
-        let (side, plain) = (SIDE as i64, b'N' as c_char);
-        let [a, b, c] = [a, b, c].map(|memory| memory.address().cast::<f32>());
-        let library = self.engine.library;
-        // SAFETY: each memory holds SIDE·SIDE numbers, and nothing else uses them meanwhile.
-        let status = unsafe {
-            (library.functions.dnnl_sgemm)(
-                plain, plain, side, side, side, 1.0, a, side, b, side, 0.0, c, side,
-            )
-        };
-        super::library::check(status, "dnnl_sgemm")
+/// Has the library make its kernels for products of matrices, as it does with the first product: what it takes for
+/// them, 8 MB with the pages of its generator, is there when a plan says what the process has.
+pub fn make_kernels(engine: &Engine) -> Result<()> {
+    static MADE: OnceLock<()> = OnceLock::new();
+    if MADE.set(()).is_ok() {
+        const SIDE: usize = 64;
+        let matrix = Memory::host(4 * SIDE * SIDE)?;
+        matrix.write(bytes_of(&[0.0f32; SIDE * SIDE]));
+        multiply(engine, SIDE, [&matrix, &matrix, &Memory::host(4 * SIDE * SIDE)?])?;
     }
+    Ok(())
+}
+
+/// c = a·b, each of `side` rows and columns.
+fn multiply(engine: &Engine, side: usize, matrices: [&Memory; 3]) -> Result<()> {
+    engine.enter();
+    for matrix in matrices {
+        debug_assert!(matrix.bytes() >= 4 * side * side);
+    }
+    let (side, plain) = (side as i64, b'N' as c_char);
+    let [a, b, c] = matrices.map(|memory| memory.address().cast::<f32>());
+    let library = engine.library;
+    // SAFETY: each memory holds side·side numbers, and nothing else uses them meanwhile.
+    let status = unsafe {
+        (library.functions.dnnl_sgemm)(plain, plain, side, side, side, 1.0, a, side, b, side, 0.0, c, side)
+    };
+    super::library::check(status, "dnnl_sgemm")
 }

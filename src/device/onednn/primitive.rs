@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::rc::Rc;
 
+use super::gemm;
 use super::handle::{Attributes, Engine, MemoryObject, Primitive, PrimitiveDesc};
 use super::layout::{desc, layout};
 use super::sys;
@@ -42,9 +43,13 @@ impl PrimitiveKernel {
         let layouts = |arguments: &[c_int]| -> Result<Vec<Layout>> {
             arguments.iter().map(|&argument| layout(desc.desc(argument)?)).collect()
         };
+        let primitive = Rc::new(Primitive::new(&desc)?);
+        if desc.implementation().contains("gemm") {
+            gemm::make_kernels(engine)?;
+        }
         Ok(PrimitiveKernel {
             engine: engine.clone(),
-            primitive: Rc::new(Primitive::new(&desc)?),
+            primitive,
             arguments: [inputs, outputs].concat(),
             inputs: layouts(inputs)?,
             outputs: layouts(outputs)?,

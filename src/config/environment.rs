@@ -44,6 +44,8 @@ variables! {
     CUDNN_ENGINES: "DLTRAIN_CUDNN_ENGINES", "1 the first that serves",
         "which of cuDNN's engines computes a convolution", "the fastest of ten";
     CUDA_GRAPH: "DLTRAIN_CUDA_GRAPH", "0 off", "steps between two buckets as one CUDA graph", "on";
+    CUDA_PDL: "DLTRAIN_CUDA_PDL", "1 on",
+        "kernels that begin before the one in front has ended (programmatic dependent launches, sm_90)", "off";
     CUDA_CODING: "DLTRAIN_CUDA_CODING", "0 off", "--compress on the GPU where the gradients lie", "on";
     CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off", "images sent as pixels, and normalised by the GPU", "on";
 }

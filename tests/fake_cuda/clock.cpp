@@ -252,6 +252,13 @@ size_t bytes_of(uintptr_t count, uintptr_t type) {
     return size_t(int(count)) * size_t(bytes);
 }
 
+// How long the device must work until it is as fast as it can be: at first, and from now on.
+int64_t wakes() {
+    const char *text = getenv("FAKE_CUDA_WAKES");
+    return text ? atol(text) : 0;
+}
+int64_t asleep = wakes();
+
 } // namespace
 
 extern "C" {
@@ -265,12 +272,11 @@ int64_t clock_kernel(double bytes, double operations) {
 int64_t clock_copy(size_t bytes) { return takes(COPY, double(bytes), at().rates.copies); }
 int64_t clock_message(size_t bytes) { return takes(MESSAGE, double(bytes), at().rates.messages); }
 int64_t clock_at_its_rate(int64_t price) {
-    static const char *text = getenv("FAKE_CUDA_WAKES");
-    static int64_t asleep = text ? atol(text) : 0;
     const int64_t takes = asleep > 0 ? 10 * price : price;
     asleep -= takes;
     return takes;
 }
+void clock_falls_asleep() { asleep = wakes(); }
 void clock_stops_at(int64_t time) {
     if (at().on && time > at().now()) at().stops.insert(time);
 }

@@ -18,6 +18,8 @@ int64_t clock_copy(size_t bytes);
 int64_t clock_message(size_t bytes);
 // The time that work takes which has this price: ten times as long until the device has worked for FAKE_CUDA_WAKES.
 int64_t clock_at_its_rate(int64_t price);
+// The device has had nothing to do for so long that it is as at first.
+void clock_falls_asleep();
 // Something that a host may wait for comes to pass at this time: time stops there.
 void clock_stops_at(int64_t time);
 // The host waits until then.

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <unistd.h>
 
+#include "clock.hpp"
 #include "cudnn_graph.hpp"
 
 using namespace dnn;
@@ -60,6 +62,15 @@ std::vector<int> engines(const Descriptor &graph, bool fallback) {
 bool is_compiled(const Descriptor &engine) {
     const auto computation = Computation::of(*engine.part(HEURISTICS_GRAPH));
     return engine.engine == JOINED && computation->sums.empty() && !computation->normalises();
+}
+
+// The host is busy with that, and the device has nothing to do meanwhile.
+void compile(const Descriptor &engine) {
+    const char *text = getenv("FAKE_CUDNN_COMPILES");
+    const int milliseconds = text ? atoi(text) : 0;
+    if (milliseconds == 0 || !is_compiled(engine)) return;
+    usleep(1000 * milliseconds);
+    clock_falls_asleep();
 }
 
 bool check_tensor(const Descriptor &it) {
@@ -380,6 +391,7 @@ int cudnnBackendFinalize(Descriptor *it) {
     DNN(cudnnBackendFinalize);
     const int code = it->kind == PLAN && it->attributes.count(PLAN_TEXT) ? restore(*it) : check(*it);
     it->finalized = code == SUCCESS;
+    if (it->kind == PLAN && it->finalized) compile(*it->part(PLAN_CONFIGURATION));
     return code;
 }
 

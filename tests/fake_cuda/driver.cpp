@@ -111,6 +111,26 @@ struct Module {
 
 struct Function {
     std::string name, arguments;
+    // Whether it waits for what is in front of it before anything else.
+    bool waits;
+};
+
+// CUlaunchAttribute and CUlaunchConfig.
+struct Attribute {
+    int id;
+    char padding[4];
+    union {
+        char bytes[64];
+        int flag;
+    } value;
+};
+const int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+
+struct Configuration {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const Attribute *attributes;
+    unsigned count;
 };
 
 struct Executable {
@@ -696,16 +716,18 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
     if (!is(module)) return INVALID_HANDLE;
     const char *arguments = kernel_arguments(name);
     // It must be in the text that was loaded, too: what is committed may be older than the sources.
-    const std::string entry = std::string(".entry ") + name + "(";
-    if (!arguments || ((Module *)module)->text.find(entry) == std::string::npos) return NOT_FOUND;
-    *function = made(new Function{name, arguments});
+    const std::string &text = ((Module *)module)->text;
+    const size_t entry = text.find(std::string(".entry ") + name + "(");
+    if (!arguments || entry == std::string::npos) return NOT_FOUND;
+    const std::string body = "\n{\n", wait = "\tgriddepcontrol.wait;\n";
+    const size_t begin = text.find(body, entry);
+    const bool waits = begin != std::string::npos && text.compare(begin + body.size(), wait.size(), wait) == 0;
+    *function = made(new Function{name, arguments, waits});
     return SUCCESS;
 }
 
-int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared, void *stream_handle, void **arguments,
-                   void **extra) {
-    IN_CONTEXT(cuLaunchKernel);
+static int launch(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                  unsigned block_z, unsigned shared, void *stream_handle, void **arguments, void **extra) {
     stream::Stream *in = stream::of(stream_handle);
     if (!in || !is(handle)) return INVALID_HANDLE;
     if (shared != 0 || extra != nullptr || arguments == nullptr) return INVALID_VALUE;
@@ -744,6 +766,28 @@ int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid
     });
     stream::put(in, work.called(kernel_name_of(function.name), clock_kernel(bytes, 0), size_t(bytes)));
     return poisoned;
+}
+
+int cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void *stream_handle, void **arguments,
+                   void **extra) {
+    IN_CONTEXT(cuLaunchKernel);
+    return launch(handle, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream_handle, arguments, extra);
+}
+
+// With one attribute alone: a kernel may begin before what is in front of it has ended. One that does not wait for that
+// itself would read what is not there yet.
+int cuLaunchKernelEx(const Configuration *of, void *handle, void **arguments, void **extra) {
+    IN_CONTEXT(cuLaunchKernelEx);
+    if (of->count != 1 || of->attributes->id != PROGRAMMATIC_STREAM_SERIALIZATION || of->attributes->value.flag != 1)
+        return INVALID_VALUE;
+    if (!is(handle)) return INVALID_HANDLE;
+    if (!((Function *)handle)->waits) {
+        fprintf(stderr, "fake CUDA: %s begins early and waits for nothing\n", ((Function *)handle)->name.c_str());
+        return poisoned = ILLEGAL_ADDRESS;
+    }
+    return launch(handle, of->grid[0], of->grid[1], of->grid[2], of->block[0], of->block[1], of->block[2], of->shared,
+                  of->stream, arguments, extra);
 }
 
 // ---- graphs ----

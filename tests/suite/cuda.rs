@@ -137,24 +137,32 @@ fn what_cudnn_does_along_with_a_convolution_is_what_is_done_apart() {
 }
 
 /// Engines are timed at the clocks of training: on a GPU that is slow until it has worked for a while what is timed
-/// first is not taken for the slower.
+/// first is not taken for the slower. Nor is what is timed behind an engine that the host has compiled, while the GPU
+/// had nothing to do and has lowered its clocks again.
 #[test]
 fn engines_are_timed_by_a_gpu_that_is_awake() {
-    let mut results = Results::new();
-    let flags = "--model mnist_small --steps 1 --batch 1 --device cuda";
-    // The convolution takes 0.25 ms and a pass over its result as much; asleep ten times as long.
-    let variables = [
-        ("DLTRAIN_CUDNN_FUSION", "timed"),
-        ("FAKE_CUDA_CLOCK", "1"),
-        ("FAKE_CUDA_RATES", "0.4,400,50,10"),
-        ("FAKE_CUDA_WAKES", "18000000"),
-    ];
-    results.train_with(1, flags, &variables);
-    let kept = kept_plans(results.directory.path());
-    let joined = kept.iter().find(|file| file.contains("then-bias")).unwrap();
-    let mut machine = std::fs::read_dir(results.directory.path().join("cudnn")).unwrap();
-    let choice = std::fs::read_to_string(machine.next().unwrap().unwrap().path().join(joined)).unwrap();
-    assert!(choice.contains("Engine"), "{joined}: {choice}");
+    for compiles in ["0", "120"] {
+        let mut results = Results::new();
+        let flags = "--model cifar_net --steps 1 --batch 1 --device cuda";
+        // A convolution takes about as long as a pass over its result; asleep ten times as long.
+        let variables = [
+            ("DLTRAIN_CUDNN_FUSION", "timed"),
+            ("FAKE_CUDA_CLOCK", "1"),
+            ("FAKE_CUDA_RATES", "0.4,400,50,10"),
+            ("FAKE_CUDA_WAKES", "18000000"),
+            ("FAKE_CUDNN_COMPILES", compiles),
+        ];
+        results.train_with(1, flags, &variables);
+        let kept = kept_plans(results.directory.path());
+        let joined: Vec<&String> = kept.iter().filter(|file| file.contains("then-")).collect();
+        assert!(joined.len() > 2, "{kept:?}");
+        let mut machine = std::fs::read_dir(results.directory.path().join("cudnn")).unwrap();
+        let machine = machine.next().unwrap().unwrap().path();
+        for file in joined {
+            let choice = std::fs::read_to_string(machine.join(file)).unwrap();
+            assert!(choice.contains("Engine"), "{file}, {compiles} ms: {choice}");
+        }
+    }
 }
 
 /// `bench layers` times at the clocks of training: a GPU that is slow at first gives the same figures.
@@ -174,6 +182,40 @@ fn layers_are_timed_by_a_gpu_that_is_awake() {
         line.split_whitespace().nth(3).unwrap().parse::<f64>().unwrap()
     };
     assert_eq!(rate("0"), rate("18000000"));
+}
+
+/// Kernels that begin before those in front of them have ended compute the same bits, as every kernel waits first; on
+/// GPUs and with drivers that cannot it is as ever, and that is said.
+#[test]
+fn kernels_that_begin_early_compute_the_same() {
+    let early = ("DLTRAIN_CUDA_PDL", "1");
+    let plain = ["cuLaunchKernel"].as_slice();
+    for (flags, more, launches) in [
+        (
+            "--model cifar_net --precision bf16",
+            [early, ("FAKE_CUDA_DELAYED", "1")],
+            ["cuLaunchKernelEx"].as_slice(),
+        ),
+        ("--model mnist_small", [early, ("FAKE_CUDA_CAPABILITY", "80")], plain),
+        ("--model mnist_small", [early, ("FAKE_CUDA_DRIVER", "12020")], plain),
+    ] {
+        let mut results = Results::new();
+        let flags = format!("{flags} --steps 4 --batch 2 --device cuda");
+        let log = results.directory.path().join("calls");
+        let variables = [&more[..], &[("FAKE_CUDA_LOG", log.to_str().unwrap())]].concat();
+        let (found, done) = results.train_with(1, &flags, &variables);
+        let file = std::fs::read_dir(results.directory.path()).unwrap().map(|entry| entry.unwrap().path());
+        let mut file = file.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("calls."));
+        let calls = std::fs::read_to_string(file.next().unwrap()).unwrap();
+        let mut names: Vec<&str> = calls.lines().filter_map(|line| line.split(' ').nth(1)).collect();
+        names.retain(|name| name.starts_with("cuLaunchKernel"));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names, launches, "{more:?}");
+        let cannot = done.stderr.contains("DLTRAIN_CUDA_PDL=1 does nothing: it needs a GPU of sm_90");
+        assert_eq!(cannot, launches == plain, "{}", done.stderr);
+        assert_eq!(found, results.train_with(1, &flags, &more[1..]).0, "{more:?}");
+    }
 }
 
 /// A product that fails is named: by its engine, direction, type and shapes; also where it fails later, and where

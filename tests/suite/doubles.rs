@@ -136,6 +136,7 @@ fn wrong_uses_are_refused() {
     plays("scene_refusals", &[("FAKE_CUDA_MEMORY", "1000000")]);
     plays("scene_no_context", &[]);
     plays("scene_illegal_address", &[]);
+    plays("scene_early", &[]);
     plays("scene_two_devices", &[("FAKE_CUDA_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", "2,0,7,1")]);
 }
 
@@ -301,6 +302,46 @@ fn scene_captured() {
         call!(cuda, cuStreamEndCapture(stream => Handle, &mut graph => *mut Handle)),
         CAPTURE_INVALIDATED
     );
+}
+
+/// CUlaunchConfig with one CUlaunchAttribute: its number, and a flag.
+#[repr(C)]
+struct Launch {
+    numbers: [u32; 7],
+    stream: Handle,
+    attribute: *const [i32; 18],
+    count: u32,
+}
+
+/// A kernel that may begin before what is in front of it has ended must wait for that itself; that of `dltrain.ptx`
+/// does not.
+#[test]
+#[ignore = "a scene"]
+fn scene_early() {
+    let cuda = Cuda::ready();
+    let (stream, mut at) = (cuda.stream(), cuda.alloc(4));
+    let plain = concat!(include_str!("../../kernels/dltrain.ptx"), "\0").to_string();
+    let waits = plain.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n");
+    let (mut n, mut value) = (4i64, 2.5f32);
+    let mut arguments: [Handle; 3] = [(&raw mut at).cast(), (&raw mut n).cast(), (&raw mut value).cast()];
+    let mut launched = |image: &str, attribute: i32| {
+        let (mut module, mut function) = (null_mut(), null_mut());
+        let loaded = call!(cuda, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, null() => *const c_int, null_mut() => *mut Handle));
+        assert_eq!(loaded, 0);
+        let name = c"fill_f32".as_ptr();
+        let got = call!(cuda, cuModuleGetFunction(&mut function => *mut Handle, module => Handle, name => *const c_char));
+        assert_eq!(got, 0);
+        let mut attributes = [0; 18];
+        (attributes[0], attributes[2]) = (attribute, 1);
+        let launch =
+            Launch { numbers: [2, 1, 1, 256, 1, 1, 0], stream, attribute: &raw const attributes, count: 1 };
+        call!(cuda, cuLaunchKernelEx(&raw const launch => *const Launch, function => Handle,
+            arguments.as_mut_ptr() => *mut Handle, null_mut() => *mut Handle))
+    };
+    assert_eq!(launched(&waits, 6), 0);
+    assert_eq!(cuda.read(at, stream), [2.5; 4]);
+    assert_eq!(launched(&waits, 5), INVALID_VALUE);
+    assert_eq!(launched(&plain, 6), ILLEGAL_ADDRESS);
 }
 
 #[test]

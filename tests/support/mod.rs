@@ -2,6 +2,7 @@
 
 pub mod arrays;
 pub mod bound;
+pub mod bundled;
 pub mod cases;
 pub mod digits;
 pub mod disturbed;

@@ -11,6 +11,7 @@ use flate2::read::GzDecoder;
 
 use super::blas::BlasHandle;
 use super::dnn::DnnHandle;
+use super::early;
 use super::halves::Halves;
 use super::handle::{
     Context, CudaEvent, CudaGraph, CudaStream, Function, Module, Registered, address, allocate, pages,
@@ -41,6 +42,16 @@ fn ptx_for(capability: (i32, i32)) -> Result<Vec<u8>> {
     inflated.map_err(|e| Error::internal(format!("the kernels do not inflate: {e}")))?;
     text.push(0);
     Ok(text)
+}
+
+/// Our kernels on this GPU.
+fn kernels(context: &Rc<Context>, capability: (i32, i32), driver: (i32, i32)) -> Result<Rc<Module>> {
+    if early::wanted(capability, driver) {
+        return Module::load_waiting(context, &ptx_for(capability)?);
+    }
+    let assembled = (!FATBIN.is_empty()).then(|| Module::load(context, FATBIN));
+    // The GPU may be another one than those.
+    assembled.and_then(Result::ok).map_or_else(|| Module::load(context, &ptx_for(capability)?), Ok)
 }
 
 /// The driver reads words.
@@ -123,11 +134,7 @@ impl Gpu {
             let probe = &cuda().map_err(Error::environment)?.probe;
             probe.cuDeviceGetAttribute(&mut multiprocessors, MULTIPROCESSORS, context.device)?;
         }
-        let assembled = (!FATBIN.is_empty()).then(|| Module::load(&context, FATBIN));
-        // The GPU may be another one than those.
-        let module = assembled
-            .and_then(Result::ok)
-            .map_or_else(|| Module::load(&context, &ptx_for(gpu.compute_capability)?), Ok)
+        let module = kernels(&context, gpu.compute_capability, driver.cuda_version)
             .map_err(|e| e.context(format!("compiling the kernels for {}", gpu.name)))?;
         let found = &context.libraries.found;
         let tuned = Tuned::of(&format!("{}, {}", gpu.name, found.versions()));

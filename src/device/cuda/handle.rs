@@ -7,10 +7,12 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::rc::Rc;
 
+use super::early;
 use super::library::{Libraries, cuda, libraries};
 use super::sys::{
     self, CUDA_ERROR_NOT_READY, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle,
-    CUmodule, CUstream, CudaResult, Failed,
+    CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUmodule, CUstream,
+    CudaResult, Failed,
 };
 use crate::device::Memory;
 use crate::error::{Error, Result};
@@ -242,24 +244,61 @@ impl CudaStream {
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let [x, y, z] = grid;
+        let (raw, arguments) = (function.raw, arguments.as_mut_ptr());
         // SAFETY: function and stream are alive and of one context; the caller vouches for the arguments, which the
         // driver copies before it returns.
         let outcome = unsafe {
-            self.driver().cuLaunchKernel(
-                function.raw,
-                x,
-                y,
-                z,
-                block[0],
-                block[1],
-                1,
-                0,
-                self.raw,
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            match function.module.waits {
+                true => self.launch_early(raw, grid, block, arguments),
+                false => self.driver().cuLaunchKernel(
+                    raw,
+                    x,
+                    y,
+                    z,
+                    block[0],
+                    block[1],
+                    1,
+                    0,
+                    self.raw,
+                    arguments,
+                    ptr::null_mut(),
+                ),
+            }
         };
         outcome.map_err(|failed| Error::from(failed).context(format!("kernel {}", function.name)))
+    }
+
+    /// A launch that may begin before what is in front of it has ended.
+    ///
+    /// # Safety
+    /// As of `launch`; and the kernel waits for that itself.
+    unsafe fn launch_early(
+        &self,
+        function: CUfunction,
+        grid: [u32; 3],
+        block: [u32; 2],
+        arguments: *mut *mut c_void,
+    ) -> CudaResult {
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.raw,
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        // SAFETY: the caller's; configuration and attribute are alive during the call.
+        unsafe { self.driver().cuLaunchKernelEx(&config, function, arguments, ptr::null_mut()) }
     }
 
     /// Records what `enqueue` enqueues, instead of running it, as one graph.
@@ -377,6 +416,8 @@ impl Drop for CudaGraph {
 pub struct Module {
     context: Rc<Context>,
     raw: CUmodule,
+    /// Whether they wait themselves for what is in front of them (`early`).
+    waits: bool,
 }
 
 impl Module {
@@ -385,6 +426,18 @@ impl Module {
     /// # Errors
     /// `Foreign`, with what the driver's compiler says.
     pub fn load(context: &Rc<Context>, image: &[u8]) -> Result<Rc<Module>> {
+        Module::loaded(context, image, false)
+    }
+
+    /// Loads PTX for sm_80 with kernels that begin before those in front of them have ended, and wait for these.
+    ///
+    /// # Errors
+    /// As of `load`.
+    pub fn load_waiting(context: &Rc<Context>, ptx: &[u8]) -> Result<Rc<Module>> {
+        Module::loaded(context, early::waiting(&String::from_utf8_lossy(ptx)).as_bytes(), true)
+    }
+
+    fn loaded(context: &Rc<Context>, image: &[u8], waits: bool) -> Result<Rc<Module>> {
         let mut raw = ptr::null_mut();
         let mut log = [0u8; 4096];
         // The length is passed in the pointer's place. The last byte stays zero.
@@ -409,7 +462,7 @@ impl Module {
             }
             error
         })?;
-        Ok(Rc::new(Module { context: context.clone(), raw }))
+        Ok(Rc::new(Module { context: context.clone(), raw, waits }))
     }
 
     /// # Errors
@@ -420,7 +473,7 @@ impl Module {
         // SAFETY: the name ends with a zero and lives during the call; the module is alive.
         unsafe { self.context.libraries.driver.cuModuleGetFunction(&mut raw, self.raw, text.as_ptr()) }
             .map_err(|failed| Error::from(failed).context(format!("kernel {name}")))?;
-        Ok(Function { raw, name: name.into(), _module: self.clone() })
+        Ok(Function { raw, name: name.into(), module: self.clone() })
     }
 }
 
@@ -436,7 +489,7 @@ impl Drop for Module {
 pub struct Function {
     raw: CUfunction,
     name: Rc<str>,
-    _module: Rc<Module>,
+    module: Rc<Module>,
 }
 
 /// An allocation on the GPU, freed with the last slice of it.

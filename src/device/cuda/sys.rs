@@ -11,7 +11,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 pub use cudarc::cublas::sys::cublasHandle_t;
 pub use cudarc::cudnn::sys::{cudnnBackendDescriptor_t, cudnnHandle_t};
 pub use cudarc::driver::sys::{
-    CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUmodule, CUstream,
+    CUcontext, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlaunchAttribute,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUmodule, CUstream,
 };
 
 use super::library;
@@ -113,7 +114,7 @@ table! {
 }
 
 table! {
-    /// The driver. All of it has been there since CUDA 11.4.
+    /// The driver. All of it has been there since CUDA 11.8.
     Driver of CudaLibrary::Driver;
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: c_int);
     cuDevicePrimaryCtxRelease_v2(device: c_int);
@@ -158,6 +159,12 @@ table! {
         block_z: c_uint,
         shared_bytes: c_uint,
         stream: CUstream,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void
+    );
+    cuLaunchKernelEx(
+        config: *const CUlaunchConfig,
+        function: CUfunction,
         arguments: *mut *mut c_void,
         extra: *mut *mut c_void
     );

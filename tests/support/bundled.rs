@@ -12,6 +12,7 @@ const DLTRAIN: &str = r#"
 fails() { ! broken "$1" || { echo "$2" >&2; exit 1; }; }
 # In the log is every engine that does not run.
 [[ $DLTRAIN_LOG == *dltrain::device::cuda=debug* ]] || exit 1
+echo "[0] debug dltrain::device::cuda::library: libnvrtc.so.13: cannot open shared object file" >&2
 [[ "$*" != *"resnet50 "*"--precision bf16"* || $DLTRAIN_CUDNN_FUSION == 0 ]] ||
     fails fused $'engine 5 of Forward bf16\n[1] debug dltrain::device::cuda: later'
 case "$DLTRAIN_CUDNN_FUSION $*" in

@@ -63,7 +63,7 @@ mod tests {
     /// The assembler moves no access to memory in front of it. Needs `.ci/deps cuda`.
     #[test]
     fn in_machine_code_too_nothing_is_accessed_before_the_wait() {
-        let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join(".deps/cuda");
+        let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.deps/cuda");
         if !["ptxas", "nvdisasm"].iter().all(|tool| tools.join(tool).exists()) {
             eprintln!("SKIPPED: no .deps/cuda");
             return;

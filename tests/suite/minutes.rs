@@ -397,12 +397,7 @@ fn a_part_that_hangs_takes_nobody_elses_minutes_and_each_check_can_fail() {
     // What every run logs is no reason.
     assert!(!ran.printed.contains("::library: "), "{}", ran.printed);
     // Nobody is left of those that were to hang.
-    for process in fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()) {
-        let environment = fs::read(process.join("environ")).unwrap_or_default();
-        let here = format!("CARGO_MANIFEST_DIR={}", directory.path().display());
-        let ours = environment.split(|&byte| byte == 0).any(|variable| variable == here.as_bytes());
-        assert!(!ours, "{process:?} is left: {:?}", fs::read_to_string(process.join("cmdline")));
-    }
+    assert_eq!(processes(directory.path(), ""), [""; 0]);
     let read = |file: &str| {
         let archive = directory.path().join("out/card.tgz");
         Command::new("tar").arg("xzOf").arg(archive).arg(file).output().unwrap().stdout
@@ -413,6 +408,41 @@ fn a_part_that_hangs_takes_nobody_elses_minutes_and_each_check_can_fail() {
     for file in ["./table", "./summary.txt", "./resnet50-bf16.txt", "./resnet50-bf16-apart.err"] {
         assert!(listed.lines().any(|line| line == file), "{file} in\n{listed}");
     }
+}
+
+/// Whoever ends a call gets what was learned until then at once, and nobody is left.
+#[test]
+fn a_call_that_is_ended_has_its_table_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    bundle(directory.path());
+    let mut command = minutes(directory.path(), "first", "9", "apart");
+    command.env("PACE", "100").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // The part that hangs has 90 seconds.
+    while processes(directory.path(), "GPU_MINUTES_PART=resnet50-bf16-apart.").is_empty() {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let told = Instant::now();
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    let ran = Ran::new(child.wait_with_output().unwrap());
+    assert!(ran.code == Some(1) && told.elapsed().as_secs() < 60, "{}{}", ran.printed, ran.said);
+    ran.expect([("graphs-bf16", "ok", "images/s"), ("kernels", "ok", "5 passed")]);
+    assert_eq!(processes(directory.path(), ""), [""; 0]);
+    assert!(directory.path().join("out/card.tgz").exists());
+}
+
+/// Commands of a call's processes in whose environment a variable begins so.
+fn processes(directory: &Path, variable: &str) -> Vec<String> {
+    let here = format!("CARGO_MANIFEST_DIR={}", directory.display());
+    let all = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let ours = all.filter(|process| {
+        let environment = fs::read(process.join("environ")).unwrap_or_default();
+        let mut variables = environment.split(|&byte| byte == 0);
+        variables.clone().any(|other| other == here.as_bytes())
+            && variables.any(|other| other.starts_with(variable.as_bytes()))
+    });
+    ours.map(|process| fs::read_to_string(process.join("cmdline")).unwrap_or_default()).collect()
 }
 
 /// Where a step fails it is diagnosed, and nothing follows: the lease has time for a second try.

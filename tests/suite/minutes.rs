@@ -633,7 +633,7 @@ mod full {
         let mut command = script(here, "ten-minutes", "");
         command.arg(call).env("DLTRAIN_CUDA_PATH", fake_cuda::libraries());
         command.envs([("MINUTES", minutes), ("PACE", pace), ("BIG", model), ("BATCH", "8")]);
-        command.env("ROOFLINE", "1,100");
+        command.env("ROOFLINE", "0.03,3");
         let ran = Ran::new(command.output().unwrap());
         println!("{}{}", ran.printed, ran.said);
         ran

@@ -314,7 +314,9 @@ mod full {
         let layers = match name {
             "alexnet" => 8,
             "vgg11" => 11,
-            "vgg13" => 13,
+            "vgg13" | "parts" => 13,
+            "plain-2" => 6,
+            "whole-2" => 8,
             _ => 15,
         };
         ways().filter(|(ranks, schedule)| ranks * schedule.chunks() <= layers).count()

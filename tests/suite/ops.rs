@@ -1970,6 +1970,10 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
     ] {
         let conv = Conv { kernel, dilation, padding, ..Conv::square(1).stride(stride) };
         assert_eq!((conv.windows(image), conv.meets(image)), (Some(output), false));
+        // The double of cuDNN has no convolution of cubes.
+        if on_gpu() && kernel[0] > 1 {
+            continue;
+        }
         let case = ConvCase { conv, x: dims([4, 16, image[0], image[1], image[2]]), filters: 33, output };
         for &device in &devices {
             conv_agrees_in_bf16(device, &case, Numbers::Integers, [false, false]).unwrap();

@@ -15,7 +15,8 @@ const SOURCES: [&str; 6] = ["src", "kernels", "crates", "build.rs", "Cargo.toml"
 /// REVISION says, and "unknown" without either.
 #[proc_macro]
 pub fn revision(_: TokenStream) -> TokenStream {
-    let kept = || std::fs::read_to_string(Path::new(&std::env::var_os("CARGO_MANIFEST_DIR")?).join("REVISION")).ok();
+    let kept =
+        || std::fs::read_to_string(Path::new(&std::env::var_os("CARGO_MANIFEST_DIR")?).join("REVISION")).ok();
     let kept = || kept().map_or("unknown".into(), |revision| revision.trim().to_string());
     let (revision, files) = read().unwrap_or_else(|| (kept(), Vec::new()));
     // The compiler looks at what is included, and expands the macro again when it changes.
@@ -32,7 +33,8 @@ fn read() -> Option<(String, Vec<String>)> {
     }
     // The reflog grows with every commit and checkout, wherever git keeps the branch itself.
     let files = ["HEAD", "logs/HEAD"].iter().filter_map(|name| {
-        git(&["rev-parse", "--path-format=absolute", "--git-path", name]).filter(|path| Path::new(path).exists())
+        git(&["rev-parse", "--path-format=absolute", "--git-path", name])
+            .filter(|path| Path::new(path).exists())
     });
     let head = git(&["rev-parse", "--short=12", "HEAD"])?;
     let changed = git(&[&["status", "--porcelain", "--untracked-files=no", "--"], &SOURCES[..]].concat())?;
@@ -43,6 +45,7 @@ fn read() -> Option<(String, Vec<String>)> {
 fn git(arguments: &[&str]) -> Option<String> {
     let directory = std::env::var_os("CARGO_MANIFEST_DIR")?;
     let mut command = Command::new("git");
-    let output = command.current_dir(directory).args(arguments).env("GIT_OPTIONAL_LOCKS", "0").output().ok()?;
+    let output =
+        command.current_dir(directory).args(arguments).env("GIT_OPTIONAL_LOCKS", "0").output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
 }

@@ -18,7 +18,7 @@ use super::stall_gossip::StallGossip;
 use super::topology::Topology;
 use super::{cores, region, signals, stall, window};
 use crate::config::most;
-use crate::data::Ranks;
+use crate::data::ProcessGroup;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, fnv1a};
 use crate::host;
@@ -376,7 +376,7 @@ impl From<&World> for RankInfo {
     }
 }
 
-impl Ranks for World {
+impl ProcessGroup for World {
     fn rank(&self) -> usize {
         self.inner.members.topology.rank()
     }

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::field::Field;
-use super::ranks::{Ranks, agreed};
+use super::group::{ProcessGroup, agreed};
 use crate::error::{Error, Result};
 use crate::fields::{FileArray, Universe, ViewSamples};
 use crate::files::{Crc, crc32};
@@ -130,7 +130,7 @@ type Flag<'a> = &'a dyn Fn(usize) -> &'static str;
 /// # Errors
 /// `Data` for files that cannot be read or that ranks do not have alike; `Usage` for views that do not fit.
 pub fn opened(
-    ranks: Option<&dyn Ranks>,
+    ranks: Option<&dyn ProcessGroup>,
     files: Result<Vec<PathBuf>>,
     fields: &[Field],
     flag: Flag<'_>,

@@ -3,8 +3,8 @@
 
 mod field;
 mod files;
+mod group;
 mod list;
-mod ranks;
 mod said;
 #[cfg(test)]
 mod tests;
@@ -17,7 +17,7 @@ use field::Field;
 use files::FieldFile;
 use list::{FieldList, FieldShape};
 
-pub use ranks::Ranks;
+pub use group::ProcessGroup;
 
 use super::picture::Picture;
 use super::{Dataset, EvaluationCrop, FieldScale};
@@ -55,7 +55,7 @@ impl FieldSet {
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
     pub fn open(
-        ranks: Option<&dyn Ranks>,
+        ranks: Option<&dyn ProcessGroup>,
         path: &Path,
         options: &FieldOptions,
         of_network: &[(&str, usize)],
@@ -77,7 +77,7 @@ impl FieldSet {
     /// # Errors
     /// As for `open`.
     pub fn shape(
-        ranks: Option<&dyn Ranks>,
+        ranks: Option<&dyn ProcessGroup>,
         path: &Path,
         options: &FieldOptions,
         of_network: &[(&str, usize)],
@@ -87,7 +87,7 @@ impl FieldSet {
     }
 
     fn of_files(
-        ranks: Option<&dyn Ranks>,
+        ranks: Option<&dyn ProcessGroup>,
         path: &Path,
         files: Result<Vec<PathBuf>>,
         options: &FieldOptions,

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 
 /// The ranks of a job, each of which opens some of the files. All methods but `rank`, `size` and `host` are collective.
-pub trait Ranks {
+pub trait ProcessGroup {
     /// This rank's number.
     fn rank(&self) -> usize;
 
@@ -36,7 +36,7 @@ pub trait Ranks {
 ///
 /// # Errors
 /// That of the first rank which has one.
-pub fn agreed<T>(ranks: &dyn Ranks, own: Result<T>) -> Result<T> {
+pub fn agreed<T>(ranks: &dyn ProcessGroup, own: Result<T>) -> Result<T> {
     let (own, verdict) = match own {
         Ok(own) => (Some(own), Ok(())),
         Err(error) => (None, Err(error)),

@@ -1,5 +1,5 @@
-//! Tells the program which MPI compiler it was built with, and compiles its one C file. The revision is not told here: see
-//! `crates/revision/`.
+//! Tells the program which MPI compiler it was built with, and compiles its one C file. The revision is not told here:
+//! see `crates/revision/`.
 
 fn main() {
     compile_constants();

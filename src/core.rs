@@ -1,5 +1,5 @@
-//! What one rank of dltrain does by itself: networks and their plans, the devices that run them, the files that they are
-//! fed from and leave behind.
+//! What one rank of dltrain does by itself: networks and their plans, the devices that run them, the files that they
+//! read and write.
 //!
 //! Nothing here knows an MPI, so that this crate is compiled once for all of them. What ranks do together is in the
 //! crate `dltrain` (`lib.rs` beside this file), which offers the modules of this one as its own.

@@ -28,8 +28,8 @@ pub fn plain(error: &clap::Error) -> String {
         // A second word where one place is meant: clap takes it for a command.
         (ErrorKind::ArgumentConflict, Some(word), _) if super::command().find_subcommand(&word).is_none() => {
             format!(
-                "{word} cannot be used with what stands before it: it is no command, and data are named by one word (of \
-                 * a shell makes many)"
+                "{word} cannot be used with what stands before it: it is no command, and data are named by one word \
+                 (of * a shell makes many)"
             )
         }
         (ErrorKind::MissingRequiredArgument, _, Some(name)) => {

@@ -240,7 +240,8 @@ fn remedy(family: Family, launcher: Launcher, started: usize) -> String {
              inside an allocation `{name} -n {started} dltrain …`"
         ),
         Launcher::PyTorch => format!(
-            "Type `{name} -n {started} dltrain …` in its place (under Slurm: `srun --mpi={srun} -n {started} dltrain …`)"
+            "Type `{name} -n {started} dltrain …` in its place (under Slurm: `srun --mpi={srun} -n {started} \
+             dltrain …`)"
         ),
         _ => format!(
             "Type `{name} -n {started} dltrain …` with the {name} of that library (Debian and Ubuntu: \

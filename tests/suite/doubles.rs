@@ -40,6 +40,8 @@ macro_rules! call {
 #[derive(Clone, Copy)]
 struct IpcHandle([u8; 64]);
 
+const KERNELS: &str = concat!(include_str!("../../kernels/dltrain.ptx"), "\0");
+
 struct Cuda(Library);
 
 impl Cuda {
@@ -72,15 +74,21 @@ impl Cuda {
     }
 
     fn fill(&self, at: Address, floats: i64, value: f32, stream: Handle) -> c_int {
-        let image = concat!(include_str!("../../kernels/dltrain.ptx"), "\0");
-        let (mut module, mut function) = (null_mut(), null_mut());
-        let loaded = call!(self, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, null() => *const c_int, null_mut() => *mut Handle));
         // While a stream is captured nothing can be loaded: `captured` loads before.
+        self.launch(self.filling(KERNELS), at, floats, value, stream)
+    }
+
+    /// `fill_f32` of a module.
+    fn filling(&self, image: &str) -> Handle {
+        let (mut module, mut function) = (null_mut(), null_mut());
+        let loaded = call!(self, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8,
+            0 => c_uint, null() => *const c_int, null_mut() => *mut Handle));
         assert_eq!(loaded, 0);
         let name = c"fill_f32".as_ptr();
-        let got = call!(self, cuModuleGetFunction(&mut function => *mut Handle, module => Handle, name => *const c_char));
+        let got = call!(self, cuModuleGetFunction(
+            &mut function => *mut Handle, module => Handle, name => *const c_char));
         assert_eq!(got, 0);
-        self.launch(function, at, floats, value, stream)
+        function
     }
 
     fn launch(&self, function: Handle, mut at: Address, mut n: i64, mut value: f32, stream: Handle) -> c_int {
@@ -320,17 +328,11 @@ struct Launch {
 fn scene_early() {
     let cuda = Cuda::ready();
     let (stream, mut at) = (cuda.stream(), cuda.alloc(4));
-    let plain = concat!(include_str!("../../kernels/dltrain.ptx"), "\0").to_string();
-    let waits = plain.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n");
+    let waits = KERNELS.replace("\n{\n", "\n{\n\tgriddepcontrol.wait;\n");
     let (mut n, mut value) = (4i64, 2.5f32);
     let mut arguments: [Handle; 3] = [(&raw mut at).cast(), (&raw mut n).cast(), (&raw mut value).cast()];
     let mut launched = |image: &str, attribute: i32| {
-        let (mut module, mut function) = (null_mut(), null_mut());
-        let loaded = call!(cuda, cuModuleLoadDataEx(&mut module => *mut Handle, image.as_ptr() => *const u8, 0 => c_uint, null() => *const c_int, null_mut() => *mut Handle));
-        assert_eq!(loaded, 0);
-        let name = c"fill_f32".as_ptr();
-        let got = call!(cuda, cuModuleGetFunction(&mut function => *mut Handle, module => Handle, name => *const c_char));
-        assert_eq!(got, 0);
+        let function = cuda.filling(image);
         let mut attributes = [0; 18];
         (attributes[0], attributes[2]) = (attribute, 1);
         let launch =
@@ -341,7 +343,7 @@ fn scene_early() {
     assert_eq!(launched(&waits, 6), 0);
     assert_eq!(cuda.read(at, stream), [2.5; 4]);
     assert_eq!(launched(&waits, 5), INVALID_VALUE);
-    assert_eq!(launched(&plain, 6), ILLEGAL_ADDRESS);
+    assert_eq!(launched(KERNELS, 6), ILLEGAL_ADDRESS);
 }
 
 #[test]

@@ -613,8 +613,8 @@ mod full {
     use crate::support::fake_cuda;
 
     /// A call with the programs themselves on doubles of CUDA, with nothing in the environment but where these are and
-    /// what makes it small. Doubles compute some hundred images a second, so that what a card reaches is given, and parts
-    /// have longer.
+    /// what makes it small. Doubles compute some hundred images a second, so that what a card reaches is given, and
+    /// parts have longer.
     fn by_the_programs(call: &str, model: &str, [minutes, pace]: [&str; 2]) -> Ran {
         let directory = tempfile::tempdir().unwrap();
         let (here, root) = (directory.path(), Path::new(env!("CARGO_MANIFEST_DIR")));

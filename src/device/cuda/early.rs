@@ -11,7 +11,7 @@ const DRIVER: (i32, i32) = (12, 3);
 /// Whether launches are to be such: where `environment::CUDA_PDL` asks for it, on a GPU and with a driver that can.
 pub fn wanted(capability: (i32, i32), driver: (i32, i32)) -> bool {
     let asked = environment::CUDA_PDL.text().as_deref() == Some("1");
-    let can = capability >= CAPABILITY && driver >= DRIVER;
+    let can = can(capability, driver);
     if asked && !can {
         log::warn!(
             "{}=1 does nothing: it needs a GPU of sm_90 or newer and a driver for CUDA 12.3 or newer",
@@ -19,6 +19,10 @@ pub fn wanted(capability: (i32, i32), driver: (i32, i32)) -> bool {
         );
     }
     asked && can
+}
+
+fn can(capability: (i32, i32), driver: (i32, i32)) -> bool {
+    capability >= CAPABILITY && driver >= DRIVER
 }
 
 /// The PTX for sm_80 as one for sm_90, in which each kernel waits first until those in front of it have ended and all
@@ -58,6 +62,8 @@ mod tests {
     #[test]
     fn older_gpus_and_drivers_do_without() {
         assert!(!wanted((9, 0), (13, 0)), "nobody has asked");
+        assert!(can((9, 0), (12, 3)) && can((12, 0), (13, 0)));
+        assert!(!can((8, 9), (13, 0)) && !can((9, 0), (12, 2)));
     }
 
     /// The assembler moves no access to memory in front of it. Needs `.ci/deps cuda`.

@@ -4,8 +4,8 @@
 //!   `nvml` reads the GPU's own meter, `nccl` joins GPUs of several ranks, `ipc` reaches the memory of the node's;
 //! - `handle` owns what the driver gives (context, streams, events, memory, modules, graphs), `blas` and `dnn` the
 //!   libraries' handles, `backend` cuDNN's graphs, engines and plans, `product` a convolution's, `tune` remembers which
-//!   engines were chosen, `early` has kernels begin early, `gpu` is all of it for one GPU, `halves` its copies of parameters, `narrow` the
-//!   weights' gradients in halves;
+//!   engines were chosen, `early` has kernels begin early, `gpu` is all of it for one GPU, `halves` its copies of
+//!   parameters, `narrow` the weights' gradients in halves;
 //! - the kernels, one file a family: `conv` by cuDNN, `linear` and `matmul` by cuBLAS, `broadcast`, `field_loss`,
 //!   `layer_norm`, `norm`, `pool`, `simple`, `update`, `codec` by kernels of our own (`kernels/`), through what all
 //!   share (`kernel`, `layout`).

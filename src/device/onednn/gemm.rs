@@ -36,7 +36,7 @@ impl Cpu {
 }
 
 /// Has the library make its kernels for products of matrices, as it does with the first product: what it takes for
-/// them, 8 MB with the pages of its generator, is there when a plan says what the process has.
+/// them, some 5 MB with the pages of its generator, is there when a plan says what the process has.
 pub fn make_kernels(engine: &Engine) -> Result<()> {
     static MADE: OnceLock<()> = OnceLock::new();
     if MADE.set(()).is_ok() {

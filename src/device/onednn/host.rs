@@ -50,8 +50,8 @@ impl Workers {
     }
 }
 
-/// A function whose loops are compiled for wider registers, too, and run so where the processor has these, with the same
-/// bits. What it calls must always be inlined. Generics stand in brackets.
+/// A function whose loops are compiled for wider registers, too, and run so where the processor has these, with the
+/// same bits. What it calls must always be inlined. Generics stand in brackets.
 macro_rules! in_wide_registers {
     ($(#[$about:meta])* $vis:vis fn $name:ident [$($generics:tt)*] ($($argument:ident: $of:ty),* $(,)?) $body:block) => {
         $(#[$about])*

@@ -87,8 +87,8 @@ impl Conv {
         windows(input, self.reach(), self.stride, self.padding)
     }
 
-    /// Whether, along each axis, some window of an input of this size has a weight within it: else all that comes out is
-    /// the bias.
+    /// Whether, along each axis, some window has a weight within an input of this size: else all that comes out is the
+    /// bias.
     pub fn meets(&self, input: Volume) -> bool {
         let windows = self.windows(input).unwrap_or([0; 3]);
         let along = |axis: usize| {

@@ -95,8 +95,8 @@ pub struct Weight {
 }
 
 impl OnnxFile {
-    /// Reads a file and imports its network for a batch of one; where its batch is open, for several images too. `loss`:
-    /// the output that it is trained by as it is.
+    /// Reads a file and imports its network for a batch of one; where its batch is open, for several images too.
+    /// `loss`: the output that it is trained by as it is.
     ///
     /// # Errors
     /// `Usage` for a loss that is none of its outputs, or no single number;

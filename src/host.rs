@@ -3,10 +3,11 @@
 //! May use: nothing. Used by: `files`, `comm`, `device`, `collective`, `record`, `train`, `info`, `elastic`.
 
 pub mod clock;
+pub mod group;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -126,42 +127,31 @@ pub fn ignores(signal: i32) -> bool {
     ignored >> (signal - 1) & 1 == 1
 }
 
+/// What bounds the memory that a process can be given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bound {
+    /// What the machine has.
+    Machine,
+    /// A control group, by its name, whose processes may have so many bytes.
+    Group(String, usize),
+    /// The limit of its addresses (`ulimit -v`), which is so many bytes.
+    Addresses(usize),
+}
+
 /// Bytes that this process can still be given: by the machine, by the groups that it is in (a container's, a job's),
 /// and by the limit of its addresses.
 pub fn available_memory() -> Option<usize> {
-    let machine = kilobytes(&memory_line("MemAvailable:")?);
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let addresses = getrlimit(Resource::As).current.and_then(|most| usize::try_from(most).ok());
-    let taken = status("VmSize:").and_then(|size| kilobytes(&size)).unwrap_or(0);
-    let addresses = addresses.map(|most| most.saturating_sub(taken));
-    [machine, left_by_groups(Path::new("/sys/fs/cgroup"), &groups), addresses].into_iter().flatten().min()
+    Some(memory_and_bound()?.0)
 }
 
-/// What limits of memory leave, by either version of control groups: those of a process's groups and of all around
-/// them. Files in the cache that nobody reads any more make room when it is needed.
-fn left_by_groups(root: &Path, groups: &str) -> Option<usize> {
-    let of_line = |line: &str| {
-        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
-        let (root, [limit, used, cached]) = match controllers {
-            "" => (root.to_path_buf(), ["memory.max", "memory.current", "inactive_file "]),
-            "memory" => {
-                let names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
-                (root.join("memory"), names)
-            }
-            _ => return None,
-        };
-        let left = |group: &Path| {
-            let number = |name| fs::read_to_string(group.join(name)).ok()?.trim().parse::<usize>().ok();
-            let (limit, used) = (number(limit)?, number(used)?);
-            let of_cache = value(&fs::read_to_string(group.join("memory.stat")).unwrap_or_default(), cached);
-            let cached = of_cache.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-            Some(limit.saturating_sub(used.saturating_sub(cached)))
-        };
-        // A container sees its own group in the place of the root.
-        let place = root.join(group.trim_start_matches('/'));
-        place.ancestors().take_while(|group| group.starts_with(&root)).filter_map(left).min()
-    };
-    groups.lines().filter_map(of_line).min()
+/// The same with what bounds it.
+pub fn memory_and_bound() -> Option<(usize, Bound)> {
+    let machine = kilobytes(&memory_line("MemAvailable:")?).map(|bytes| (bytes, Bound::Machine));
+    let group = group::memory_left().map(|left| (left.bytes, Bound::Group(left.group, left.limit)));
+    let addresses = getrlimit(Resource::As).current.and_then(|most| usize::try_from(most).ok());
+    let taken = status("VmSize:").and_then(|size| kilobytes(&size)).unwrap_or(0);
+    let addresses = addresses.map(|most| (most.saturating_sub(taken), Bound::Addresses(most)));
+    [machine, group, addresses].into_iter().flatten().min_by_key(|(bytes, _)| *bytes)
 }
 
 /// Bytes that this process has in physical memory now: its own, and pages of libraries and shared windows that it has
@@ -254,33 +244,6 @@ mod tests {
         let online = numbers(&online());
         assert!(reach.iter().all(|cpu| online.contains(cpu)), "{reach:?} of {online:?}");
         assert!((1..=own.len()).contains(&cores_of(own.iter().copied()).len()));
-    }
-
-    #[test]
-    fn the_least_limit_of_the_groups_around_counts() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |group: &str, files: &[(&str, &str)]| {
-            std::fs::create_dir_all(root.path().join(group)).unwrap();
-            files
-                .iter()
-                .for_each(|(name, text)| fs::write(root.path().join(group).join(name), text).unwrap());
-        };
-        let left = |groups: &str| left_by_groups(root.path(), groups);
-        assert_eq!(left("0::/job/step\n"), None);
-        write("job", &[("memory.max", "1000\n"), ("memory.current", "700\n")]);
-        write("job/step", &[("memory.max", "max\n"), ("memory.current", "600\n")]);
-        assert_eq!(left("1:cpu:/\n0::/job/step\n"), Some(300));
-        // What is cached can be had; a group within has less.
-        write("job", &[("memory.stat", "anon 500\ninactive_file 150\nactive_file 50\n")]);
-        assert_eq!(left("0::/job/step\n"), Some(450));
-        write("job/step", &[("memory.max", "650\n")]);
-        assert_eq!(left("0::/job/step\n"), Some(50));
-        // The first version, as a container sees it: its path is the host's.
-        let files = [("memory.limit_in_bytes", "90\n"), ("memory.usage_in_bytes", "100\n")];
-        write("memory", &files);
-        assert_eq!(left("4:memory:/docker/abc\n0::/\n"), Some(0));
-        write("memory", &[("memory.stat", "inactive_file 1\ntotal_inactive_file 30\n")]);
-        assert_eq!(left("4:memory:/docker/abc\n0::/\n"), Some(20));
     }
 
     /// A page counts once it is touched.

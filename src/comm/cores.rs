@@ -5,25 +5,112 @@ use std::collections::BTreeSet;
 
 use super::launcher::Launch;
 use super::topology::Topology;
-use crate::host;
+use crate::host::{self, group, group::Quota};
 
 /// Cores of a node, each by its first logical processor.
 type Cores = BTreeSet<usize>;
 
-/// What this rank tells the others of its cores: ranks that say the same may use the same ones.
+/// What this rank tells the others of its cores: its node, its binding, and the control group that bounds their time.
 pub fn told(topology: &Topology) -> String {
-    format!("{} {}", topology.node(), host::binding())
+    let group = group::quota().map_or("-".into(), |quota| quota.id);
+    format!("{} {} {group}", topology.node(), host::binding())
+}
+
+/// A rank's part of the cores of its node.
+pub struct CoreShare {
+    /// Logical processors that it is bound to.
+    bound: usize,
+    /// How many ranks are bound to these.
+    ranks: usize,
+    /// The cores' time that its control group has, and how many ranks have it together.
+    quota: Option<(Quota, usize)>,
+}
+
+impl CoreShare {
+    /// That of a rank which told `mine`, among what all told.
+    pub fn of(mine: &str, all: &[String]) -> CoreShare {
+        let own = parts(mine);
+        let alike = |same: fn([&str; 3], [&str; 3]) -> bool| {
+            all.iter().filter(|other| same(parts(other), own)).count().max(1)
+        };
+        let bound = host::numbers(own[1]).len();
+        CoreShare {
+            bound: if bound == 0 { host::cores() } else { bound },
+            ranks: alike(|one, other| one[..2] == other[..2]),
+            quota: group::quota()
+                .map(|quota| (quota, alike(|one, other| one[0] == other[0] && one[2] == other[2]))),
+        }
+    }
+
+    /// How many ranks may use the same cores.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The cores that this rank could use if the others left them alone.
+    pub fn most(&self) -> usize {
+        let quota = self.quota.as_ref().map_or(f64::INFINITY, |(quota, _)| quota.cores.floor());
+        (self.bound as f64).min(quota).max(1.0) as usize
+    }
+
+    /// Threads for this rank, so that all ranks have the cores that they need.
+    pub fn threads(&self) -> usize {
+        let quota = self.quota.as_ref().map_or(f64::INFINITY, |(quota, ranks)| quota.cores / *ranks as f64);
+        ((self.bound / self.ranks) as f64).min(quota).max(1.0) as usize
+    }
+
+    /// Which part of the time that they ask for so many threads a rank have: less than 1 where cores are too few.
+    pub fn part(&self, threads: usize) -> f64 {
+        let of = |cores: f64, ranks: usize| cores / (threads * ranks).max(1) as f64;
+        let quota = self.quota.as_ref().map_or(1.0, |(quota, ranks)| of(quota.cores, *ranks));
+        of(self.bound as f64, self.ranks).min(quota).min(1.0)
+    }
+
+    /// What to tell the user where the group has less time than the cores that its ranks are bound to; with threads as
+    /// they are wanted, only where these are more than that.
+    fn of_quota(&self, wanted: Option<usize>, used: usize, host: &str) -> Option<String> {
+        let (Quota { cores, group, .. }, ranks) = self.quota.as_ref()?;
+        if wanted.is_some_and(|threads| threads > self.most()) {
+            return None; // Which is said of each rank.
+        }
+        let most = wanted.map_or(used, |threads| threads * ranks);
+        (*cores < most as f64).then(|| {
+            let who = who(*ranks);
+            let meant = if wanted.is_none() { " (--threads says that it is meant)" } else { "" };
+            let what = match wanted {
+                None => format!("may use {used} cores of {host}"),
+                Some(_) => format!("have {most} threads on {host}"),
+            };
+            format!(
+                "{who} {what}, and control group {group} allows them the time of {cores}: give the job or its \
+                 container more{meant}"
+            )
+        })
+    }
+}
+
+fn who(ranks: usize) -> String {
+    if ranks == 1 { "this rank".to_string() } else { format!("these {ranks} ranks") }
+}
+
+/// Node, binding and group of what a rank told.
+fn parts(told: &str) -> [&str; 3] {
+    let mut words = told.splitn(3, ' ');
+    std::array::from_fn(|_| words.next().unwrap_or_default())
 }
 
 /// What to tell the user of this node, on the lowest of its ranks: empty where there is nothing. `all` is what every
 /// rank of the job has told.
-pub fn warning(topology: &Topology, all: &[String]) -> String {
+pub fn warning(topology: &Topology, all: &[String], share: &CoreShare, wanted: Option<usize>) -> String {
     if !topology.is_leader() {
         return String::new();
     }
     let ranks = topology.ranks_of(topology.node());
-    let bindings = ranks.iter().filter_map(|&rank| all[rank].split_once(' ')).map(|(_, cpus)| cpus);
-    let used: BTreeSet<usize> = bindings.flat_map(host::numbers).collect();
+    let used: BTreeSet<usize> = ranks.iter().flat_map(|&rank| host::numbers(parts(&all[rank])[1])).collect();
+    let of_quota = share.of_quota(wanted, used.len(), topology.host());
+    if wanted.is_some() || of_quota.is_some() {
+        return of_quota.unwrap_or_default();
+    }
     let reach = host::within_reach();
     let node = NodeCores {
         ranks: ranks.len(),
@@ -60,7 +147,7 @@ impl NodeCores {
             return None;
         }
         let by_slurm = launch.is_srun() || !few(self.reach.len());
-        let who = if ranks == 1 { "this rank".to_string() } else { format!("these {ranks} ranks") };
+        let who = who(ranks);
         let remedy = match by_slurm {
             true => format!("ask for more: `srun --exclusive --cpus-per-task={}`", all.div_ceil(ranks)),
             false => launch.unbinding(self.last),

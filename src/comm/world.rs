@@ -10,13 +10,14 @@ use std::time::Duration;
 use mpi::ffi;
 
 use super::communicator::{Communicator, Reduction, host_name};
+use super::cores::{self, CoreShare};
 use super::launcher::Launch;
 use super::library::{MpiLibrary, thread_level};
 use super::progress::SelfReceive;
 use super::request::check;
 use super::stall_gossip::StallGossip;
 use super::topology::Topology;
-use super::{cores, region, signals, stall, window};
+use super::{region, signals, stall, window};
 use crate::config::most;
 use crate::data::ProcessGroup;
 use crate::error::{Error, ErrorKind, Result};
@@ -175,22 +176,21 @@ impl World {
         })?;
         let mine = cores::told(self);
         let all = self.gather_text(&mine)?;
-        let sharing = all.iter().filter(|other| **other == mine).count();
-        let cores = host::cores();
-        let unwanted = if wanted.is_none() { cores::warning(self, &all) } else { String::new() };
-        self.warn_of_cores(&self.gather_text(&unwanted)?);
+        let share = CoreShare::of(&mine, &all);
+        self.warn_of_cores(&self.gather_text(&cores::warning(self, &all, &share, wanted))?);
+        let cores = share.most();
         if let Some(threads) = wanted.filter(|&threads| threads > cores && self.rank() == 0) {
             let plural = if cores == 1 { "" } else { "s" };
             log::warn!(
                 "--threads {threads}: this rank may use {cores} core{plural}, and more threads than cores are far slower"
             );
         }
-        if sharing > 1 {
+        if share.ranks() > 1 {
             host::cores_are_shared();
-            self.warn_of_binding(sharing);
+            self.warn_of_binding(share.ranks());
         }
-        let threads = wanted.unwrap_or((cores / sharing.max(1)).max(1));
-        if threads * sharing <= cores {
+        let threads = wanted.unwrap_or(share.threads());
+        if share.part(threads) >= 1.0 {
             host::cores_are_own();
         }
         Ok(threads)
@@ -226,9 +226,8 @@ impl World {
     /// Which part of the cores that it asks for a rank with so many threads has, that which has least: less than 1
     /// where ranks share cores. Collective.
     pub fn share_of_cores(&self, threads: usize) -> Result<f64> {
-        let mine = format!("{} {}", self.node(), host::binding());
-        let sharing = self.gather_text(&mine)?.iter().filter(|other| **other == mine).count();
-        let mut share = [(host::cores() as f64 / (threads * sharing).max(1) as f64).min(1.0)];
+        let mine = cores::told(self);
+        let mut share = [CoreShare::of(&mine, &self.gather_text(&mine)?).part(threads)];
         self.min_f64(&mut share)?;
         Ok(share[0])
     }

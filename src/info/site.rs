@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::host;
+use crate::host::{self, group};
 
 /// This rank's facts, each a name and what it is, as one line. The names are the same on every rank.
 pub fn facts() -> Vec<(&'static str, String)> {
@@ -45,7 +45,10 @@ fn said(path: &str) -> String {
 }
 
 fn gigabytes(bytes: u64) -> String {
-    format!("{:.0} GB", bytes as f64 / 1e9)
+    match bytes {
+        ..10_000_000_000 => format!("{:.1} GB", bytes as f64 / 1e9),
+        _ => format!("{:.0} GB", bytes as f64 / 1e9),
+    }
 }
 
 fn system() -> String {
@@ -62,20 +65,16 @@ fn memory() -> String {
     format!("{total}, of which a rank can have {left}")
 }
 
-/// The limits of the control groups (version 2) around this process: of each kind that of the nearest which has one.
+/// The limits of the control groups around this process: the memory that is nearest to its end, and the least time.
 fn group() -> String {
-    let groups = read("/proc/self/cgroup").unwrap_or_default();
-    let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else {
-        return NOT_SAID.into();
-    };
-    let root = Path::new("/sys/fs/cgroup");
-    let place = root.join(group);
-    let limit = |name: &str| {
-        let around = place.ancestors().take_while(|group| group.starts_with(root));
-        let mut limits = around.filter_map(|group| read(group.join(name)));
-        limits.find(|limit| !limit.starts_with("max")).unwrap_or_else(|| "none".into())
-    };
-    format!("/{group}: memory.max {}, cpu.max {}", limit("memory.max"), limit("cpu.max"))
+    let memory = group::memory_left().map_or("memory without a limit".into(), |left| {
+        let [limit, left_over] = [left.limit, left.bytes].map(|bytes| gigabytes(bytes as u64));
+        format!("memory at most {limit}, {left_over} left ({})", left.group)
+    });
+    let time = group::quota().map_or("cores' time without a limit".into(), |quota| {
+        format!("the time of {} cores ({})", quota.cores, quota.group)
+    });
+    format!("{memory}; {time}")
 }
 
 fn huge_pages() -> String {

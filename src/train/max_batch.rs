@@ -6,8 +6,9 @@ use super::plans::Plans;
 use crate::config::{Config, most};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host;
+use crate::host::{self, Bound};
 use crate::plan::{MemoryKind, describe_bytes as bytes};
+use crate::record;
 use crate::reducer::Averaging;
 
 /// The largest batch within a limit, with its bytes and those of one image more.
@@ -81,12 +82,52 @@ pub fn check(
             Ok(planned(groups, network, config, device, averaging, batch)?.ledger.of_device())
         })?;
     }
-    let Some(available) = host::available_memory() else { return Ok(()) };
-    let (share, plural) = (available / ranks, if ranks == 1 { "" } else { "s" });
-    let place = format!("{} has {} free for each of its {ranks} rank{plural}", world.host(), bytes(share));
+    let Some((available, bound)) = host::memory_and_bound() else { return Ok(()) };
+    let (bound, kept) = match bound {
+        Bound::Machine => (String::new(), 0),
+        // The system kills a process for a page too many, and a plan is not as exact as that.
+        Bound::Group(name, limit) => {
+            (format!(", as control group {name} allows {} in all", bytes(limit)), within(plans.total()))
+        }
+        Bound::Addresses(limit) => (format!(", as `ulimit -v` allows {} of addresses", bytes(limit)), 0),
+    };
+    let (share, each) = match ranks {
+        1 => (available.saturating_sub(kept), String::new()),
+        _ => ((available / ranks).saturating_sub(kept), format!(" for each of its {ranks} ranks")),
+    };
+    let place = format!("{} has {} free{each}{bound}", world.host(), bytes(share));
     fits(network, config, plans.ledger.to_come(), share, &place, |batch| {
         Ok(planned(groups, network, config, device, averaging, batch)?.ledger.to_come())
     })
+}
+
+/// How far a run's memory may be from what is planned of a rank (docs/internals.md).
+fn within(planned: usize) -> usize {
+    (planned / 20).max(50_000_000)
+}
+
+/// Says of a run that is only planned that its memory is not here, as another machine may be meant. Collective.
+///
+/// # Errors
+/// Those of planning and of MPI.
+pub fn tell(
+    groups: &Groups,
+    network: &Network,
+    config: &Config,
+    device: &dyn Device,
+    averaging: &Averaging,
+    plans: &Plans,
+) -> Result<()> {
+    let world = &groups.job;
+    let lacking = match check(groups, network, config, device, averaging, plans) {
+        Err(error) if error.kind == ErrorKind::Environment => Ok(error.to_string()),
+        checked => checked.map(|()| String::new()),
+    };
+    let all = world.gather_text(&world.agree(lacking)?)?;
+    if let Some(lacking) = all.iter().find(|lacking| !lacking.is_empty()) {
+        record::say(world, &format!("\nwithout --dry-run this ends before the first step: {lacking}"));
+    }
+    Ok(())
 }
 
 /// Makes sure that what is needed is there; the error has the largest batch that fits.

@@ -315,6 +315,7 @@ impl<'a> PlannedRun<'a> {
         let world = &groups.job;
         world.agree(plans.write_steps(world, &config))?;
         record::say(world, &world.agree(plans.describe(groups.layout(), &config, &*device, &averaging))?);
+        max_batch::tell(groups, &network, &config, &*device, &averaging, &plans)?;
         // The first rank has tried it, and says it.
         if let Some(sample) = reading {
             let (_, rehearsal) = plans.rehearse(groups.layout(), &config, &averaging)?;

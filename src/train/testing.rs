@@ -50,6 +50,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     plans.ledger.set_program(greatest(world, plans.ledger.bytes(MemoryKind::Program))?);
     if config.plan.dry_run {
         record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
+        max_batch::tell(groups, &network, config, &*device, &averaging, &plans)?;
         return world.agree(record::printed());
     }
     world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;

@@ -30,6 +30,7 @@ mod fuzz;
 mod gpu_probe;
 mod gpu_sums;
 mod gradients;
+mod groups;
 mod hosts;
 mod images;
 mod kernels;

@@ -19,7 +19,7 @@ mod owner;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// CRC-32 of what comes piece by piece.
@@ -28,6 +28,8 @@ pub use flate2::Crc;
 pub use chunks::ChunkCache;
 pub use kept::KeptFile;
 pub use owner::{Owner, disown, forget, living_owner, own, own_if_free, owned, owner};
+
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
@@ -198,11 +200,21 @@ fn write_and<T>(
     let settle = || {
         File::open(temporary)?.sync_all()?;
         name(temporary)?;
-        // The name is on disk once the directory is.
-        File::open(directory_of(path))?.sync_all()
+        sync_directory(directory_of(path))
     };
     let wrong = |error: std::io::Error| Error::output(path, format!("cannot write {what}: {error}"));
     write(temporary).and_then(|value| settle().map(|()| value).map_err(wrong))
+}
+
+/// Brings the names in a directory to disk. Some file systems (CIFS, some of FUSE) have no such request, and answer that
+/// it is invalid or not supported.
+fn sync_directory(directory: &Path) -> io::Result<()> {
+    let synced = File::open(directory)?.sync_all();
+    let refused = [Errno::INVAL, Errno::NOTSUP, Errno::NOSYS, Errno::BADF];
+    match synced {
+        Err(error) if Errno::from_io_error(&error).is_some_and(|number| refused.contains(&number)) => Ok(()),
+        synced => synced,
+    }
 }
 
 /// Removes the half-written files of a directory whose names will do: those of dead processes, where this one owns what
@@ -223,6 +235,8 @@ pub fn sweep(directory: &Path, is_ours: impl Fn(&str) -> bool) {
 /// `AlreadyExists` where another has it, who owns it, or what the system says. The file is gone then.
 pub fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     let linked = || match fs::hard_link(temporary, path) {
+        // The answer may be lost of a server that did it: how many names the file has tells (open(2), O_EXCL).
+        Err(_) if fs::metadata(temporary).is_ok_and(|one| one.nlink() == 2) => Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(error),
         // A file system may know no second name of a file.
         Err(_) if path.symlink_metadata().is_ok() => Err(ErrorKind::AlreadyExists.into()),

@@ -11,7 +11,7 @@ export SITE=${SITE:-$PWD/target/site} ROOT=$PWD
 mkdir -p "$SITE"
 [ -z "${SITE_OPT_LEVEL:-}" ] || export CARGO_PROFILE_RELEASE_OPT_LEVEL=$SITE_OPT_LEVEL
 parts=("$@")
-[ $# -gt 0 ] || parts=(easybuild reframe containers batch)
+[ $# -gt 0 ] || parts=(easybuild reframe containers batch shared)
 declare -A outcome
 for part in "${parts[@]}"; do
     [ -e "tests/site/$part.sh" ] || { echo "site: no part $part" >&2; exit 2; }

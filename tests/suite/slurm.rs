@@ -5,8 +5,10 @@
 //! - so does every line of README.md, docs/GUIDE.md and docs/coming-from.md that starts something by srun or sbatch, as
 //!   it stands there
 //! - told to stop, jobs/requeue.sbatch goes back into the queue and on to the same bits; it survives the loss of a node
+//! - components of a heterogeneous job are one job's ranks; each rank has a GPU of its own, however Slurm binds them
 //! - in module `full`: 128 nodes plan, 32 train
 
+use crate::support::gpu_job::with_cuda;
 use crate::support::job;
 
 use std::io::{BufRead, BufReader};
@@ -388,6 +390,53 @@ fn a_rank_with_one_core_of_its_node_says_so_and_what_to_type() {
     // Who asks for one core, or for one thread, means it.
     assert!(!run("--cpus-per-task=1", "").contains("may use"));
     assert!(!run("", "--threads 1").contains("may use"));
+}
+
+/// As srun with a colon, and as `#SBATCH hetjob`.
+#[test]
+fn components_of_a_heterogeneous_job_are_one_jobs_ranks() {
+    if MpiLibrary::linked().family != Family::OpenMpi {
+        return println!("SKIPPED: Slurm joins components by PMIx only, which is Open MPI's");
+    }
+    let Some(slurm) = Slurm::shared() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let program = format!("{DLTRAIN} {SMALL} --threads 1 --results");
+    let said =
+        slurm.run(directory.path(), &format!("srun -N 1 -n 1 {program} a.h5 : -N 2 -n 2 {program} a.h5"));
+    assert!(said.contains("ranks x threads  3 x 1 on n"), "{said}");
+    let script = directory.path().join("het.sbatch");
+    let lines = format!(
+        "#!/bin/sh\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH hetjob\n#SBATCH --nodes=2 --ntasks-per-node=1\n\
+         exec srun --het-group=0,1 {program} b.h5\n"
+    );
+    std::fs::write(&script, lines).unwrap();
+    let log = directory.path().join("log");
+    slurm.run(directory.path(), &format!("sbatch --wait --output={} {}", log.display(), script.display()));
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("ranks x threads  3 x 1 on n"), "{said}");
+    let [one, other] = ["a.h5", "b.h5"].map(|name| series(&directory.path().join(name), "steps/loss"));
+    assert_eq!(one, other);
+}
+
+/// On doubles of CUDA's libraries, which keep to CUDA_VISIBLE_DEVICES as Slurm sets it.
+#[test]
+fn each_rank_has_a_gpu_of_its_own_however_slurm_binds_them() {
+    let Some(slurm) = Slurm::shared() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let mut losses = Vec::new();
+    for binding in ["--gpus-per-task=1", "--gpus-per-node=2", "--gpus-per-node=2 --gpu-bind=single:1"] {
+        let results = directory.path().join(format!("{}.h5", losses.len()));
+        let flags = format!("--device cuda {SMALL} --threads 1 --results {}", results.display());
+        let srun = format!("srun -N 2 --ntasks-per-node=2 --overcommit {binding} {DLTRAIN} {flags}");
+        let command = slurm.command(directory.path(), &srun);
+        let mut command = with_cuda(command, &[("FAKE_CUDA_DEVICES", "4")], directory.path());
+        let output = command.output().unwrap();
+        let said = text(&output);
+        assert!(output.status.success() && said.contains("ranks x threads  4 x 1"), "{binding}: {said}");
+        assert!(!said.contains("ranks share GPU"), "{binding}: {said}");
+        losses.push(series(&results, "steps/loss"));
+    }
+    assert!(losses.iter().all(|other| *other == losses[0]), "{losses:?}");
 }
 
 #[test]

@@ -176,7 +176,7 @@ mod tests {
             ("dltrain --lr", "--lr <RATE> lacks its value"),
             ("dltrain --lr 0,1", "--lr 0,1: not a number"),
             ("dltrain --batch 3.5", "--batch 3.5: not a whole number from 0 on"),
-            ("dltrain --threads=", "--threads : not a whole number from 0 on"),
+            ("dltrain --threads=", "--threads <N> lacks its value"),
             (
                 "dltrain --epochs 99999999999999999999",
                 "--epochs 99999999999999999999: a number too far from 0",

@@ -322,13 +322,26 @@ impl Args {
             _ => "--reset-head",
         };
         if (self.evaluate || self.predict || self.network.reset_head) && !missing.is_empty() {
-            return Err(Error::usage(format!("{flag} needs {}", missing.join(" and "))));
+            return Err(Error::usage(format!(
+                "{flag} needs {}{}",
+                missing.join(" and "),
+                self.given_as_data()
+            )));
         }
         match self.network.fresh_weights && !has_file {
             true => {
                 Err(Error::usage("--fresh-weights is for --model FILE.onnx: other networks start so anyway"))
             }
             false => Ok(()),
+        }
+    }
+
+    /// What is said where the data have the name of weights, and weights are missing.
+    fn given_as_data(&self) -> String {
+        let is_weights = |path: &&PathBuf| path.extension().is_some_and(|ending| ending == "safetensors");
+        match self.data.as_ref().filter(is_weights) {
+            Some(path) => format!("; {0} looks as if it were these: --init-from {0}", path.display()),
+            None => String::new(),
         }
     }
 

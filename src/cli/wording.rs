@@ -46,7 +46,10 @@ pub fn plain(error: &clap::Error) -> String {
             }
         }
         (ErrorKind::ValueValidation, _, Some(flag)) => {
-            format!("{} {}: {}", name_of(&flag), first(&value).unwrap_or_default(), reason(error))
+            match first(&value).filter(|value| !value.is_empty()) {
+                Some(value) => format!("{} {value}: {}", name_of(&flag), reason(error)),
+                None => format!("{flag} lacks its value"),
+            }
         }
         _ => rendered(error),
     }

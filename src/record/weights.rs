@@ -101,14 +101,14 @@ impl WeightsFile {
         if model::is_file(&path.to_string_lossy()) {
             return model::open(path).map(|model| WeightsFile::of(&model));
         }
-        let mut start = [0u8; 8];
-        let read = files::open(path).and_then(|mut file| file.read(&mut start));
+        let mut head = [0u8; 128];
+        let read = files::open(path).and_then(|mut file| file.read(&mut head));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
-        let WeightsFields { content, mut shapes, unread, about } = match &start {
+        let WeightsFields { content, mut shapes, unread, about } = match &head[..8] {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
-            start => match other_format(start) {
+            _ => match other_format(&head) {
                 Some(what) => return Err(Error::data(path, what)),
                 None => open_safetensors(path)?,
             },
@@ -204,11 +204,17 @@ impl WeightsFile {
 
 /// What is said of a file that begins as other formats do which are taken for weights. A safetensors file begins with
 /// the length of its header, of which the upper half is 0.
-fn other_format(start: &[u8]) -> Option<String> {
+fn other_format(head: &[u8]) -> Option<String> {
     let pickle =
         || format!("is a PyTorch pickle, which can hold programs and is not read; in Python: {FROM_PICKLE}");
-    Some(match start {
+    Some(match &head[..head.len().min(8)] {
+        [b'P', b'K', 3, 4, ..] if is_numpy(head) => {
+            format!("is an archive of NumPy arrays; in Python: {FROM_NUMPY}")
+        }
         [b'P', b'K', 3, 4, ..] => pickle(),
+        [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => {
+            "is one array of NumPy, and weights have a name each; put these into safetensors or HDF5".into()
+        }
         [0, 0, 0, 0, 0, 0, 0, 0] => format!("is neither HDF5 nor safetensors; {}", files::ZEROS),
         [.., 0, 0, 0, 0] => return None,
         [0x80, 2..=5, ..] => pickle(),
@@ -219,6 +225,16 @@ fn other_format(start: &[u8]) -> Option<String> {
         other => return files::stand_in(other).map(Into::into),
     })
 }
+
+/// Whether the first member of this zip archive is called as `numpy.savez` calls an array.
+fn is_numpy(zip: &[u8]) -> bool {
+    let Some(&[low, high]) = zip.get(26..28) else { return false };
+    let name = 30..30 + usize::from(u16::from_le_bytes([low, high]));
+    zip.get(name).is_some_and(|name| name.ends_with(b".npy"))
+}
+
+const FROM_NUMPY: &str = "import numpy; from safetensors.numpy import save_file; \
+     save_file({k: numpy.ascontiguousarray(v) for k, v in numpy.load(\"FILE\").items()}, \"weights.safetensors\")";
 
 /// What makes safetensors of a PyTorch pickle: of a `state_dict`, or of one beside an epoch and an optimizer, by
 /// whatever name. Tensors that share memory are copied, which the library wants.
@@ -711,6 +727,11 @@ mod tests {
         for (bytes, said) in [
             (&b"PK\x03\x04 torch.save"[..], "pickle"),
             (b"\x80\x02\x8a\nl\xfc\x9cF\xf9", "pickle"),
+            (
+                b"PK\x03\x04-\0\0\0\0\0\0\0!\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\x05\0\0\0w.npy",
+                "archive of NumPy",
+            ),
+            (b"\x93NUMPY\x01\0v\0{'descr'", "one array of NumPy"),
             (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
             (b"<!DOCTYPE html><html>", "web page"),
             (b"{\"metadata\": {}, \"weight_map\": {}}", "parts of a model"),

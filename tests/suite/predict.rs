@@ -371,7 +371,7 @@ fn what_is_wrong_is_said_and_nothing_is_overwritten() {
     let [weights, there] = ["w.safetensors", "there.csv"].map(|name| place.text(name));
     fs::write(&there, "mine").unwrap();
     // A file of its own for each: the cases run at the same time, and a file has one owner.
-    let new: Vec<String> = (0..6).map(|case| place.text(&format!("new{case}.csv"))).collect();
+    let new: Vec<String> = (0..7).map(|case| place.text(&format!("new{case}.csv"))).collect();
     let cases = [
         (vec!["--init-from", &weights, DIGITS, "-o", &there], "is there already"),
         (vec!["--init-from", &weights, DIGITS, "-o", "new.txt"], "the name ends in .csv"),
@@ -379,6 +379,7 @@ fn what_is_wrong_is_said_and_nothing_is_overwritten() {
         (vec!["--init-from", &weights, DIGITS, "--top", "0"], "--top 0"),
         (vec!["--init-from", &weights, "-o", &new[0]], "predict needs images (DATA, or --data PATH)"),
         (vec![DIGITS, "-o", &new[1]], "predict needs weights"),
+        (vec![&weights, "-o", &new[6]], "looks as if it were these: --init-from"),
         (vec!["--init-from", &weights, "nowhere", "-o", &new[2]], "nowhere"),
         (vec!["--init-from", &weights, "--model", "lenet5", DIGITS, "-o", &new[3]], "does not fit lenet5"),
         (vec!["--init-from", &weights, DIGITS, "--epochs", "2", "-o", &new[4]], "--epochs would do nothing"),

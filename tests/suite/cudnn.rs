@@ -1,7 +1,8 @@
 //! What cuDNN itself says, without a GPU: for one that is only described it names engines and finalises plans.
 //!
-//! - every convolution of the zoo, forward and backward, in every precision, has an engine on an A100 and on an H100
-//!   that gives the same bits every time, in the arithmetic that the precision promises, and in modest scratch memory;
+//! - every convolution of the zoo and of the networks for arrays (of images and of cubes), forward and backward, in
+//!   every precision, has an engine on an A100 and on an H100 that gives the same bits every time, in the arithmetic
+//!   that the precision promises, and in modest scratch memory;
 //! - so have those that do a bias and a ReLU, a ReLU's gradient, or sums for statistics along with it, in halves and
 //!   with tf32, and those that add a gradient in halves to what is there already, on an H100 and an H200;
 //! - in f16 there are ready-made engines that normalise what they read, for all of ResNet-50; in bf16 there is none;
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use dltrain::device::cuda::described::{ConvQuery, CudnnSetting};
 use dltrain::graph::{Conv, DType, Joint, Op, OpFusions, Spec};
-use dltrain::model::MODELS;
+use dltrain::model::{FIELD_MODELS, MODELS, Model};
 use serde_json::{Value, json};
 
 /// Where wheels' cuDNN and NVRTC are, of each release that is here.
@@ -48,8 +49,11 @@ fn libraries(places: &[PathBuf]) -> Option<[PathBuf; 2]> {
 const PLACES: &str = "DLTRAIN_TEST_CUDNN";
 
 /// What is asked of the newest release alone.
-const LONG: [&str; 2] =
-    ["every_convolution_of_the_zoo_has_an_engine", "what_is_done_along_with_a_convolution_has_engines"];
+const LONG: [&str; 3] = [
+    "every_convolution_of_the_zoo_has_an_engine",
+    "what_is_done_along_with_a_convolution_has_engines",
+    "every_convolution_of_fields_and_cubes_has_an_engine",
+];
 
 /// Runs a test of this file once for each release, in a process of its own: one has room for one cuDNN, which looks
 /// once for what it compiles with.
@@ -106,18 +110,19 @@ fn gpu(name: &str, capability: u32, multiprocessors: u32, shared_bytes: u32, l2:
     })
 }
 
-/// The distinct convolutions of all models at the sizes they were made for: geometry, x, w, y.
-fn convolutions(batch: usize) -> HashSet<(Conv, [Spec; 3])> {
+/// The distinct convolutions of models at the sizes they were made for: geometry, x, w, y.
+fn convolutions(models: &[Model], batch: usize) -> HashSet<(Conv, [Spec; 3])> {
     let mut all = HashSet::new();
-    for model in MODELS {
+    for model in models {
         let graph = model.build(batch, model.image, model.classes).unwrap();
         for node in &graph.nodes {
-            if let Op::Conv(conv) = node.op {
-                let spec = |id| graph.tensor(id).spec.clone();
-                let tensors = [node.inputs[0], node.inputs[1], node.outputs[0]].map(spec);
-                // Bias and ReLU are not cuDNN's.
-                all.insert((Conv { bias: false, relu: false, ..conv }, tensors));
-            }
+            let (Op::Conv(conv) | Op::ConvBackwardData(conv)) = node.op else { continue };
+            let [read, w, given] = [node.inputs[0], node.inputs[1], node.outputs[0]];
+            // A transposed one reads y and gives x.
+            let tensors = if matches!(node.op, Op::Conv(_)) { [read, w, given] } else { [given, w, read] };
+            // Bias and ReLU are not cuDNN's.
+            let conv = Conv { bias: false, relu: false, ..conv };
+            all.insert((conv, tensors.map(|id| graph.tensor(id).spec.clone())));
         }
     }
     all
@@ -143,12 +148,30 @@ fn every_convolution_of_the_zoo_has_an_engine() {
 }
 
 fn every_convolution() {
-    let all = convolutions(32);
+    let all = convolutions(MODELS, 32);
     assert!(all.len() > 200, "{}", all.len());
+    have_engines(&all);
+}
+
+#[test]
+fn every_convolution_of_fields_and_cubes_has_an_engine() {
+    with_each_release(LONG[2], convolutions_of_fields);
+}
+
+/// Those of images and of cubes, transposed ones too.
+fn convolutions_of_fields() {
+    let all = convolutions(FIELD_MODELS, 2);
+    let cubes = all.iter().filter(|(_, [x, ..])| x.shape.0.len() == 5).count();
+    assert!(cubes > 15 && all.len() - cubes > 30, "{cubes} of {}", all.len());
+    have_engines(&all);
+}
+
+/// Ready-made ones, on each card and in each precision.
+fn have_engines(all: &HashSet<(Conv, [Spec; 3])>) {
     for gpu in cards() {
         let described = described(&gpu, false);
         for (dtype, tf32) in PRECISIONS {
-            for (conv, [x, w, y]) in &all {
+            for (conv, [x, w, y]) in all {
                 let what = || format!("{}: {dtype:?}, tf32 {tf32}: {conv:?} of {x:?}", gpu["deviceName"]);
                 let question = ConvQuery { conv, tensors: [x, w, y], dtype, tf32 };
                 let engines = described.engines(&question);
@@ -305,7 +328,7 @@ fn a_gpu_without_bf16_has_no_engine_for_it() {
 
 fn without_bf16() {
     let described = described(&gpu("Tesla P100-SXM2-16GB", 600, 56, 49_152, 4 << 20, 16 << 30), false);
-    let all = convolutions(2);
+    let all = convolutions(MODELS, 2);
     let (conv, [x, w, y]) = all.iter().next().unwrap();
     let question = ConvQuery { conv, tensors: [x, w, y], dtype: DType::BF16, tf32: false };
     assert_eq!(described.engines(&question).unwrap(), [None; 3]);

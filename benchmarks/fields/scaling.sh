@@ -4,6 +4,7 @@
 # simulated: how busy this machine is changes nothing. The rate of a rank is a bound: steps are at least so long.
 #
 # Usage: scaling.sh DLTRAIN    needs DLTRAIN_MPIRUN and .deps/torch (h5py); PARTS="lbann weak strong large"
+#        PAGE=scaling.html     also makes a page of the weak and strong tables' figures (dltrain report)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -24,19 +25,21 @@ with h5py.File(sys.argv[2], "w") as file:
 END
 }
 
-# Rows of the table of a prediction: edge, ranks that are started here as one node, nodes, flags.
+# Rows of the table of a prediction: edge, ranks that are started here as one node, nodes, flags. What is weak or strong
+# is kept for the page.
 predicted() {
-    local edge=$1 ranks=$2 nodes=$3
+    local edge=$1 ranks=$2 nodes=$3 kept=()
     shift 3
+    [[ -z ${keep:-} ]] || kept=(--save-prediction "$scratch/$keep-$((saved++)).json")
     [ -e "$scratch/$edge.hdf5" ] || blank "$edge"
     "${mpirun[@]}" -n "$ranks" "$dltrain" --model cosmoflow --data "$scratch/$edge.hdf5" \
         --repeat-data 65536 --input 'full[d,h,w,c]:log1p' --target 'unitPar[c]' --loss mse --device cpu --threads 1 \
-        --dry-run --predict-nodes "$nodes" "$@" |
+        --dry-run --predict-nodes "$nodes" "${kept[@]}" "$@" |
         awk '/^ *nodes  / { on = 1 } /^predicted: / { exit } on { print }'
 }
 
 measure() {
-    local network nodes ranks on
+    local network nodes ranks on keep='' saved=0
     cat >"$scratch/lassen.toml" <<'END'
 name = "Lassen: InfiniBand EDR, two links a node"
 latency_us = 1.3
@@ -55,17 +58,20 @@ END
         if [[ $parts == *weak* ]]; then
             echo
             echo "weak: a cube of 128^3 a node in four slabs, $network, ${rate[$network]} a rank"
+            keep=weak
             predicted 128 4 1,8,64,512 --batch 1 --spatial 4 "${on[@]}"
         fi
         if [[ $parts == *strong* ]]; then
             echo
             echo "strong: 64 cubes of 128^3 a step in four slabs each, $network, ${rate[$network]} a rank"
+            keep=strong
             for nodes in 1 8 64; do
                 predicted 128 4 $nodes --batch $((64 / nodes)) --spatial 4 "${on[@]}"
             done
             echo "  the same in slabs of 8 nodes' ranks"
             predicted 128 4 512 --batch 1 --spatial 32 "${on[@]}"
         fi
+        keep=
         if [[ $parts == *large* ]]; then
             for ranks in 8 16 32; do
                 echo
@@ -74,6 +80,17 @@ END
             done
         fi
     done
+    if [ -n "${PAGE:-}" ]; then
+        page
+    fi
+}
+
+page() {
+    local file files=()
+    for file in "$scratch"/weak-*.json "$scratch"/strong-*.json; do
+        [ ! -e "$file" ] || files+=(--predicted "$file")
+    done
+    "$dltrain" report "${files[@]}" -o "$PAGE"
 }
 
 report fields-scaling "CosmoFlow predicted"

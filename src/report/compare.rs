@@ -200,7 +200,9 @@ pub fn scaling(runs: &[Run], predicted: &[PredictedRuns]) -> Result<Vec<Figure>>
             speeds.push(line(if colour == 0 { "ideal" } else { "" }, ideal, Mark::Dashes, colour));
             shares.push(line(&study.label, share, Mark::Points, colour));
         }
-        for (index, prediction) in predicted.iter().enumerate() {
+        for (index, prediction) in
+            predicted.iter().filter(|of| !studies.is_empty() || of.is_line()).enumerate()
+        {
             let colour = studies.len() + index;
             speeds.push(line(&prediction.label(), prediction.speeds(), Mark::Line, colour));
             shares.push(line(&prediction.label(), prediction.efficiencies(), Mark::Line, colour));

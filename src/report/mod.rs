@@ -28,7 +28,7 @@ use crate::record::{self, PredictedFields};
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Results files, or directories of such; files that predict wrote with targets.
-    #[arg(required = true, value_name = "RUN.h5")]
+    #[arg(required_unless_present = "predicted", value_name = "RUN.h5")]
     runs: Vec<PathBuf>,
     /// The page. One that is there is replaced if it is such a report, else nothing is written.
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
@@ -36,7 +36,7 @@ pub struct Args {
     /// New directory for the charts, each as SVG.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// What --predict-nodes wrote by --save-prediction, to be drawn beside the runs; several times for several.
+    /// What --predict-nodes wrote by --save-prediction, to be drawn beside the runs or alone; several times for several.
     #[arg(long, value_name = "FILE")]
     predicted: Vec<PathBuf>,
 }
@@ -52,15 +52,15 @@ pub fn run(args: &Args) -> Result<()> {
     compare::label(&mut runs);
     let predicted =
         args.predicted.iter().map(|path| PredictedRuns::read(path)).collect::<Result<Vec<_>>>()?;
+    if runs.is_empty() && fields.is_empty() && predicted.is_empty() {
+        return Err(Error::new(ErrorKind::Data, left_out.join("\n")));
+    }
     let mut sections = sections(&runs, &predicted)?;
     for (name, file) in &fields {
         match fields::section(name, file) {
             Ok(section) => sections.push(section),
             Err(error) => left_out.push(error.message),
         }
-    }
-    if runs.is_empty() && sections.is_empty() {
-        return Err(Error::new(ErrorKind::Data, left_out.join("\n")));
     }
     let html = page::page(&runs, &sections, &left_out, &record::date(SystemTime::now()));
     put(&args.output, &html)?;
@@ -132,9 +132,6 @@ fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<(String, PredictedFields)>
         }
     }
     runs.retain(|run| !run.step.is_empty());
-    if runs.is_empty() && fields.is_empty() {
-        return Err(Error::new(ErrorKind::Data, left_out.join("\n")));
-    }
     Ok((runs, fields, left_out))
 }
 
@@ -163,8 +160,10 @@ fn sections(runs: &[Run], predicted: &[PredictedRuns]) -> Result<Vec<Section>> {
     learned.extend(figures::staleness(&all)?);
     let section =
         |title: &str, figures: Vec<Figure>| Section { title: title.into(), text: String::new(), figures };
+    let mut scaling = compare::scaling(runs, predicted)?;
+    scaling.extend(predicted::strong(predicted)?);
     Ok(vec![
-        section("Scaling", compare::scaling(runs, predicted)?),
+        section("Scaling", scaling),
         section("Strategies", compare::strategies(runs)?),
         section("Minibatch sweep", compare::sweeps(runs)?),
         section(&learning, learned),

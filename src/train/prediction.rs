@@ -174,13 +174,13 @@ impl Predictor<'_> {
             before = Some((planned.plans, planned.shape));
         }
         if let Some(path) = &asked.saved {
-            self.save(path, &rows)?;
+            self.save(path, &rows, network)?;
         }
         Ok(text.trim_end().to_string())
     }
 
     /// All numbers, for a report and for other programs: seconds, bytes, shares of one.
-    fn save(&self, path: &Path, rows: &[Row]) -> Result<()> {
+    fn save(&self, path: &Path, rows: &[Row], network: Option<&Interconnect>) -> Result<()> {
         let point = |Row { efficiency, found }: &Row| {
             serde_json::json!({
                 "nodes": found.nodes, "ranks": found.ranks, "step_seconds": found.seconds,
@@ -195,7 +195,10 @@ impl Predictor<'_> {
             None => shared_by(self.config),
         };
         let points: Vec<_> = rows.iter().map(point).collect();
-        let all = serde_json::json!({ "model": self.config.model, "strategy": strategy, "points": points });
+        let network = network.map(|network| &network.name);
+        let all = serde_json::json!({
+            "model": self.config.model, "strategy": strategy, "network": network, "points": points,
+        });
         files::write_new(path, "the prediction", |to| {
             let wrong =
                 |error: std::io::Error| Error::output(path, format!("cannot write the prediction: {error}"));

@@ -153,6 +153,7 @@ fn several_runs_are_compared_and_bad_files_are_named() {
         let svg = fs::read_to_string(at.join(format!("plots/{chart}.svg"))).unwrap();
         assert!(svg.contains("predicted: ") && svg.contains("\n8\n"), "{svg}");
     }
+    predictions_are_a_page_by_themselves(at);
     fs::write(at.join("other.json"), "{\"points\": []}").unwrap();
     let done = report(at, &["one.h5", "--predicted", "other.json"]);
     assert!(text(&done.stderr).contains("other.json: is no prediction"), "{}", text(&done.stderr));
@@ -171,4 +172,24 @@ fn several_runs_are_compared_and_bad_files_are_named() {
     let mut command = job::start(2, &[DLTRAIN, "report", "two.h5", "-o", "ranks.html"]);
     let done = command.current_dir(at).output().unwrap();
     assert_eq!(text(&done.stdout).matches("report: ").count(), 1, "{}", text(&done.stderr));
+}
+
+/// Those of as many samples in all are one line, whatever the batch of a rank.
+fn predictions_are_a_page_by_themselves(at: &Path) {
+    for (nodes, batch) in [("1", "16"), ("2", "8")] {
+        let path = at.join(format!("strong-{nodes}.json"));
+        let flags = ["--dry-run", "--predict-nodes", nodes, "--batch", batch, "--threads", "1"];
+        run(1, &[&flags[..], &["--save-prediction", path.to_str().unwrap()]].concat());
+    }
+    let files = ["--predicted", "strong-1.json", "--predicted", "strong-2.json"];
+    let done = report(at, &[&files[..], &["-o", "strong.html", "--plots", "strong"]].concat());
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let svg = fs::read_to_string(at.join("strong/strong-scaling.svg")).unwrap();
+    assert!(svg.contains("16 samples a step"), "{svg}");
+    assert!(page(&at.join("strong.html")).contains("strong scaling"));
+    // Of one number of ranks each there is no other line, and of one number of samples none of these.
+    assert!(!at.join("strong/scaling.svg").exists());
+    let done = report(at, &["--predicted", "predicted.json", "-o", "weak.html", "--plots", "weak"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(at.join("weak/scaling.svg").exists() && !at.join("weak/strong-scaling.svg").exists());
 }

@@ -147,6 +147,7 @@ bench-fields: build ## measure reading samples of HDF5 files, and training from 
 	@$(WITH_MPI) benchmarks/fields/run.sh $(DLTRAIN)
 	@$(WITH_MPI) benchmarks/fields/train.sh $(DLTRAIN) "$$(find .deps/fields/lib/ -name A1B_north_america.nc)"
 	@$(WITH_MPI) benchmarks/fields/cubes.sh $(DLTRAIN)
+	@$(WITH_MPI) benchmarks/fields/learned.sh $(DLTRAIN)
 
 bench-checkpoint: build ## measure how much checkpoints disturb training (MODEL=resnet50)
 	@.ci/deps $(MPI) torch

@@ -6,6 +6,8 @@
     cubes.py torch DIR EDGE RANKS THREADS BATCH   trains; --bf16 by autocast, --channels-last
     cubes.py same RECORD.h5 LOSSES.npy BOUND      whether the losses are the same; and dltrain's memory beside its plan
     cubes.py slabs WARMUP RECORD.h5...            what runs on 1 rank and more have of one cube
+    cubes.py learn DIR EDGE BATCH EPOCHS SEED     learns of the files in DIR/train, tests after each epoch on DIR/test
+    cubes.py learned DIR                          what both have learned, by seed; whether dltrain's mean is PyTorch's
 
 `torch` prints `FIGURES samples/s nan first loss, last loss`, the median over steps behind the warm-up, and each rank
 `PEAK megabytes` as benchmarks/cpu/peer.py does. Samples are in memory, as the network reads them.
@@ -118,6 +120,55 @@ def slabs_task(args):
     return int(wrong)
 
 
+def learn_task(args):
+    import torch
+    from cubes import CosmoFlow, universes
+    from torch.nn import functional as F
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(args.seed)
+    net = CosmoFlow(args.edge)
+    inputs, targets = universes(args.directory / "train")
+    held = universes(args.directory / "test")
+    optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
+    errors = []
+    for _ in range(args.epochs):
+        for batch in torch.randperm(len(inputs)).split(args.batch):
+            optimizer.zero_grad(set_to_none=True)
+            F.mse_loss(net(inputs[batch]), targets[batch]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            off = [(net(x) - y).abs() for x, y in zip(*(of.split(args.batch) for of in held))]
+        errors.append(torch.cat(off).mean().item())
+    np.save(args.directory / f"theirs-{args.seed}.npy", errors)
+
+
+def learned_task(args):
+    """A line for each seed. The mean of dltrain's errors is to lie between PyTorch's least and greatest."""
+    import h5py
+
+    seeds = sorted(path.stem.split("-")[1] for path in args.directory.glob("theirs-*.npy"))
+    theirs = [np.load(args.directory / f"theirs-{seed}.npy") for seed in seeds]
+    ours = []
+    for seed in seeds:
+        with h5py.File(args.directory / f"ours-{seed}.h5") as run:
+            ours.append(run["epochs/test_mae"][()])
+    print(f"{'seed':>8}{'dltrain':>10}{'PyTorch':>10}")
+    for row in zip(seeds, ours, theirs):
+        print(f"{row[0]:>8}{row[1][-1]:>10.4f}{row[2][-1]:>10.4f}")
+    ends = [np.array([errors[-1] for errors in of]) for of in (ours, theirs)]
+    for name, of in [("mean", np.mean), ("sd", lambda of: of.std(ddof=1))]:
+        print(f"{name:>8}" + "".join(f"{of(end):>10.4f}" for end in ends))
+    for name, of in [("dltrain", ours), ("PyTorch", theirs)]:
+        print(f"mean by epoch, {name}: " + ", ".join(f"{error:.3f}" for error in np.mean(of, axis=0)))
+    within = ends[1].min() <= ends[0].mean() <= ends[1].max()
+    print(f"dltrain's mean is {'within' if within else 'OUTSIDE'} PyTorch's seeds, {ends[1].min():.4f} to {ends[1].max():.4f}")
+    return int(not within)
+
+
+TASKS = {"torch": torch_task, "same": same_task, "slabs": slabs_task, "learn": learn_task, "learned": learned_task}
+
+
 def main():
     parser = argparse.ArgumentParser()
     tasks = parser.add_subparsers(dest="task", required=True)
@@ -140,6 +191,12 @@ def main():
     task = tasks.add_parser("slabs")
     task.add_argument("warmup", type=int)
     task.add_argument("records", nargs="+")
+    task = tasks.add_parser("learn")
+    task.add_argument("directory", type=Path)
+    for name in ("edge", "batch", "epochs", "seed"):
+        task.add_argument(name, type=int)
+    task = tasks.add_parser("learned")
+    task.add_argument("directory", type=Path)
     args = parser.parse_args()
     if args.task == "versions":
         import torch
@@ -148,7 +205,7 @@ def main():
         from cubes import export
         export(network(args.edge), args.edge, args.directory / f"cosmoflow-{args.edge}.onnx")
     else:
-        raise SystemExit({"torch": torch_task, "same": same_task, "slabs": slabs_task}[args.task](args))
+        raise SystemExit(TASKS[args.task](args))
 
 
 if __name__ == "__main__":

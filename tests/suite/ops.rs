@@ -915,6 +915,60 @@ fn depthwise_convolutions_are_what_they_are_defined_to_be() {
     });
 }
 
+/// The first layer of a network of cubes, of whose weights a CPU has loops of its own for the gradient.
+#[test]
+fn convolutions_of_cubes_with_few_channels_are_what_they_are_defined_to_be() {
+    // The doubles of cuDNN know images alone.
+    if on_gpu() {
+        return;
+    }
+    let devices = devices();
+    let filters = prop_oneof![Just(16usize), Just(32), Just(48), Just(8), Just(20)];
+    let windows = (
+        [1usize..=3, 1usize..=3],
+        [1usize..=2, 1usize..=2],
+        [1usize..=2, 1usize..=2],
+        [0usize..=2, 0..=1, 0..=2],
+    );
+    let cases = (
+        1usize..=3,
+        1usize..=15,
+        filters,
+        windows,
+        [1usize..=6, 1usize..=7, 1usize..=20],
+        any::<bool>(),
+        numbers(),
+    );
+    proptest!(config(32), |((n, c, filters, (kernel, stride, dilation, padding), image, bias, numbers) in cases)| {
+        let [kernel, stride, dilation] = [(kernel, 3), (stride, 1), (dilation, 1)].map(|([d, h], w)| [d, h, w]);
+        let conv = Conv { kernel, stride, padding, dilation, groups: 1, bias, relu: false };
+        let Some(output) = conv.windows(image) else { return Ok(()) };
+        let x = dims([0; 5]).with_spatial([n, c], image);
+        let case = ConvCase { conv, x, filters, output };
+        for &device in &devices {
+            conv_agrees(device, &case, numbers)?;
+        }
+    });
+    let conv = Conv { bias: true, ..Conv::square(3).padding(1).cubic() };
+    let [x, w, dy] = [&[2, 4, 8, 8, 8][..], &[32, 4, 3, 3, 3], &[2, 32, 8, 8, 8]]
+        .map(|extents| random(extents, Numbers::Reals, 1));
+    for device in devices {
+        let bias = random(&[32], Numbers::Reals, 2);
+        let (forward, _) = through(device, &Op::Conv(conv), &[&x, &w, &bias], from_ref(&dy.spec), None);
+        let op = Op::Backward(BackwardOp::ConvWeights(conv));
+        let (kernel, _) = through(device, &op, &[&x, &dy], &[w.spec.clone(), spec(&[32])], Some(&*forward));
+        let is_own = kernel.implementation() == "host:weights of few channels";
+        assert!(is_own || !has_wide_registers(), "{}", kernel.implementation());
+    }
+}
+
+fn has_wide_registers() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
 #[test]
 fn linear_layers_are_what_they_are_defined_to_be() {
     let devices = devices();

@@ -5,6 +5,7 @@ use std::ptr::null;
 use std::rc::Rc;
 
 use super::depthwise;
+use super::few_channels;
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc, describe};
 use super::host::Workers;
 use super::layout::data_type;
@@ -174,10 +175,12 @@ pub fn backward_weights(
         DIRECT, t.x.raw(), t.w.raw(), t.bias(), t.y.raw(), window.stride.as_ptr(), window.dilation.as_ptr(),
         window.padding.as_ptr(), window.padding_after.as_ptr(), hint.raw()
     ))?;
-    if desc.implementation().contains("gemm")
-        && let Some(kernel) = depthwise::backward_weights(engine, workers, request, conv, hint)?
-    {
-        return Ok(Box::new(kernel));
+    if desc.implementation().contains("gemm") {
+        for of in [depthwise::backward_weights, few_channels::backward_weights] {
+            if let Some(kernel) = of(engine, workers, request, conv, hint)? {
+                return Ok(Box::new(kernel));
+            }
+        }
     }
     let results = [sys::ARG_DIFF_WEIGHTS, sys::ARG_DIFF_BIAS];
     let results = &results[..request.outputs.len()];

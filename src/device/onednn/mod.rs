@@ -21,6 +21,7 @@ mod concat;
 mod conv;
 mod depthwise;
 mod dropout;
+mod few_channels;
 mod field_loss;
 mod gemm;
 mod handle;

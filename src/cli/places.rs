@@ -34,6 +34,16 @@ pub fn check(places: &[(&str, Option<&Path>, Use)]) -> Result<()> {
         let clash = |other: &&(&str, &Path, Use, PathBuf)| {
             other.3 == *place && (*what == Use::Write || other.2 == Use::Write)
         };
+        let checkpoints = |of: &&(&str, &Path, Use, PathBuf)| {
+            let name = place.file_name().unwrap_or_default().to_string_lossy();
+            of.0 == "--checkpoint" && place.parent() == Some(&of.3) && record::is_checkpoint_name(&name)
+        };
+        if *what == Use::Write && given.iter().any(|of| checkpoints(&of)) {
+            return Err(Error::usage(format!(
+                "{flag} {}: --checkpoint has files of this name in its directory; choose another",
+                path.display()
+            )));
+        }
         if let Some((other, ..)) = given[..index].iter().find(clash) {
             return Err(Error::usage(format!(
                 "{flag} {}: {other} means the same file; each needs one of its own",
@@ -59,6 +69,27 @@ mod tests {
         assert!(refused("--save-weights", name(b"\xe9.hdf5"), Use::Write));
         assert!(!refused("--save-weights", name(b"\xe9.safetensors"), Use::Write));
         assert!(!refused("--data", name(b"\xe9.h5"), Use::Read));
+    }
+
+    #[test]
+    fn names_of_checkpoints_are_theirs() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("kept")).unwrap();
+        let kept = directory.path().join("kept");
+        let refused = |file: &str| {
+            let file = directory.path().join(file);
+            let (results, kept) = (("--results", Some(&*file), Use::Write), Some(&*kept));
+            check(&[results, ("--checkpoint", kept, Use::Directory)])
+        };
+        for file in ["kept/best.h5", "kept/step-00000044.h5", "kept/../kept/best.h5"] {
+            assert!(
+                refused(file).unwrap_err().message.contains("--checkpoint has files of this name"),
+                "{file}"
+            );
+        }
+        for file in ["kept/run.h5", "best.h5", "kept/steps.h5"] {
+            refused(file).unwrap();
+        }
     }
 
     #[test]

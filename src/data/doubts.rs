@@ -1,11 +1,11 @@
 //! What of a folder may be meant otherwise than it is taken. It would train, and the figures would mean something else:
 //! so it is refused, unless `--data-format` says that it is a folder.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use super::folder::{DirectoryContent, has_directories};
-use super::split::{DataSplit, part, parts_within};
+use super::split::{DataSplit, is_fold, part, parts_within};
 use crate::error::{Error, Result};
 
 /// Files that are looked at, spread over the set.
@@ -23,7 +23,8 @@ pub fn check(
 ) -> Result<()> {
     let by_names = check_names(directory, classes, "folder");
     by_names.map_err(|what| Error::data(directory, what))?;
-    match one_too_many(directory, places).or_else(|| masks_by_file(files)) {
+    let names: Vec<&str> = files.iter().map(|(name, _)| &**name).collect();
+    match one_too_many(directory, places).or_else(|| by_files(&names)) {
         Some(what) => {
             Err(Error::data(directory, format!("{what}; if it is meant so, say --data-format folder")))
         }
@@ -57,7 +58,7 @@ fn parts(directory: &Path, classes: &[String]) -> Option<String> {
     let mut within: Vec<DataSplit> = classes.iter().flat_map(|name| parts_within(name)).collect();
     within.sort_unstable();
     within.dedup();
-    let called: Vec<&String> = classes.iter().filter(|name| part(name).is_some()).collect();
+    let called: Vec<&String> = classes.iter().filter(|name| part(name).is_some() || is_fold(name)).collect();
     if called.is_empty() && within.len() < 2 {
         return None;
     }
@@ -69,6 +70,40 @@ fn parts(directory: &Path, classes: &[String]) -> Option<String> {
          directory a class in each; for one part alone give its own path",
         names.join(", ")
     ))
+}
+
+/// What the names of images to train on say, which are sorted as paths and begin with the class.
+pub fn by_files(names: &[&str]) -> Option<String> {
+    within_classes(names).or_else(|| masks_by_file(names))
+}
+
+/// Directories within a class that are called as parts are, or as images and their masks.
+fn within_classes(names: &[&str]) -> Option<String> {
+    let mut within: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for name in looked_at(names) {
+        let mut directories = name.split('/');
+        if let (Some(class), Some(inner), Some(_)) =
+            (directories.next(), directories.next(), directories.next())
+        {
+            within.entry(class).or_default().insert(inner);
+        }
+    }
+    within.into_iter().find_map(|(class, inner)| {
+        let of = |split: DataSplit| inner.iter().find(|name| part(name).is_some_and(|(of, _)| of == split));
+        if let (Some(training), Some(test)) = (of(DataSplit::Training), of(DataSplit::Test)) {
+            return Some(format!(
+                "{class}/{training} and {class}/{test} would both be images to train on, of class {class}; parts are \
+                 those of the whole: {training}/{class} and {test}/{class}"
+            ));
+        }
+        let inner: Vec<String> = inner.into_iter().map(String::from).collect();
+        masks_by_class(&inner).map(|what| format!("within {class} {}", what.replace("classes", "images of it")))
+    })
+}
+
+fn looked_at<'a>(names: &[&'a str]) -> impl Iterator<Item = &'a str> {
+    let count = names.len().min(LOOKED_AT);
+    (0..count).map(move |at| names[at * names.len() / count])
 }
 
 /// A single class that has parts in it.
@@ -130,7 +165,7 @@ fn by_case(classes: &[String]) -> Option<String> {
 }
 
 /// Images beside others of the same name but for its end, as masks are.
-fn masks_by_file(files: &[(String, i32)]) -> Option<String> {
+fn masks_by_file(files: &[&str]) -> Option<String> {
     const ENDS: [&str; 10] = [
         "_mask",
         "-mask",
@@ -143,7 +178,7 @@ fn masks_by_file(files: &[(String, i32)]) -> Option<String> {
         "_labelIds",
         "_annotation",
     ];
-    let there = |name: &str| files.binary_search_by(|(file, _)| Path::new(file).cmp(Path::new(name))).is_ok();
+    let there = |name: &str| files.binary_search_by(|file| Path::new(file).cmp(Path::new(name))).is_ok();
     let twin = |name: &str| -> Option<String> {
         let (stem, ending) = name.rsplit_once('.')?;
         let short = ENDS.iter().find_map(|end| stem.strip_suffix(end));
@@ -157,8 +192,7 @@ fn masks_by_file(files: &[(String, i32)]) -> Option<String> {
         other.or_else(|| same().flatten())
     };
     let count = files.len().min(LOOKED_AT);
-    let looked_at = (0..count).map(|at| &files[at * files.len() / count].0);
-    let twins: Vec<(&String, String)> = looked_at.filter_map(|name| Some((name, twin(name)?))).collect();
+    let twins: Vec<(&str, String)> = looked_at(files).filter_map(|name| Some((name, twin(name)?))).collect();
     // Where every image has a mask, half of the files are masks.
     let (name, other) = twins.first().filter(|_| 4 * twins.len() >= count)?;
     Some(format!(
@@ -198,6 +232,8 @@ mod tests {
             (&["seg_pred", "seg_test", "seg_train"], "seg_test, seg_train would be classes"),
             (&["images", "masks"], "images and masks"),
             (&["JPEGImages", "SegmentationClass"], "JPEGImages and SegmentationClass"),
+            (&["dev", "holdout"], "dev, holdout would be classes"),
+            (&["fold1", "fold2"], "fold1, fold2 would be classes"),
             (&["Cat", "cat", "dog"], "\"Cat\" and \"cat\" would be two classes"),
         ] {
             let said = said(classes, &["a/0.jpg"]).unwrap();
@@ -207,6 +243,18 @@ mod tests {
             [&["cat", "dog"][..], &["bullet_train", "streetcar"], &["labels", "logos"], &["training_shoe"]]
         {
             assert_eq!(said(classes, &["a/0.jpg", "a/0_x.jpg", "b/0.png"]), None);
+        }
+    }
+
+    #[test]
+    fn parts_and_masks_within_classes_are_found() {
+        let parts =
+            said(&["a", "b"], &["a/train/0.jpg", "a/val/0.jpg", "b/train/0.jpg", "b/val/1.jpg"]).unwrap();
+        assert!(parts.contains("a/train and a/val would both be images to train on"), "{parts}");
+        let masks = said(&["a", "b"], &["a/images/0.jpg", "a/masks/0.jpg"]).unwrap();
+        assert!(masks.contains("within a images and masks would be images of it"), "{masks}");
+        for files in [&["a/2019/0.jpg", "a/2020/0.jpg", "b/2019/0.jpg"][..], &["a/train/0.jpg", "b/0.jpg"]] {
+            assert_eq!(said(&["a", "b"], files), None);
         }
     }
 

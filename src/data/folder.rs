@@ -215,7 +215,7 @@ impl Folder {
             return Err(Error::data(place, doubts::unknown(class)));
         }
         if known.is_some() {
-            let empty: Vec<&str> = classes.iter().filter(|of| count(of) == Some(0)).map(|c| &**c).collect();
+            let empty: Vec<&str> = all.iter().filter(|of| count(of) == Some(0)).map(|c| &**c).collect();
             if !empty.is_empty() {
                 let what =
                     format!("{}: classes without an image to test on: {}", about.from[1], listed(&empty));

@@ -143,8 +143,9 @@ fn by_directory(
     let training: Vec<(Entry, String)> = training.into_iter().map(named).collect::<Checked<_>>()?;
     let names: BTreeSet<&String> = training.iter().map(|(_, class)| class).collect();
     let classes: Vec<String> = names.into_iter().cloned().collect();
-    if let (false, Err(error)) = (sure, doubts::check_names(path, &classes, "tar")) {
-        return Err((training.first().map_or(0, |(entry, _)| entry.file), error));
+    if !sure {
+        let checked = doubts::check_names(path, &classes, "tar").and_then(|()| names_mean(&training));
+        checked.map_err(|error| (training.first().map_or(0, |(entry, _)| entry.file), error))?;
     }
     about.notes.extend(doubts::order(&classes));
     let label = |class: &String| classes.binary_search(class).ok().map(|label| label as i32);
@@ -161,6 +162,25 @@ fn by_directory(
     let labelled = |(entry, class): (Entry, String)| (entry, label(&class).unwrap_or_default());
     let training = training.into_iter().map(labelled).collect();
     Ok(ImageList { training, test: tested, classes })
+}
+
+/// Checks the names of images to train on, from their classes on.
+///
+/// # Errors
+/// What else they may be.
+fn names_mean(training: &[(Entry, String)]) -> Result<(), String> {
+    let from_class = |(entry, class): &(Entry, String)| {
+        let mut parts = std::iter::once(0).chain(entry.name.match_indices('/').map(|(at, _)| at + 1));
+        let is_class = |at: &usize| {
+            entry.name[*at..].strip_prefix(class.as_str()).is_some_and(|behind| behind.starts_with('/'))
+        };
+        entry.name[parts.find(is_class).unwrap_or(0)..].to_string()
+    };
+    let names: Vec<String> = training.iter().map(from_class).collect();
+    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.sort_unstable_by(|a, b| Path::new(a).cmp(Path::new(b)));
+    let found = doubts::by_files(&names);
+    found.map_or(Ok(()), |what| Err(format!("{what}; if it is meant so, say --data-format tar")))
 }
 
 fn by_number(training: Laid, test: Laid, members: &TarMembers) -> Checked<ImageList> {

@@ -9,7 +9,7 @@ pub enum DataSplit {
 
 /// Words for parts, in small letters; of several for testing the first that is there is tested on.
 const TRAINING: [&str; 2] = ["train", "training"];
-const TEST: [&str; 5] = ["val", "valid", "validation", "test", "testing"];
+const TEST: [&str; 8] = ["val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"];
 
 /// The part that a directory's name stands for, and the place of its word in the list of that part: in any case of
 /// letters, with or without a number behind ("Train", "val2017").
@@ -18,6 +18,12 @@ pub fn part(name: &str) -> Option<(DataSplit, usize)> {
     let place = |words: &[&str]| words.iter().position(|known| word.eq_ignore_ascii_case(known));
     let training = place(&TRAINING).map(|place| (DataSplit::Training, place));
     training.or_else(|| place(&TEST).map(|place| (DataSplit::Test, place)))
+}
+
+/// Whether it is called as a part of a cross-validation is ("fold3").
+pub fn is_fold(name: &str) -> bool {
+    let word = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches(['-', '_']);
+    word.len() < name.len() && word.eq_ignore_ascii_case("fold")
 }
 
 /// The parts whose words are among those of a longer name ("imagenet-train-000017.tar", "seg_test").
@@ -46,12 +52,13 @@ mod tests {
         for name in ["train", "Train", "TRAINING", "train2017", "train_"] {
             assert_eq!(part(name).map(|(part, _)| part), Some(DataSplit::Training), "{name}");
         }
-        for name in ["val", "Valid", "validation", "TEST", "testing", "val2017"] {
+        for name in ["val", "Valid", "validation", "TEST", "testing", "val2017", "dev", "holdout", "eval_1"] {
             assert_eq!(part(name).map(|(part, _)| part), Some(DataSplit::Test), "{name}");
         }
         for name in ["trainer", "testament", "streetcar", "trains", "bullet_train", "2017", ""] {
             assert_eq!(part(name), None, "{name}");
         }
+        assert!(is_fold("fold1") && is_fold("Fold_02") && !is_fold("folder1") && !is_fold("fold"));
         assert_eq!(part_of_file("imagenet1k-train-0001.tar"), Some(DataSplit::Training));
         assert_eq!(part_of_file("ILSVRC2012_img_val.tar"), Some(DataSplit::Test));
         assert_eq!(part_of_file("test0.tar"), Some(DataSplit::Test));

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::about::InputSummary;
+use super::about::{InputSummary, LeftOut};
 use super::detect::{Parts, VisitedDirectories, ends, entries};
 use super::layout;
 use super::members::{Entry, TarMembers};
@@ -23,7 +23,7 @@ use crate::files::{self, KeptFile, crc32};
 /// `Data`: a file that cannot be read or is no tar file, an image without a class, no image at all; what is doubtful.
 pub fn open(path: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
     let mut about = InputSummary { format: "tar files", colours: "ImageNet's", ..InputSummary::default() };
-    let paths = tar_files(path)?;
+    let paths = tar_files(path, &mut about.left_out)?;
     let (tars, parts) = by_name(path, paths, &mut about);
     let mut members = TarMembers::default();
     let files = tars.iter().enumerate().map(|(index, tar)| {
@@ -55,23 +55,58 @@ pub fn open(path: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
 }
 
 /// The tar files of a path.
-fn tar_files(path: &Path) -> Result<Vec<PathBuf>> {
+fn tar_files(path: &Path, left_out: &mut LeftOut) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }
-    let is_tar = |path: &PathBuf| ends(path, "tar");
-    let mut files: Vec<PathBuf> = entries(path)?.into_iter().filter(is_tar).collect();
+    let (mut files, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        entries(path)?.into_iter().partition(|path| ends(path, "tar"));
     let mut seen = VisitedDirectories::above(path)?;
-    for directory in entries(path)?.into_iter().filter(|entry| entry.is_dir()) {
-        if seen.is_new(&directory)? {
-            files.extend(entries(&directory)?.into_iter().filter(is_tar));
+    let mut loose = Vec::new();
+    for other in others {
+        if !other.is_dir() {
+            loose.push(other);
+        } else if seen.is_new(&other)? {
+            let (inner, others): (Vec<PathBuf>, Vec<PathBuf>) =
+                entries(&other)?.into_iter().partition(|path| ends(path, "tar"));
+            files.extend(inner);
+            loose.extend(others);
         }
     }
     seen.tell();
+    for other in loose {
+        let name = other.file_name().unwrap_or_default().to_string_lossy();
+        if is_packed_tar(&name) && !files.is_empty() {
+            let what = "is a tar file that is compressed, or not all there, beside others that would be read; unpack it \
+                        (gunzip), or move it away";
+            return Err(Error::data(&other, what));
+        }
+        match other.is_dir() {
+            true => left_out.add("directories in which no tar files are looked for", &name),
+            false => left_out.add_file(&name),
+        }
+    }
     match files.is_empty() {
         true => Err(Error::data(path, "no .tar files there")),
         false => Ok(files),
     }
+}
+
+/// Whether it is called as a tar file is that a program has compressed, or is still writing.
+fn is_packed_tar(name: &str) -> bool {
+    const ENDS: [&str; 9] = [
+        ".tar.gz",
+        ".tgz",
+        ".tar.zst",
+        ".tar.xz",
+        ".tar.bz2",
+        ".tar.lz4",
+        ".tar.part",
+        ".tar.tmp",
+        ".tar.crdownload",
+    ];
+    let name = name.to_ascii_lowercase();
+    ENDS.iter().any(|end| name.ends_with(end))
 }
 
 /// The files to read, and the part that the name of each says, if it does. Beside files for training others are not

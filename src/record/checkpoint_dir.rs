@@ -65,6 +65,12 @@ impl Checkpoints {
         resumed: Option<u64>,
     ) -> Result<Checkpoints> {
         let (0, Some(directory)) = (place.rank, directory) else { return Ok(Checkpoints { keeper: None }) };
+        let best = directory.join(BEST);
+        if best.symlink_metadata().is_ok_and(|there| !there.is_symlink()) {
+            let what = "is a file of yours, and the name of the link to the best checkpoint; move it away or choose \
+                        another --checkpoint";
+            return Err(Error::output(&best, what));
+        }
         let there = list(directory)?;
         if let Some((step, path)) = there.first()
             && resumed.is_none_or(|resumed| resumed < *step)
@@ -353,6 +359,11 @@ fn thin(directory: &Path, keep: usize, best: Option<u64>) {
     if let Err(error) = linked {
         log::debug!("{}: {error}", link.display());
     }
+}
+
+/// Whether a file of this name in a directory of checkpoints is one of them, or leads to one.
+pub fn is_checkpoint_name(name: &str) -> bool {
+    name == BEST || name.starts_with("step-") && name.ends_with(".h5")
 }
 
 /// Removes what a killed run had not finished.

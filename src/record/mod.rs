@@ -32,7 +32,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use checkpoint::{Array, Contents};
-pub use checkpoint_dir::{Checkpoints, find_checkpoint, newest_checkpoint, newest_step, own_checkpoints};
+pub use checkpoint_dir::{
+    Checkpoints, find_checkpoint, is_checkpoint_name, newest_checkpoint, newest_step, own_checkpoints,
+};
 pub use field_predictions::{FieldOrigin, FieldPredictions, PredictedFields};
 use file::ResultsFile;
 pub use logging::{Verbosity, start_logging};

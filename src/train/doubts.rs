@@ -128,19 +128,30 @@ fn size(config: &Config, network: &Network, weights: &Weights) -> Result<()> {
     )))
 }
 
-/// What the weights call the classes, and the data.
+/// What the weights call the classes, and the data: a label means the class of its number.
 fn names(sets: &Sets, path: &Path, config: &Config, weights: &Weights) -> Result<()> {
     let (theirs, own) = (&weights.about.class_names, sets.training.set().class_names());
-    let alike = theirs.len() != own.len() || are_numbers(theirs) || are_numbers(own) || theirs == own;
-    if alike || !config.evaluate || config.predict.is_some() || config.network.classes.is_some() {
+    let alike =
+        are_numbers(theirs) || are_numbers(own) || theirs.iter().zip(own).all(|(their, own)| their == own);
+    let is_meant = config.input.format.is_some() || config.network.reset_head || config.predict.is_some();
+    if alike || is_meant {
         return Ok(());
     }
-    let what = format!(
-        "{}, and {} are for {}; if these are the same in this order, say --classes {}",
-        listed_classes(own),
-        weights.whose,
-        listed_classes(theirs),
-        own.len()
-    );
-    Err(Error::data(path, what))
+    let anew = if config.evaluate { "" } else { ", or --reset-head to learn them anew" };
+    // Of a folder an empty directory gives a class its number.
+    let lacking = match theirs.iter().find(|name| !own.contains(name)) {
+        Some(name) if own.iter().all(|own| theirs.contains(own)) => {
+            format!("; a directory for each of these, be it empty as {name}, gives them their numbers")
+        }
+        _ => String::new(),
+    };
+    Err(Error::data(
+        path,
+        format!(
+            "{}, and {} are for {}{lacking}; if they are the same in this order, say --data-format{anew}",
+            listed_classes(own),
+            weights.whose,
+            listed_classes(theirs),
+        ),
+    ))
 }

@@ -118,7 +118,14 @@ impl Watch {
 /// When the Slurm job ends, where there are checkpoints to end with. One in the past is of a job that a shell outlived.
 fn end_of_slurm_job(place: record::RankInfo, session: &Session) -> Option<Instant> {
     session.checkpoint.as_ref()?;
-    let end: u64 = std::env::var(SLURM_END).ok()?.trim().parse().ok()?;
+    let said = std::env::var(SLURM_END).ok()?;
+    let Ok(end) = said.trim().parse::<u64>() else {
+        let text = format!(
+            "{SLURM_END}={said} is no time in seconds, and is ignored; --time-limit says when to stop"
+        );
+        record::log(place, log::Level::Warn, &text);
+        return None;
+    };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     let left = Duration::from_secs(end).checked_sub(now);
     if left.is_none() {

@@ -248,6 +248,76 @@ fn what_may_be_meant_otherwise_is_refused_with_what_settles_it() {
     assert_eq!(open_as(tars.path(), Some(DataFormat::Tar)).unwrap().training.len(), 2);
 }
 
+/// Everything below a class would be trained on as one of its images.
+#[test]
+fn parts_and_masks_within_classes_are_refused() {
+    let root = tree(&[("cat/train", 3), ("cat/val", 2), ("dog/train", 3), ("dog/val", 2)]);
+    refused(
+        root.path(),
+        &["cat/train and cat/val would both be images to train on", "say --data-format folder"],
+    );
+    assert_eq!(open_as(root.path(), Some(DataFormat::Folder)).unwrap().training.len(), 10);
+    let masks = tree(&[("cat/images", 2), ("cat/masks", 2), ("dog/images", 2)]);
+    refused(masks.path(), &["within cat images and masks would be images of it"]);
+    let (one, two) = (image(0, 0), image(1, 1));
+    let tars = TempDir::new().unwrap();
+    let cases = [
+        (["x/cat/train/0.jpg", "x/cat/val/0.jpg", "x/dog/train/0.jpg"], "cat/train and cat/val would both"),
+        (["cat/0.jpg", "cat/0_mask.jpg", "dog/0.jpg"], "cat/0_mask.jpg and cat/0.jpg"),
+        (["cat/images/0.jpg", "cat/masks/0.jpg", "dog/images/0.jpg"], "within cat images and masks"),
+    ];
+    for (names, what) in cases {
+        put(tars.path(), "all.tar", &tar_of(&names.map(|name| (name, &*one))));
+        refused(tars.path(), &[what, "say --data-format tar"]);
+        assert_eq!(open_as(tars.path(), Some(DataFormat::Tar)).unwrap().training.len(), 3);
+    }
+    // Shards that would be left out are missed; other files are counted.
+    put(tars.path(), "all.tar", &tar_of(&[("cat/0.jpg", &one), ("dog/1.jpg", &two)]));
+    put(tars.path(), "notes.txt", b"");
+    put(tars.path(), "more/deep/c.tar", b"");
+    let sets = open(tars.path());
+    says(&sets, &["files that are no images: 1 (.txt)", "no tar files are looked for: 1 (deep)"]);
+    for name in ["all-1.tar.gz", "more/all-2.TGZ", "all-3.tar.part"] {
+        put(tars.path(), name, b"");
+        refused(tars.path(), &[name, "is a tar file that is compressed, or not all there"]);
+        fs::remove_file(tars.path().join(name)).unwrap();
+    }
+}
+
+/// Labels are numbers: they mean the classes of the weights only where both have the same in one order.
+#[test]
+fn weights_of_other_classes_than_the_data_are_refused() {
+    let root =
+        tree(&[("ours/cat", 4), ("ours/dog", 4), ("theirs/dog", 4), ("theirs/wolf", 4), ("less/dog", 4)]);
+    let at = |name: &str| root.path().join(name).display().to_string();
+    let [ours, theirs, less, weights] = ["ours", "theirs", "less", "w.safetensors"].map(at);
+    let flags = ["--model", "cifar_net", "--batch", "2", "--classes", "2", "--threads", "1"];
+    job::run(1, &[&flags[..], &["--epochs", "1", "--data", &ours, "--save-weights", &weights]].concat());
+    let of = ["--init-from", &weights, "--data"];
+    let cases = [
+        (
+            vec!["evaluate"],
+            vec![&*theirs],
+            "2 classes: dog, wolf, and the weights of --init-from are for 2 classes: cat, dog",
+        ),
+        (
+            vec!["evaluate"],
+            vec![&*less],
+            "a directory for each of these, be it empty as cat, gives them their numbers",
+        ),
+        (vec![], vec![&*theirs, "--epochs", "1"], "say --data-format, or --reset-head to learn them anew"),
+    ];
+    each(cases, |(first, more, what)| {
+        let said = job::refused(&[(1, &[&first[..], &flags, &of, &more].concat())]);
+        assert!(said.contains(what), "{said}");
+    });
+    fs::create_dir(root.path().join("less/cat")).unwrap();
+    for more in [vec![&*less], vec![&*theirs, "--data-format", "folder"]] {
+        job::run(1, &[&["evaluate"][..], &flags, &of, &more].concat());
+    }
+    job::run(1, &[&flags[..], &of, &[&theirs, "--epochs", "1", "--reset-head"]].concat());
+}
+
 #[test]
 fn a_part_to_test_on_may_lack_classes_or_images() {
     let root = tree(&[("train/cat", 3), ("train/dog", 3), ("test", 2)]);
@@ -260,6 +330,8 @@ fn a_part_to_test_on_may_lack_classes_or_images() {
     let sets = open(root.path());
     assert_eq!(counts(&sets).0, [6, 1]);
     says(&sets, &["test/ has no directories", "val/: classes without an image to test on: dog"]);
+    fs::remove_dir(root.path().join("val/dog")).unwrap();
+    says(&open(root.path()), &["val/: classes without an image to test on: dog"]);
     put(root.path(), "test/cat/0.jpg", &image(0, 0));
     put(root.path(), "annotations/cat.xml", b"");
     let sets = open(root.path());

@@ -73,7 +73,9 @@ impl PredictedRuns {
 /// Seconds of a step over ranks, a line for each network and number of samples a step that are predicted for several
 /// numbers of ranks: strong scaling, whose points are in a file each where the batch of a rank follows from the ranks.
 pub fn strong(predicted: &[PredictedRuns]) -> Result<Option<Figure>> {
-    let mut lots: BTreeMap<(&str, &str, u64), Vec<(f64, f64)>> = BTreeMap::new();
+    /// Ranks, and seconds of a step.
+    type Points = Vec<(f64, f64)>;
+    let mut lots: BTreeMap<(&str, &str, u64), Points> = BTreeMap::new();
     for file in predicted {
         for point in &file.points {
             let samples = (point.images_per_second * point.step_seconds).round() as u64;

@@ -57,7 +57,7 @@ pub fn backward_weights(
         Ok(Grid::of(&layouts[of], extents)?.map_or(0, |grid| grid.lanes))
     };
     let wide = lanes(1, &y.shape.0)?;
-    let Some(add_row) = AddRow::new(wide).filter(|_| o % wide.max(1) == 0) else { return Ok(None) };
+    let Some(add_row) = AddRow::new(wide).filter(|_| o.is_multiple_of(wide)) else { return Ok(None) };
     if lanes(0, &x.shape.0)? != 1 || layouts.iter().any(|layout| layout.dtype() != DType::F32) {
         return Ok(None);
     }
@@ -163,16 +163,21 @@ impl Geometry {
             rows[..self.rows() * self.channels * self.padded()].chunks_exact_mut(self.padded()).enumerate()
         {
             let (tap, channel) = (index / self.channels, index % self.channels);
-            to.fill(0.0);
             let place =
                 inside(0, depth, tap / kernel[1], planes).zip(inside(1, row, tap % kernel[1], height));
-            if let Some((z, y)) = place {
-                let from = (((cube * self.channels + channel) * planes + z) * height + y) * width;
-                let count = width.min(self.padded().saturating_sub(padding[2]));
-                // SAFETY: x is only read.
-                let from = unsafe { x.part(from..from + count) };
-                to[padding[2]..padding[2] + count].copy_from_slice(from);
-            }
+            let Some((z, y)) = place else {
+                to.fill(0.0);
+                continue;
+            };
+            let from = (((cube * self.channels + channel) * planes + z) * height + y) * width;
+            let count = width.min(self.padded().saturating_sub(padding[2]));
+            // SAFETY: x is only read.
+            let from = unsafe { x.part(from..from + count) };
+            let (before, rest) = to.split_at_mut(padding[2].min(self.padded()));
+            let (inner, behind) = rest.split_at_mut(count);
+            inner.copy_from_slice(from);
+            before.fill(0.0);
+            behind.fill(0.0);
         }
     }
 
@@ -196,8 +201,9 @@ impl Geometry {
         let blocks = if at[0] == at[1] { 1 } else { 2 };
         for (block, dy) in at.into_iter().zip(dy).take(blocks) {
             let sums = &mut biases[block * self.lanes..(block + 1) * self.lanes];
-            for dy in dy.chunks_exact(self.lanes) {
-                sums.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+            match self.lanes {
+                16 => add_places::<16>(dy, sums),
+                _ => add_places::<8>(dy, sums),
             }
         }
     }
@@ -223,6 +229,15 @@ impl Geometry {
             db.iter_mut().enumerate().for_each(|(filter, to)| *to = sum(self.weights() + filter));
         }
     }
+}
+
+/// Adds up a row of blocks of L channels.
+fn add_places<const L: usize>(dy: &[f32], sums: &mut [f32]) {
+    let mut own = [0f32; L];
+    for dy in dy.as_chunks::<L>().0 {
+        (0..L).for_each(|lane| own[lane] += dy[lane]);
+    }
+    sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
 }
 
 /// A row of dy, and the rows of some channels of x.
@@ -267,7 +282,7 @@ impl AddRow {
     fn blocks(self, of: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            AddRow::Wide if of % 2 == 0 => 2,
+            AddRow::Wide if of.is_multiple_of(2) => 2,
             _ => 1,
         }
     }
@@ -316,7 +331,7 @@ fn add_row<const L: usize, const B: usize, const C: usize>(row: RowSums) {
     let RowSums { x, dy, sums, places, .. } = row;
     let count = dy[0].len() / L;
     let length = count + COLUMNS - 1;
-    let x: [&[f32]; C] = std::array::from_fn(|channel| &x[channel * length..(channel + 1) * length]);
+    let x: [&[f32]; C] = std::array::from_fn(|channel| &x[channel * length..][..length]);
     let dy: [&[[f32; L]]; B] = std::array::from_fn(|block| &dy[block].as_chunks::<L>().0[..count]);
     let mut own = [[[[0f32; L]; COLUMNS]; C]; B];
     for (block, own) in own.iter_mut().enumerate() {

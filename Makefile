@@ -205,7 +205,7 @@ test-site: ## dltrain as sites install it: EasyBuild, ReFrame, containers (PARTS
 uninstall: ## remove it from PREFIX
 	@.ci/install --remove $(PREFIX)
 
-fuzz: ## every parser against libFuzzer, 10 minutes each (TARGETS="idx tar" SECONDS=60; needs nightly Rust and cargo-fuzz)
+fuzz: ## every parser against libFuzzer, 10 minutes each (TARGETS="idx tar" SECONDS=60; needs cargo-fuzz: cargo install cargo-fuzz)
 	@$(WITH_MPI) fuzz/run.sh "$(TARGETS)" "$(or $(SECONDS),600)"
 
 clean: ## remove what was built, not what was installed

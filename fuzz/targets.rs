@@ -166,7 +166,6 @@ fn checkpoint(bytes: &[u8]) -> bool {
     true
 }
 
-/// Values of flags, and the file of `bench autotune`.
 /// An array's shape, four bytes of axes, and a view of it.
 fn view(bytes: &[u8]) -> bool {
     let [a, b, c, d, text @ ..] = bytes else { return false };
@@ -204,6 +203,7 @@ fn chunk(bytes: &[u8]) -> bool {
     decoded.is_ok()
 }
 
+/// Values of flags, and the file of `bench autotune`.
 fn config(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     let augment = Augment::from_str(text);

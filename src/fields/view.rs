@@ -64,7 +64,7 @@ impl FromStr for View {
                 (array, Some(axes.map_err(wrong)?))
             }
         };
-        let array = array.trim().trim_matches('/');
+        let array = array.trim_matches(|letter: char| letter == '/' || letter.is_whitespace());
         if array.is_empty() || array.contains(']') {
             return Err(wrong("it names no array, as temperature[n,h,w] does".into()));
         }
@@ -411,7 +411,9 @@ mod tests {
         {
             assert_eq!(text.parse::<View>().unwrap().to_string(), text);
         }
-        assert_eq!(" /a[ n , h / 4 ]".parse::<View>().unwrap().to_string(), "a[n,h/4]");
+        for (text, view) in [(" /a[ n , h / 4 ]", "a[n,h/4]"), ("a /", "a"), ("/ /a", "a")] {
+            assert_eq!(text.parse::<View>().unwrap().to_string(), view);
+        }
     }
 
     #[test]

@@ -304,7 +304,7 @@ def check_met_office(job, directory):
     with h5py.File(training) as first, h5py.File(test) as second, h5py.File(output) as file:
         deviation = first["air_temperature"][3:-1].std(dtype="f8")
         years, predicted = second["air_temperature"][()], file["output"][:, 0]
-        unit, places = file["output"].attrs["unit"], file["latitude"][()]
+        unit, places = file["output"].attrs["units"], file["latitude"][()]
         same = np.array_equal(places, second["latitude"][()])
     persistence, ours = (np.sqrt(np.mean((years[4:] - other).astype("f8") ** 2)) for other in (years[3:-1], predicted))
     assert same and unit in ("K", b"K"), (unit, places)

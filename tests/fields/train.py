@@ -34,26 +34,6 @@ class Beside(nn.Module):
         return self.last(torch.cat([params, self.mesh(data)], 1))
 
 
-class CosmoFlow(nn.Module):
-    """MLPerf HPC's, as its ports to PyTorch have it: flattened with channels last, as Keras does."""
-
-    def __init__(self, size):
-        super().__init__()
-        widths = [4, 32, 64, 128, 256, 512]
-        layers = [[nn.Conv3d(a, b, 3, padding=1), nn.LeakyReLU(0.3), nn.MaxPool3d(2)]
-                  for a, b in zip(widths, widths[1:])]
-        self.convolutions = nn.Sequential(*sum(layers, []))
-        self.dense = nn.Sequential(nn.Linear(512 * (size // 32) ** 3, 128), nn.LeakyReLU(0.3), nn.Linear(128, 64),
-                                   nn.LeakyReLU(0.3), nn.Linear(64, 4), nn.Tanh())
-        for layer in self.modules():
-            if isinstance(layer, (nn.Conv3d, nn.Linear)):
-                nn.init.xavier_uniform_(layer.weight)
-                nn.init.zeros_(layer.bias)
-
-    def forward(self, x):
-        return 1.2 * self.dense(self.convolutions(x).permute(0, 2, 3, 4, 1).flatten(1))
-
-
 def cubic():
     """Layers of cubes, one of each kind."""
     return nn.Sequential(nn.Conv3d(2, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), nn.MaxPool3d(2),
@@ -97,9 +77,6 @@ def data(path, rng):
         u = rng.normal(size=(SAMPLES, 8, 8)).astype("f4")
         u[3, 2, 2] = np.nan
         file.create_dataset("u", data=u)
-        full = rng.poisson(3, size=(SAMPLES, 32, 32, 32, 4)).astype("i2")
-        file.create_dataset("full", data=full, chunks=(1, 16, 16, 16, 4), compression="gzip")
-        file.create_dataset("unitPar", data=rng.uniform(-1, 1, size=(SAMPLES, 4)).astype("f4"))
         file.create_dataset("cubes", data=rng.normal(size=(SAMPLES, 2, 8, 8, 8)).astype("f4"))
         file.create_dataset("kinds", data=rng.integers(0, 3, size=(SAMPLES, 8, 8, 4)).astype("u1"))
         file.create_dataset("v", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
@@ -118,8 +95,7 @@ def standard(array, axes):
 def cases(path):
     """Name, network, what it reads, its target, loss of output and target, flags, and the metric."""
     with h5py.File(path) as file:
-        names = ["climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance", "full", "unitPar",
-                 "cubes"]
+        names = ["climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance", "cubes"]
         get = {name: file[name][()] for name in [*names, "kinds"]}
     climate = standard(get["climate/data"], (0, 1, 2)).transpose(0, 3, 1, 2)
     labels = torch.tensor(get["climate/labels"].astype("i8"))
@@ -154,10 +130,6 @@ def cases(path):
            ["--input", "cubes[n,c,d,h,w]", "--target", "kinds[n,d,h,w]", "--loss", "cross-entropy",
              "--metric", "accuracy"],
            ("accuracy", lambda o: (o.argmax(1) == kinds).float().mean().item()))
-    universe, parameters = np.log1p(get["full"].astype("f4")).transpose(0, 4, 1, 2, 3), torch.tensor(get["unitPar"])
-    yield ("CosmoFlow", CosmoFlow(32), universe, parameters, F.mse_loss,
-           ["--input", "full[n,d,h,w,c]:log1p", "--target", "unitPar", "--loss", "mse", "--metric", "mae"],
-           ("mae", lambda o: (o - parameters).abs().mean().item()))
     series = np.log1p(np.abs(get["series"])).astype("f8")
     low, high = get["series"].min((0, 2), keepdims=True), get["series"].max((0, 2), keepdims=True)
     series = (get["series"] - low) / (high - low).astype("f8")

@@ -10,7 +10,11 @@ use ndarray::{ArrayView, IxDyn};
 use super::check_new;
 use super::file::{describe, text, texts};
 use crate::error::{Error, Result};
+use crate::fields::place_in;
 use crate::files::Unfinished;
+
+/// Numbers that are in memory at a time when such a file is read, of outputs and of targets.
+const PIECE: usize = 1 << 20;
 
 /// By which such a file is known.
 const FORMAT: &str = "dltrain field predictions";
@@ -71,7 +75,7 @@ impl FieldPredictions {
                 file.new_dataset_builder().with_data(places).create(name.as_str())?;
             }
             let all = |shape: &[usize]| [&[origin.samples.len()], shape].concat();
-            let one = |shape: &[usize]| [&[1], shape].concat();
+            let one = |shape: &[usize]| chunk(origin.samples.len(), shape);
             let output = file.new_dataset::<f32>().shape(all(shape)).chunk(one(shape)).create("output")?;
             text(&output, "description", "what the network gives of each sample")?;
             // As netCDF's files call it.
@@ -150,11 +154,12 @@ impl FieldPredictions {
     }
 }
 
-/// A file of outputs that has been written, with the targets.
+/// A file of outputs that has been written, with the targets. Some of its numbers are in memory at a time.
 pub struct PredictedFields {
     path: PathBuf,
-    /// What each sample is called.
-    pub samples: Vec<String>,
+    names: Dataset,
+    /// How many there are.
+    pub samples: usize,
     /// Of the numbers; empty where it is not known.
     pub unit: String,
     /// The outputs, or the classes of each point; and what they were to be.
@@ -183,13 +188,13 @@ impl PredictedFields {
         };
         let classes = file.dataset("class");
         let is_of_classes = classes.is_ok();
-        let read = || -> hdf5::Result<(Vec<VarLenUnicode>, Dataset)> {
-            Ok((file.dataset("sample")?.read_raw()?, classes.or_else(|_| file.dataset("output"))?))
-        };
-        let (samples, output) = read().map_err(|error| Error::data(path, error))?;
-        let is_of_samples = |of: &Dataset| of.shape().first() == Some(&samples.len());
+        let named = |name| file.dataset(name).map_err(|error| Error::data(path, error));
+        let (names, output) = (named("sample")?, classes.or_else(|_| named("output"))?);
+        let samples = names.size();
+        let is_of_samples = |of: &Dataset| of.shape().first() == Some(&samples);
+        let long = |of: &Dataset| of.shape().into_iter().filter(|&along| along != 1).collect::<Vec<_>>();
         if output.size() == 0
-            || output.size() != target.size()
+            || long(&output) != long(&target)
             || ![&output, &target].into_iter().all(is_of_samples)
         {
             return Err(Error::data(
@@ -197,10 +202,12 @@ impl PredictedFields {
                 format!("outputs {:?} and targets {:?}", output.shape(), target.shape()),
             ));
         }
+        let unit = attribute(&output, "units");
         Ok(Some(PredictedFields {
             path: path.into(),
-            samples: samples.iter().map(ToString::to_string).collect(),
-            unit: attribute(&output, "units"),
+            names,
+            samples,
+            unit,
             data: [output, target],
             is_of_classes,
         }))
@@ -211,31 +218,108 @@ impl PredictedFields {
         self.is_of_classes
     }
 
+    /// What a sample is called.
+    ///
+    /// # Errors
+    /// `Data`.
+    pub fn name(&self, sample: usize) -> Result<String> {
+        let name = self.names.read_slice_1d::<VarLenUnicode, _>(sample..sample + 1);
+        let name = name.map_err(|error| self.unread(&error))?;
+        Ok(name.first().map(ToString::to_string).unwrap_or_default())
+    }
+
     /// The axes of an output but that of channels.
     pub fn places(&self) -> Vec<usize> {
         self.data[0].shape().split_off((2 - usize::from(self.is_of_classes)).min(self.data[0].ndim()))
     }
 
-    /// Numbers of a sample.
+    /// Numbers of all samples.
     pub fn numbers(&self) -> usize {
-        self.data[0].shape().iter().skip(1).product()
+        self.data[0].size()
     }
 
-    /// What the network gave of a sample, or the classes, and what it was to give.
+    /// Hands over all outputs, or classes, and what they were to be, some at a time, in order, with how many there were
+    /// before.
     ///
     /// # Errors
     /// `Data`.
-    pub fn read(&self, sample: usize) -> Result<[Vec<f32>; 2]> {
-        let [output, target] = &self.data;
+    pub fn each_piece(&self, mut piece: impl FnMut(usize, &[f32], &[f32])) -> Result<()> {
+        let shape = self.data[0].shape();
+        let inner = |axis: usize| shape[axis + 1..].iter().product::<usize>();
+        // Of this axis some places are read at a time.
+        let axis = (0..shape.len()).find(|&axis| inner(axis) <= PIECE).unwrap_or(0);
+        let (step, numbers) = ((PIECE / inner(axis)).clamp(1, shape[axis]), inner(axis));
+        for outer in 0..shape[..axis].iter().product() {
+            let before = place_in(&shape[..axis], outer).into_iter().map(|at| [at, 1, at + 1]);
+            for start in (0..shape[axis]).step_by(step) {
+                let own = [start, 1, (start + step).min(shape[axis])];
+                let behind = shape[axis + 1..].iter().map(|&along| [0, 1, along]);
+                let ranges: Vec<[usize; 3]> = before.clone().chain([own]).chain(behind).collect();
+                let [output, target] = self.read(&ranges)?;
+                piece((outer * shape[axis] + start) * numbers, &output, &target);
+            }
+        }
+        Ok(())
+    }
+
+    /// Of a sample every so many places of its last axes, as many as are given; of those before them the middle, and
+    /// the first channel.
+    ///
+    /// # Errors
+    /// `Data`.
+    pub fn map(&self, sample: usize, apart: &[usize]) -> Result<[Vec<f32>; 2]> {
+        let (shape, places) = (self.data[0].shape(), self.places().len());
+        let last = shape.len() - apart.len();
+        let range = |(axis, &along): (usize, &usize)| match axis {
+            0 => [sample, 1, sample + 1],
+            _ if axis >= last => [0, apart[axis - last], along],
+            _ if axis >= shape.len() - places => [along / 2, 1, along / 2 + 1],
+            _ => [0, 1, 1],
+        };
+        self.read(&shape.iter().enumerate().map(range).collect::<Vec<_>>())
+    }
+
+    /// Places of outputs, from where, how far apart and to where on each axis, and those of the targets. One of them may
+    /// lack axes of one place.
+    fn read(&self, ranges: &[[usize; 3]]) -> Result<[Vec<f32>; 2]> {
+        let shape = self.data[0].shape();
+        let long = || shape.iter().zip(ranges).filter(|(along, _)| **along != 1).map(|(_, range)| *range);
         let read = |data: &Dataset| -> hdf5::Result<Vec<f32>> {
-            let rest = data.shape().into_iter().skip(1).map(|along| SliceOrIndex::from(0..along));
-            let slab =
-                Hyperslab::new([SliceOrIndex::Index(sample)].into_iter().chain(rest).collect::<Vec<_>>());
+            let mut long = long();
+            let slices = data.shape().into_iter().map(|along| {
+                let range = if along == 1 { None } else { long.next() };
+                let [start, step, end] = range.unwrap_or([0, 1, 1]);
+                SliceOrIndex::SliceTo { start, step, end, block: 1 }
+            });
+            let slab = Hyperslab::new(slices.collect::<Vec<_>>());
             Ok(data.read_slice::<f32, _, IxDyn>(slab)?.into_raw_vec_and_offset().0)
         };
-        let wrong = |error: hdf5::Error| Error::data(&self.path, format!("cannot be read: {error}"));
-        Ok([read(output).map_err(wrong)?, read(target).map_err(wrong)?])
+        let [output, target] = &self.data;
+        let unread = |error| self.unread(&error);
+        Ok([read(output).map_err(unread)?, read(target).map_err(unread)?])
     }
+
+    fn unread(&self, error: &hdf5::Error) -> Error {
+        Error::data(&self.path, format!("cannot be read: {error}"))
+    }
+}
+
+/// Places of a chunk: all of a sample where that is no more than a megabyte, and of small ones several.
+fn chunk(samples: usize, shape: &[usize]) -> Vec<usize> {
+    const MOST: usize = 1 << 18;
+    const MOST_OF_SEVERAL: usize = 1 << 14;
+    let mut room = MOST;
+    let mut chunk: Vec<usize> = Vec::new();
+    for &along in shape.iter().rev() {
+        let places = along.clamp(1, room);
+        // Where an axis is cut, those before it have one place.
+        room = if places < along { 1 } else { room / places };
+        chunk.push(places);
+    }
+    let one: usize = chunk.iter().product();
+    chunk.push((MOST_OF_SEVERAL / one).clamp(1, samples.max(1)));
+    chunk.reverse();
+    chunk
 }
 
 fn wrong(path: &Path, error: &dyn std::fmt::Display) -> Error {

@@ -10,10 +10,9 @@ use super::page::{Section, escape};
 use crate::error::{Error, Result};
 use crate::record::PredictedFields;
 
-/// Samples of which there are maps, and places of a map on a side; of more every so many is drawn.
-const SHOWN: usize = 3;
+/// Places of a map on a side; of more every so many is drawn.
 const SIDE: usize = 512;
-/// Points of a scatter.
+/// Points of a scatter, and of a curve.
 const POINTS: usize = 2000;
 /// Colours from the lowest number to the highest: of viridis, as all who see can tell them apart.
 const LOW_TO_HIGH: [[f64; 3]; 5] =
@@ -104,22 +103,20 @@ pub fn section(name: &str, file: &PredictedFields) -> Result<Section> {
     let of_classes = file.is_of_classes();
     let unit = if file.unit.is_empty() { String::new() } else { format!(" {}", file.unit) };
     let (mut total, mut pairs) = (Total::default(), Vec::new());
-    let (samples, each) = (file.samples.len(), file.numbers().max(1));
-    let apart = (samples * each).div_ceil(POINTS).max(1);
+    let (samples, apart) = (file.samples, file.numbers().div_ceil(POINTS).max(1));
+    file.each_piece(|before, output, target| {
+        total.add(output, target, of_classes);
+        let first = (apart - before % apart) % apart;
+        let of =
+            (first..output.len()).step_by(apart).map(|at| (f64::from(target[at]), f64::from(output[at])));
+        pairs.extend(of.filter(|(target, _)| !target.is_nan()));
+    })?;
     let mut shown = vec![0, samples / 2, samples.saturating_sub(1)];
     shown.dedup();
     let mut figures = Vec::new();
-    for sample in 0..samples {
-        let [output, target] = file.read(sample)?;
-        total.add(&output, &target, of_classes);
-        let first = (apart - sample * each % apart) % apart;
-        let of = (first..each).step_by(apart).map(|at| (f64::from(target[at]), f64::from(output[at])));
-        pairs.extend(of.filter(|(target, _)| !target.is_nan()));
-        if shown.contains(&sample) && figures.len() < SHOWN {
-            let title = format!("{name}, {}", file.samples[sample]);
-            let label = format!("{name}-{sample}");
-            figures.extend(of_sample(file, [&output, &target], &label, title)?);
-        }
+    for sample in shown {
+        let title = format!("{name}, {}", file.name(sample)?);
+        figures.extend(of_sample(file, sample, &format!("{name}-{sample}"), title)?);
     }
     if total.count == 0.0 {
         return Err(Error::usage(format!("{name}: none of its points has a target")));
@@ -135,33 +132,28 @@ pub fn section(name: &str, file: &PredictedFields) -> Result<Section> {
 
 /// Maps of a sample with places on two axes or more, of which the first channel and the middle of what lies before are
 /// drawn; curves of one with places on one; nothing of a vector.
-fn of_sample(
-    file: &PredictedFields,
-    [output, target]: [&[f32]; 2],
-    label: &str,
-    title: String,
-) -> Result<Option<Figure>> {
+fn of_sample(file: &PredictedFields, sample: usize, label: &str, title: String) -> Result<Option<Figure>> {
     let places = file.places();
     match *places {
         [] | [1] | [1, 1] => Ok(None),
         [length] => {
+            let apart = length.div_ceil(POINTS);
+            let [output, target] = file.map(sample, &[apart])?;
             let curve = |label: &str, values: &[f32], colour| ChartLine {
                 label: label.into(),
-                points: values[..length].iter().enumerate().map(|(x, &y)| (x as f64, f64::from(y))).collect(),
+                points: (0..).step_by(apart).zip(values).map(|(x, &y)| (x as f64, f64::from(y))).collect(),
                 band: Vec::new(),
                 mark: Mark::Line,
                 colour,
             };
             let x = ChartAxis::new("place", Scale::Linear);
             let y = ChartAxis::new(if file.unit.is_empty() { "number" } else { &file.unit }, Scale::Linear);
-            let svg = chart::lines(&x, &y, &[curve("true", target, 0), curve("predicted", output, 1)])?;
+            let svg = chart::lines(&x, &y, &[curve("true", &target, 0), curve("predicted", &output, 1)])?;
             Ok(Some(Figure::new(label, title, "The first channel along its places.", svg)))
         }
-        [ref before @ .., height, width] => {
-            let slice = before.iter().fold(0, |at, &along| at * along + along / 2);
-            let from = slice * height * width;
-            let map = |values: &'_ [f32]| values[from..from + height * width].to_vec();
-            let (output, target) = (map(output), map(target));
+        [.., height, width] => {
+            let apart = height.max(width).div_ceil(SIDE);
+            let ([output, target], width) = (file.map(sample, &[apart; 2])?, width.div_ceil(apart));
             let svg = maps(
                 &Map { numbers: &output, width },
                 &Map { numbers: &target, width },
@@ -174,7 +166,8 @@ fn of_sample(
                 }
                 false => {
                     "Both maps have one scale. The third is predicted less true, with a scale of its own. White has \
-                     no target. Of several channels the first is drawn, of what is deep its middle."
+                     no target. Of several channels the first is drawn, of what is deep its middle, of long sides \
+                     every so many places."
                 }
             };
             Ok(Some(Figure::new(label, title, caption, svg)))
@@ -259,18 +252,12 @@ fn between(stops: &[[f64; 3]], share: f64) -> [u8; 3] {
 
 /// A map as a picture, of which a pixel is a place.
 fn png(map: &Map, colour: impl Fn(f32) -> [u8; 3]) -> Result<Vec<u8>> {
-    let height = map.numbers.len() / map.width;
-    let apart = map.width.max(height).div_ceil(SIDE);
-    let mut pixels = Vec::new();
-    for row in map.numbers.chunks_exact(map.width).step_by(apart) {
-        for &value in row.iter().step_by(apart) {
-            pixels.extend(if value.is_nan() { MISSING } else { colour(value) });
-        }
-    }
+    let pixel = |&value: &f32| if value.is_nan() { MISSING } else { colour(value) };
+    let pixels: Vec<u8> = map.numbers.iter().flat_map(pixel).collect();
     let wrong = |error: png::EncodingError| Error::internal(format!("a map cannot be drawn: {error}"));
     let mut bytes = Vec::new();
-    let [width, height] = [map.width, height].map(|along| along.div_ceil(apart) as u32);
-    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    let height = map.numbers.len() / map.width;
+    let mut encoder = png::Encoder::new(&mut bytes, map.width as u32, height as u32);
     encoder.set_color(png::ColorType::Rgb);
     encoder.write_header().and_then(|mut writer| writer.write_image_data(&pixels)).map_err(wrong)?;
     Ok(bytes)
@@ -379,5 +366,56 @@ mod tests {
         assert_eq!(section.figures.len(), 2);
         let figure = &section.figures[0];
         assert_eq!((figure.title.as_str(), figure.svg.matches("<image").count()), ("out, a.h5 n 0", 3));
+    }
+
+    /// What is read piece by piece, of many small samples and of few that are larger than a piece: the sums and the
+    /// points are those of all numbers at once, and a map is the middle of what is deep, every so many places.
+    #[test]
+    fn files_of_any_size_are_read_in_pieces() {
+        let directory = tempfile::tempdir().unwrap();
+        for (samples, shape, target) in [
+            (100_000, &[3][..], &[3][..]),
+            (2, &[1, 3, 700, 1100], &[3, 700, 1100]),
+            (3, &[2, 9_000], &[2, 9_000]),
+        ] {
+            let path = directory.path().join(format!("{samples}.h5"));
+            let names = (0..samples).map(|n| format!("n {n}")).collect();
+            let origin =
+                FieldOrigin { samples: names, target: Some(target.to_vec()), ..FieldOrigin::default() };
+            let mut file = FieldPredictions::create(&path, &origin, shape, false).unwrap();
+            let each: usize = shape.iter().product();
+            let output = |at: usize| (at % 1009) as f32;
+            let goal = |at: usize| if at.is_multiple_of(5) { f32::NAN } else { (at % 997) as f32 };
+            let mut all = Total::default();
+            for sample in 0..samples {
+                let numbers =
+                    |of: &dyn Fn(usize) -> f32| (0..each).map(|at| of(sample * each + at)).collect();
+                let [y, t]: [Vec<f32>; 2] = [numbers(&output), numbers(&goal)];
+                all.add(&y, &t, false);
+                file.push(&y, &t).unwrap();
+            }
+            file.finish().unwrap();
+            // Few chunks have many samples: each has an entry in a tree. A name takes some 40 bytes.
+            let bytes = std::fs::metadata(&path).unwrap().len() as usize;
+            assert!(bytes < 8 * samples * each + 50 * samples + 1_000_000, "{bytes}");
+            let read = PredictedFields::open(&path).unwrap().unwrap();
+            let mut next = 0;
+            read.each_piece(|before, y, t| {
+                assert_eq!((before, t.len()), (next, y.len()));
+                let same = |(at, value): (usize, &f32)| *value == output(before + at);
+                assert!(y.iter().enumerate().all(same));
+                next += y.len();
+            })
+            .unwrap();
+            assert_eq!(next, samples * each);
+            let section = section("out", &read).unwrap();
+            assert!(section.text.contains(&all.said("")), "{}", section.text);
+            assert!(section.figures.iter().all(|figure| figure.svg.len() < 1_000_000));
+        }
+        let read = PredictedFields::open(&directory.path().join("2.h5")).unwrap().unwrap();
+        let [y, t] = read.map(1, &[3, 3]).unwrap();
+        let of = |row: usize, column: usize| 3 * 700 * 1100 + 700 * 1100 + 3 * row * 1100 + 3 * column;
+        assert_eq!((y.len(), t.len()), (234 * 367, 234 * 367));
+        assert_eq!([y[0], y[1], y[367]], [of(0, 0), of(0, 1), of(1, 0)].map(|at| (at % 1009) as f32));
     }
 }

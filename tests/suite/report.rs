@@ -193,3 +193,40 @@ fn predictions_are_a_page_by_themselves(at: &Path) {
     assert!(done.status.success(), "{}", text(&done.stderr));
     assert!(at.join("weak/scaling.svg").exists() && !at.join("weak/strong-scaling.svg").exists());
 }
+
+/// Predictions that memory does not hold: two samples of 256 MB each, by a process that may take 160 MB.
+#[test]
+fn predictions_larger_than_memory_become_a_page() {
+    const SIDE: usize = 8192;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("out.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let write = |of: &str, text: &str| {
+        let text: hdf5::types::VarLenUnicode = text.parse().unwrap();
+        file.new_attr::<hdf5::types::VarLenUnicode>().create(of).unwrap().write_scalar(&text).unwrap();
+    };
+    write("format", "dltrain field predictions");
+    let names: Vec<hdf5::types::VarLenUnicode> = ["a n 0", "a n 1"].map(|name| name.parse().unwrap()).into();
+    file.new_dataset_builder().with_data(&names).create("sample").unwrap();
+    // What was never written is 0, and takes no place.
+    let create = |name: &str, shape: &[usize], chunk: &[usize]| {
+        let chunked = file.new_dataset::<f32>().shape(shape).chunk(chunk);
+        chunked.create(name).unwrap()
+    };
+    let output = create("output", &[2, 1, SIDE, SIDE], &[1, 1, 32, SIDE]);
+    create("target", &[2, SIDE, SIDE], &[1, SIDE, SIDE]);
+    output.write_slice(&ndarray::arr1(&vec![3f32; SIDE]), ndarray::s![1, 0, SIDE / 2, ..]).unwrap();
+    drop(output);
+    file.close().unwrap();
+    let limited = format!("ulimit -d 160000; exec {DLTRAIN} report out.h5");
+    let done = Command::new("sh").args(["-c", &limited]).current_dir(directory.path()).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let html = page(&directory.path().join("report.html"));
+    let [count, mae] = [2 * SIDE * SIDE, SIDE].map(|count| count as f64);
+    let said = format!(
+        "2 samples, {count} points that have a target; mean absolute error {:.4}, root of the mean square {:.4}.",
+        3.0 * mae / count,
+        (9.0 * mae / count).sqrt()
+    );
+    assert!(html.contains(&said) && html.contains("out, a n 1"), "{said}");
+}

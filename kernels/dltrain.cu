@@ -10,6 +10,7 @@
 #include "images.cu"
 #include "layer_norm.cu"
 #include "layout.cu"
+#include "lookup.cu"
 #include "loss.cu"
 #include "lrn.cu"
 #include "norms.cu"

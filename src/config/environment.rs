@@ -47,7 +47,7 @@ variables! {
     CUDA_PDL: "DLTRAIN_CUDA_PDL", "1 on",
         "kernels that begin before the one in front has ended (programmatic dependent launches, sm_90)", "off";
     CUDA_CODING: "DLTRAIN_CUDA_CODING", "0 off", "--compress on the GPU where the gradients lie", "on";
-    CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off", "images sent as pixels, and normalised by the GPU", "on";
+    CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off", "samples sent as files have them, and made numbers of by the GPU", "on";
 }
 
 /// What `dltrain elastic` marks the processes of its job with.

@@ -39,7 +39,7 @@ mod turbojpeg;
 pub use about::{are_numbers, classes as listed_classes};
 pub use colours::{ColourSums, Colours};
 pub use detect::{Parts, open, open_to_predict, open_to_test, parts};
-pub use fields::{FieldSet, ProcessGroup};
+pub use fields::{Codes, CodesMut, FieldSet, ProcessGroup};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;
@@ -49,6 +49,7 @@ pub use synthetic::synthetic;
 
 use crate::config::Input;
 use crate::error::Result;
+use crate::graph::CodeTables;
 pub use crate::model::{EvaluationCrop, FieldScale, Preprocessing};
 
 /// Labelled pictures. Reading one changes nothing, so that many threads can read at once.
@@ -157,6 +158,33 @@ impl Sets {
         let own = self.training.pixels();
         own.filter(|_| self.test.as_ref().is_none_or(|test| test.pixels() == own))
     }
+
+    /// What can be sent to a device in place of numbers.
+    pub fn raw(&self) -> Option<RawSamples> {
+        if let Some(pixels) = self.pixels() {
+            return Some(RawSamples::Pixels(pixels));
+        }
+        let set = self.training.fields()?;
+        let test = match &self.test {
+            Some(test) => Some(test.fields()?),
+            None => None,
+        };
+        let tables = [false, true].map(|of_targets| {
+            let own = set.tables(of_targets)?;
+            let alike = |test: &FieldSet| test.tables(of_targets).is_some_and(|test| test.is_same(own));
+            test.is_none_or(alike).then(|| own.clone())
+        });
+        Some(RawSamples::Codes(tables))
+    }
+}
+
+/// Samples as they are sent to a device that makes the numbers of them which a network reads.
+#[derive(Debug, Clone)]
+pub enum RawSamples {
+    /// Pictures as pixels.
+    Pixels(Normalisation),
+    /// Arrays whose numbers have few bits in their files: inputs and targets, where they have.
+    Codes([Option<CodeTables>; 2]),
 }
 
 /// What a run wants of a data set.

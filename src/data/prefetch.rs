@@ -15,9 +15,11 @@ use std::thread::JoinHandle;
 use rayon::iter::{ParallelBridge, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::fields::{Codes, CodesMut};
 use super::sample::{DecodeBuffers, Samples};
 use crate::config::most;
 use crate::error::{Error, Result};
+use crate::graph::DType;
 
 /// The label of a place in a batch that holds no image: it counts neither in loss nor in accuracy.
 pub const PADDING: i32 = -1;
@@ -100,6 +102,9 @@ pub struct Batch {
     pub shares: Vec<f32>,
     /// Targets of samples that are arrays, NaN where there is no sample; empty for pictures.
     pub targets: Vec<f32>,
+    /// In place of `images` and of `targets` what files have, for a device that knows what becomes of it
+    /// (`FieldSet::tables`); else empty.
+    pub codes: [Codes; 2],
     /// Images that are mixed with the last ones, and their classes.
     partners: (Vec<f32>, Vec<i32>),
 }
@@ -114,6 +119,7 @@ impl Batch {
             others: vec![PADDING; count],
             shares: vec![1.0; count],
             targets: Vec::new(),
+            codes: Default::default(),
             partners: Default::default(),
         }
     }
@@ -128,19 +134,29 @@ impl Batch {
         Batch { targets: vec![f32::NAN; self.labels.len() * values], ..self }
     }
 
+    /// Room for so many samples that are arrays: of what types their input and target are, and how many numbers each
+    /// has of a sample.
+    pub fn of_arrays(count: usize, parts: [(DType, usize); 2]) -> Batch {
+        let [images, targets] = parts.map(|(dtype, values)| if dtype == DType::F32 { values } else { 0 });
+        let codes = parts.map(|(dtype, values)| Codes::new(dtype, count * values));
+        Batch { codes, ..Batch::new(count, images).with_targets(targets) }
+    }
+
     /// Room for as many images as another.
     fn like(other: &Batch) -> Batch {
         let (images, pixels) = (vec![0.0; other.images.len()], vec![0; other.pixels.len()]);
         let targets = vec![f32::NAN; other.targets.len()];
-        Batch { images, pixels, targets, ..Batch::new(other.labels.len(), 0) }
+        let codes = other.codes.each_ref().map(Codes::like);
+        Batch { images, pixels, targets, codes, ..Batch::new(other.labels.len(), 0) }
     }
 }
 
 /// Where an image goes.
 enum Image<'a> {
-    /// With its target, where it is an array.
-    Numbers(&'a mut [f32], &'a mut [f32]),
+    Numbers(&'a mut [f32]),
     Pixels(&'a mut [u8]),
+    /// A sample of arrays and its target.
+    Arrays([CodesMut<'a>; 2]),
 }
 
 /// A batch under way from the thread that fills it, or back.
@@ -318,15 +334,28 @@ impl Preparer {
         let (size, more) = (self.size(), chosen.images.len() - chosen.count);
         batch.partners.0.resize(more * size, 0.0);
         batch.partners.1.resize(more, PADDING);
-        // One of the two is empty.
-        let targets = batch.targets.chunks_exact_mut(self.samples.target_len().max(1));
-        let targets = targets.chain(std::iter::repeat_with(Default::default));
-        let images = batch.images.chunks_exact_mut(size).zip(targets);
-        let images = images.map(|(image, target)| Image::Numbers(image, target));
-        let images = images.chain(batch.pixels.chunks_exact_mut(size).map(Image::Pixels));
+        let numbers = batch.images.chunks_exact_mut(size);
+        let images: Box<dyn Iterator<Item = Image<'a>> + 'a> = match self.samples.fields() {
+            // Of each two one is empty.
+            Some(_) => {
+                let [input, target] = &mut batch.codes;
+                let inputs = numbers.map(CodesMut::Numbers).chain(input.samples(size));
+                let length = self.samples.target_len().max(1);
+                let targets = batch.targets.chunks_exact_mut(length).map(CodesMut::Numbers);
+                let targets = targets.chain(target.samples(length));
+                let none = std::iter::repeat_with(|| CodesMut::Numbers(&mut []));
+                Box::new(
+                    inputs.zip(targets.chain(none)).map(|(input, target)| Image::Arrays([input, target])),
+                )
+            }
+            None => {
+                let pixels = batch.pixels.chunks_exact_mut(size).map(Image::Pixels);
+                Box::new(numbers.map(Image::Numbers).chain(pixels))
+            }
+        };
         let own = images.zip(&mut batch.labels).take(chosen.count);
         let partners = batch.partners.0.chunks_exact_mut(size);
-        let partners = partners.map(|image| Image::Numbers(image, &mut [])).zip(&mut batch.partners.1);
+        let partners = partners.map(Image::Numbers).zip(&mut batch.partners.1);
         let indices = chosen.images.iter();
         indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
     }
@@ -356,6 +385,8 @@ impl Preparer {
         batch.pixels.iter_mut().skip(count * size).for_each(|value| *value = 0);
         batch.labels[count..].fill(PADDING);
         batch.targets.iter_mut().skip(count * self.samples.target_len()).for_each(|value| *value = f32::NAN);
+        let lengths = [size, self.samples.target_len()];
+        batch.codes.iter_mut().zip(lengths).for_each(|(codes, length)| codes.clear_from(count * length));
         batch.others.copy_from_slice(&batch.labels);
         batch.shares.fill(1.0);
         if apart == 0 {
@@ -382,10 +413,12 @@ impl Preparer {
     fn read(&self, epoch: usize, index: usize, mut image: Image) -> i32 {
         let fields = self.samples.fields();
         let read = SCRATCH.with_borrow_mut(|scratch| match (&mut image, fields) {
-            (Image::Numbers(input, target), Some(fields)) => {
-                self.samples.read_arrays(fields, index, (input, target), scratch).map(|()| 0)
+            (Image::Arrays(parts), Some(fields)) => {
+                let parts = parts.each_mut().map(CodesMut::again);
+                self.samples.read_arrays(fields, index, parts, scratch).map(|()| 0)
             }
-            (Image::Numbers(image, _), None) => self.samples.read(epoch, index, image, scratch),
+            (Image::Arrays(_), None) => Err(Error::internal("samples of arrays without arrays")),
+            (Image::Numbers(image), _) => self.samples.read(epoch, index, image, scratch),
             (Image::Pixels(image), _) => self.samples.read_pixels(epoch, index, image, scratch),
         });
         match read {
@@ -395,11 +428,12 @@ impl Preparer {
             }
             Err(error) => {
                 match image {
-                    Image::Numbers(image, target) => {
-                        image.fill(0.0);
+                    Image::Numbers(image) => image.fill(0.0),
+                    Image::Pixels(image) => image.fill(0),
+                    Image::Arrays([mut input, mut target]) => {
+                        input.fill(0.0);
                         target.fill(f32::NAN);
                     }
-                    Image::Pixels(image) => image.fill(0),
                 }
                 self.bad.note(index % self.samples.set().len(), error);
                 PADDING

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use resize::Resizer;
 
 use super::augment;
+use super::fields::CodesMut;
 use super::mix::Mix;
 use super::picture::Picture;
 use super::{Colours, Dataset, EvaluationCrop, FieldSet, Preprocessing};
@@ -232,12 +233,12 @@ impl Samples {
         &self,
         fields: &FieldSet,
         index: usize,
-        (input, target): (&mut [f32], &mut [f32]),
+        parts: [CodesMut<'_>; 2],
         scratch: &mut DecodeBuffers,
     ) -> Result<()> {
         let rows = Some(&self.rows).filter(|rows| rows.len() < self.sample[1]);
         let rows = [rows, self.target_rows.as_ref()];
-        fields.read_sample(index % self.set.len(), input, target, rows, &mut scratch.arrays)
+        fields.read_sample(index % self.set.len(), parts, rows, &mut scratch.arrays)
     }
 
     /// Reads images as pixels (H, W, C), of samples that are `pixels`.

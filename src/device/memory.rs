@@ -164,7 +164,7 @@ macro_rules! numbers {
         impl Number for $t {}
     )*};
 }
-numbers!(u8, i32, u32, f32, f64, u64, half::bf16, half::f16);
+numbers!(u8, u16, i32, u32, f32, f64, u64, half::bf16, half::f16);
 
 /// The bytes of a slice of numbers, for uploading.
 pub fn bytes_of<T: Number>(numbers: &[T]) -> &[u8] {

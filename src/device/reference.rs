@@ -184,6 +184,11 @@ fn load(spec: &Spec, memory: &Memory) -> Result<ArrayD<f32>> {
             memory.read(bytes_of_mut(&mut halves));
             halves.into_iter().map(f16::to_f32).collect()
         }
+        DType::U16 => {
+            let mut words = vec![0u16; spec.shape.elements()];
+            memory.read(bytes_of_mut(&mut words));
+            words.into_iter().map(f32::from).collect()
+        }
         DType::U8 => {
             let mut bytes = vec![0u8; spec.shape.elements()];
             memory.read(&mut bytes);
@@ -205,6 +210,7 @@ fn store(spec: &Spec, memory: &Memory, array: &ArrayD<f32>) {
         DType::BF16 => memory.write(bytes_of(&values.map(bf16::from_f32).collect::<Vec<_>>())),
         DType::F16 => memory.write(bytes_of(&values.map(f16::from_f32).collect::<Vec<_>>())),
         DType::U8 => memory.write(&values.map(|v| v as u8).collect::<Vec<_>>()),
+        DType::U16 => memory.write(bytes_of(&values.map(|v| v as u16).collect::<Vec<_>>())),
         DType::I32 | DType::Saved => memory.write(bytes_of(&values.map(|v| v as i32).collect::<Vec<_>>())),
     }
 }
@@ -225,6 +231,7 @@ fn evaluate(
     let shape = outputs.first().map_or(&[][..], |(spec, _)| &spec.shape.0);
     Ok(match op {
         Op::Normalise { scale, shift } => vec![normalise(inputs, *scale, *shift)?],
+        Op::Lookup { is_target } => vec![lookup(inputs, *is_target)?],
         Op::Conv(conv) => vec![convolution(conv, inputs, shape)?],
         Op::ConvBackwardData(conv) => vec![conv_backward_data(conv, inputs, shape)?],
         Op::Linear { relu, .. } => vec![linear(inputs, *relu)?],
@@ -425,6 +432,20 @@ fn normalise(inputs: &[ArrayD<f32>], scale: [f32; 3], shift: [f32; 3]) -> Result
     let values = channels_first.indexed_iter().map(value).collect();
     let shape = channels_first.shape();
     ArrayD::from_shape_vec(IxDyn(shape), values).map_err(|e| Error::internal(e.to_string()))
+}
+
+fn lookup(inputs: &[ArrayD<f32>], is_target: bool) -> Result<ArrayD<f32>> {
+    let [codes, samples, which, tables] = inputs else {
+        return Err(Error::internal("codes, samples, which and tables"));
+    };
+    let (rows, none) = (matrix(codes)?, if is_target { f32::NAN } else { 0.0 });
+    let run = rows.ncols() / which.len();
+    let value = |((n, at), &code): ((usize, usize), &f32)| match samples[[n]] < 0.0 {
+        true => none,
+        false => tables[[which[[at / run]] as usize, code as usize]],
+    };
+    let values = rows.indexed_iter().map(value).collect();
+    ArrayD::from_shape_vec(codes.raw_dim(), values).map_err(|e| Error::internal(e.to_string()))
 }
 
 /// (N, …) as (N, everything else).

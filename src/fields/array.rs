@@ -446,6 +446,31 @@ impl FileArray {
     ///
     /// # Errors
     /// `Data`.
+    /// Makes of numbers as the file has them what they stand for; NaN of those that stand for none.
+    pub fn meanings(&self, numbers: &mut [f32]) {
+        for &missing in &self.missing {
+            let missing = missing as f32;
+            numbers.iter_mut().filter(|number| **number == missing).for_each(|number| *number = f32::NAN);
+        }
+        if let Some((scale, offset)) = self.packing {
+            numbers.iter_mut().for_each(|number| *number = (f64::from(*number) * scale + offset) as f32);
+        }
+    }
+
+    /// Whether numbers can be handed on as codes of 8 or 16 bits (`FileNumber`), which stand for the same as those of
+    /// another array.
+    pub fn has_codes_of(&self, other: &FileArray) -> bool {
+        let bits = |array: &FileArray| {
+            let missing: Vec<u64> = array.missing.iter().map(|number| number.to_bits()).collect();
+            (missing, array.packing.map(|(scale, offset)| [scale.to_bits(), offset.to_bits()]))
+        };
+        let is_read = !matches!(self.storage, ArrayStorage::Library(_)) && self.element.bytes() <= 2;
+        is_read
+            && self.element.kind == other.element.kind
+            && self.element.code_of(self.fill).is_some()
+            && bits(self) == bits(other)
+    }
+
     pub(super) fn by_library(&self, window: &ArrayBox) -> Result<Vec<f32>> {
         let read = |dataset: &Dataset| -> hdf5::Result<Vec<f32>> {
             if self.shape.is_empty() {

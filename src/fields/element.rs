@@ -57,6 +57,59 @@ macro_rules! numbers {
     }};
 }
 
+/// How a number of a file is handed on: as `f32`, or where it has 8 or 16 bits as these, its code. What a code stands
+/// for is `NumberType::of_codes`.
+pub trait FileNumber: Copy + Default {
+    /// The widest number of a file that it may stand for, in bytes.
+    const WIDEST: usize;
+
+    /// Numbers as they lie in the file.
+    fn read(element: NumberType, from: &[u8], to: &mut [Self]);
+
+    /// A number, where it has such a code.
+    fn of(element: NumberType, number: f32) -> Option<Self>;
+}
+
+impl FileNumber for f32 {
+    const WIDEST: usize = 8;
+
+    fn read(element: NumberType, from: &[u8], to: &mut [f32]) {
+        element.numbers(from, to);
+    }
+
+    fn of(_: NumberType, number: f32) -> Option<f32> {
+        Some(number)
+    }
+}
+
+impl FileNumber for u8 {
+    const WIDEST: usize = 1;
+
+    fn read(_: NumberType, from: &[u8], to: &mut [u8]) {
+        to.copy_from_slice(from);
+    }
+
+    fn of(element: NumberType, number: f32) -> Option<u8> {
+        element.code_of(number).map(|code| code as u8)
+    }
+}
+
+impl FileNumber for u16 {
+    const WIDEST: usize = 2;
+
+    fn read(element: NumberType, from: &[u8], to: &mut [u16]) {
+        match (element.bytes(), element.big_endian) {
+            (1, _) => numbers!(from, to, 1, |[byte]: [u8; 1]| u16::from(byte)),
+            (_, false) => numbers!(from, to, 2, u16::from_le_bytes),
+            (_, true) => numbers!(from, to, 2, u16::from_be_bytes),
+        }
+    }
+
+    fn of(element: NumberType, number: f32) -> Option<u16> {
+        element.code_of(number).map(|code| code as u16)
+    }
+}
+
 impl NumberType {
     /// What the library converts numbers to.
     pub(super) const F32: NumberType = NumberType { kind: NumberKind::F32, big_endian: false };
@@ -69,6 +122,33 @@ impl NumberType {
             NumberKind::F32 | NumberKind::I32 | NumberKind::U32 => 4,
             NumberKind::F64 | NumberKind::I64 | NumberKind::U64 => 8,
         }
+    }
+
+    /// The numbers of all codes of 8 or 16 bits, in the order of the codes (`FileNumber`); none of wider types.
+    pub fn of_codes(self) -> Vec<f32> {
+        let (native, bytes) = (NumberType { big_endian: false, ..self }, self.bytes());
+        let codes = if bytes > 2 { 0 } else { 1 << (8 * bytes) };
+        let codes: Vec<u8> =
+            (0..codes as u32).flat_map(|code| code.to_le_bytes()[..bytes].to_vec()).collect();
+        let mut numbers = vec![0.0; codes.len() / bytes];
+        native.numbers(&codes, &mut numbers);
+        numbers
+    }
+
+    /// The code of a number, of a type of 8 or 16 bits.
+    pub(super) fn code_of(self, number: f32) -> Option<usize> {
+        let code = match self.kind {
+            NumberKind::I8 => number as i8 as u8 as u16,
+            NumberKind::U8 => (number as u8).into(),
+            NumberKind::I16 => number as i16 as u16,
+            NumberKind::U16 => number as u16,
+            NumberKind::F16 => f16::from_f32(number).to_bits(),
+            _ => return None,
+        };
+        let mut same = [0.0];
+        let native = NumberType { big_endian: false, ..self };
+        native.numbers(&code.to_le_bytes()[..self.bytes()], &mut same);
+        (same[0] == number || same[0].is_nan() && number.is_nan()).then_some(code.into())
     }
 
     /// Whether it counts, as labels do.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::array::{ArrayStorage, FileArray, StoredChunk};
-use super::element::{NumberKind, NumberType};
+use super::element::{FileNumber, NumberKind, NumberType};
 use super::filter::{ChunkDecoder, unshuffle_part};
 use super::universe::Universe;
 use super::view::{ArrayBox, ViewSamples, place_in};
@@ -90,6 +90,23 @@ impl ArrayReader {
         rows: Option<(usize, &Range<usize>)>,
         to: &mut [f32],
     ) -> Result<()> {
+        self.read_codes(array, samples, index, rows, to)?;
+        array.meanings(to);
+        Ok(())
+    }
+
+    /// The same of numbers as the file has them: nothing is made of those that stand for none or for others.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn read_codes<T: FileNumber>(
+        &mut self,
+        array: &FileArray,
+        samples: &ViewSamples,
+        index: usize,
+        rows: Option<(usize, &Range<usize>)>,
+        to: &mut [T],
+    ) -> Result<()> {
         let mut window = samples.window(index);
         if let Some((axes, rows)) = rows
             && let Some(&axis) = samples.order().iter().rev().nth(axes - 1)
@@ -106,26 +123,26 @@ impl ArrayReader {
         self.window(array, &window, &strides, to)
     }
 
-    fn window(
+    fn window<T: FileNumber>(
         &mut self,
         array: &FileArray,
         window: &ArrayBox,
         strides: &[usize],
-        to: &mut [f32],
+        to: &mut [T],
     ) -> Result<()> {
         let numbers: usize = window.len.iter().product();
-        if to.len() != numbers {
-            return Err(Error::internal(format!("{numbers} numbers in {} places", to.len())));
+        if to.len() != numbers || array.element.bytes() > T::WIDEST {
+            let what = format!("{numbers} numbers of {} in {} places", array.element, to.len());
+            return Err(Error::internal(what));
         }
         self.amount.used += (numbers * array.element.bytes()) as u64;
         match &array.storage {
-            ArrayStorage::Unwritten => to.fill(array.fill),
+            ArrayStorage::Unwritten => to.fill(unwritten(array)?),
             ArrayStorage::Library(_) => self.by_library(array, window, strides, to)?,
             ArrayStorage::Contiguous(at) => self.contiguous(array, *at, window, strides, to)?,
             ArrayStorage::Chunked(chunk, _) => self.chunked(array, chunk, window, strides, to)?,
             ArrayStorage::Computed(universe) => self.computed(array, universe, window, strides, to)?,
         }
-        means(array, to);
         Ok(())
     }
 
@@ -134,7 +151,9 @@ impl ArrayReader {
     /// # Errors
     /// As for `read`.
     pub fn read_box(&mut self, array: &FileArray, window: &ArrayBox, to: &mut [f32]) -> Result<()> {
-        self.window(array, window, &row_major(&window.len), to)
+        self.window(array, window, &row_major(&window.len), to)?;
+        array.meanings(to);
+        Ok(())
     }
 
     /// Takes chunks that others have decoded, and leaves its own to them.
@@ -152,13 +171,16 @@ impl ArrayReader {
         std::mem::take(&mut self.amount)
     }
 
-    fn by_library(
+    fn by_library<T: FileNumber>(
         &mut self,
         array: &FileArray,
         window: &ArrayBox,
         strides: &[usize],
-        to: &mut [f32],
+        to: &mut [T],
     ) -> Result<()> {
+        if T::WIDEST < size_of::<f32>() {
+            return Err(Error::internal(format!("{} is read through the library as f32", array.name)));
+        }
         let numbers = array.by_library(window)?;
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.amount.decoded += bytes.len() as u64;
@@ -167,13 +189,13 @@ impl ArrayReader {
         Ok(())
     }
 
-    fn contiguous(
+    fn contiguous<T: FileNumber>(
         &mut self,
         array: &FileArray,
         at: u64,
         window: &ArrayBox,
         strides: &[usize],
-        to: &mut [f32],
+        to: &mut [T],
     ) -> Result<()> {
         let (ArrayBox { first, len }, from) = (window, row_major(&array.shape));
         let number = array.element.bytes();
@@ -198,13 +220,13 @@ impl ArrayReader {
     }
 
     /// What is computed is computed whole.
-    fn computed(
+    fn computed<T: FileNumber>(
         &mut self,
         array: &FileArray,
         universe: &Universe,
         window: &ArrayBox,
         strides: &[usize],
-        to: &mut [f32],
+        to: &mut [T],
     ) -> Result<()> {
         let ArrayReader { chunks, amount, .. } = self;
         let compute = |bytes: &mut Vec<u8>| {
@@ -226,13 +248,13 @@ impl ArrayReader {
         })
     }
 
-    fn chunked(
+    fn chunked<T: FileNumber>(
         &mut self,
         array: &FileArray,
         chunk: &[usize],
         window: &ArrayBox,
         strides: &[usize],
-        to: &mut [f32],
+        to: &mut [T],
     ) -> Result<()> {
         let ArrayBox { first, len } = window;
         let (grid, from) = (array.grid(chunk), row_major(chunk));
@@ -249,7 +271,7 @@ impl ArrayReader {
             let inside = walk(&part, &from, strides);
             let stored = array.chunk(number)?;
             if stored.bytes == 0 {
-                fill(array.fill, &inside, to, target);
+                fill(unwritten(array)?, &inside, to, target);
                 continue;
             }
             self.decoded(array, (number, stored), |numbers| numbers.place(source, &inside, to, target))?;
@@ -298,15 +320,9 @@ fn fetch(array: &FileArray, at: u64, bytes: u64, to: &mut Vec<u8>) -> Result<()>
     read.map_err(|error| Error::data(array.path(), format!("{}: {error}", array.name)))
 }
 
-/// What numbers of a file stand for.
-fn means(array: &FileArray, to: &mut [f32]) {
-    for &missing in &array.missing {
-        let missing = missing as f32;
-        to.iter_mut().filter(|number| **number == missing).for_each(|number| *number = f32::NAN);
-    }
-    if let Some((scale, offset)) = array.packing {
-        to.iter_mut().for_each(|number| *number = (f64::from(*number) * scale + offset) as f32);
-    }
+/// What was never written.
+fn unwritten<T: FileNumber>(array: &FileArray) -> Result<T> {
+    T::of(array.element, array.fill).ok_or_else(|| Error::internal(format!("{} is no code", array.fill)))
 }
 
 /// How far apart numbers are along each axis.
@@ -349,12 +365,12 @@ struct Numbers<'a> {
 
 impl Numbers<'_> {
     /// Copies a box, from one number of the chunk on, to places of the output, from one place on.
-    fn place(&self, at: usize, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
+    fn place<T: FileNumber>(&self, at: usize, walk: &[[usize; 3]], to: &mut [T], first: usize) {
         match walk {
             [] => self.read(at, &mut to[first..first + 1]),
             // Channels last become channels first: some places at a time, so that what is read stays near.
             &[[len, from, 1], [channels, 1, stride]] if stride != 1 && from <= NEAR => {
-                let (step, mut near) = (NEAR / from, [0.0; NEAR]);
+                let (step, mut near) = (NEAR / from, [T::default(); NEAR]);
                 for start in (0..len).step_by(step) {
                     let places = step.min(len - start);
                     let near = &mut near[..(places - 1) * from + channels];
@@ -367,7 +383,7 @@ impl Numbers<'_> {
             }
             &[[len, 1, 1]] => self.read(at, &mut to[first..first + len]),
             &[[len, from, stride]] if from <= NEAR => {
-                let (step, mut near) = (NEAR / from, [0.0; NEAR]);
+                let (step, mut near) = (NEAR / from, [T::default(); NEAR]);
                 for start in (0..len).step_by(step) {
                     let near = &mut near[..(step.min(len - start) - 1) * from + 1];
                     self.read(at + start * from, near);
@@ -382,39 +398,39 @@ impl Numbers<'_> {
     }
 
     /// Numbers that are one after the other, from one on.
-    fn read(&self, first: usize, to: &mut [f32]) {
+    fn read<T: FileNumber>(&self, first: usize, to: &mut [T]) {
         let size = self.element.bytes();
         if !self.in_planes {
-            return self.element.numbers(&self.bytes[first * size..][..to.len() * size], to);
+            return T::read(self.element, &self.bytes[first * size..][..to.len() * size], to);
         }
         let mut near = [0; PART * WIDEST];
         for (to, first) in to.chunks_mut(PART).zip((first..).step_by(PART)) {
             let near = &mut near[..to.len() * size];
             unshuffle_part(self.bytes, first, near, size);
-            self.element.numbers(near, to);
+            T::read(self.element, near, to);
         }
     }
 }
 
 /// Takes every `step`-th number. Of steps that are known beforehand processors take several at once.
-fn apart(from: &[f32], step: usize, to: &mut [f32]) {
-    fn known<const STEP: usize>(from: &[f32], to: &mut [f32]) {
+fn apart<T: Copy>(from: &[T], step: usize, to: &mut [T]) {
+    fn known<const STEP: usize, T: Copy>(from: &[T], to: &mut [T]) {
         let (groups, rest) = from.as_chunks::<STEP>();
         let firsts = groups.iter().map(|group| group[0]).chain(rest.first().copied());
         to.iter_mut().zip(firsts).for_each(|(to, number)| *to = number);
     }
     match step {
-        2 => known::<2>(from, to),
-        3 => known::<3>(from, to),
-        4 => known::<4>(from, to),
-        8 => known::<8>(from, to),
-        16 => known::<16>(from, to),
+        2 => known::<2, T>(from, to),
+        3 => known::<3, T>(from, to),
+        4 => known::<4, T>(from, to),
+        8 => known::<8, T>(from, to),
+        16 => known::<16, T>(from, to),
         _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, number)| *to = *number),
     }
 }
 
 /// Puts one number to all places of a box.
-fn fill(number: f32, walk: &[[usize; 3]], to: &mut [f32], first: usize) {
+fn fill<T: Copy>(number: T, walk: &[[usize; 3]], to: &mut [T], first: usize) {
     match walk {
         [] => to[first] = number,
         [[len, _, stride], inner @ ..] => (0..*len).for_each(|k| fill(number, inner, to, first + k * stride)),

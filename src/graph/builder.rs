@@ -190,6 +190,7 @@ impl Builder {
             recomputed: Vec::new(),
             images: self.images,
             labels,
+            samples: None,
             mixed: None,
             logits,
             losses,

@@ -9,6 +9,7 @@
 
 mod batched;
 mod builder;
+mod codes;
 mod cost;
 mod differentiate;
 mod freeze;
@@ -26,6 +27,7 @@ mod synchronise;
 
 pub use crate::config::SampleShape;
 pub use builder::{Builder, InitScheme};
+pub use codes::CodeTables;
 pub use cost::NodeCost;
 pub use freeze::Frozen;
 pub use fuse::OpFusions;
@@ -52,8 +54,10 @@ pub enum DType {
     F16,
     /// Class labels of images.
     I32,
-    /// Pixels.
+    /// Pixels, or codes of numbers (`CodeTables`).
     U8,
+    /// Codes of numbers.
+    U16,
     /// What a forward op leaves for its own backward op (a pooling's winners, say). Only the device
     /// knows its form and size; `Shape` is that of the op's output.
     Saved,
@@ -69,7 +73,7 @@ impl DType {
     pub fn bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
-            DType::BF16 | DType::F16 => 2,
+            DType::BF16 | DType::F16 | DType::U16 => 2,
             DType::U8 => 1,
             DType::Saved => 0,
         }
@@ -209,10 +213,12 @@ pub struct Graph {
     pub forward_nodes: usize,
     /// Nodes of the backward pass that compute again what the forward pass had (`recompute`).
     pub recomputed: Vec<NodeId>,
-    /// (N,C,H,W) images, or their pixels (N,H,W,C) (`from_pixels`), written before each step.
+    /// (N,C,H,W) images, their pixels (N,H,W,C) (`from_pixels`) or codes (`from_codes`), written before each step.
     pub images: TensorId,
     /// The classes of the images (N), or with an objective the target of the output: an input too.
     pub labels: TensorId,
+    /// Where codes are read (`from_codes`): (N) numbers below 0 where there is no sample, written with them.
+    pub samples: Option<TensorId>,
     /// Where samples are mixed: (N) other labels and (N) shares of the first ones, written with them.
     pub mixed: Option<[TensorId; 2]>,
     /// (N,K) scores before the softmax, those of the main head where there are several; or any output (N,…), which an
@@ -261,6 +267,7 @@ impl Graph {
             recomputed: _,
             images,
             labels,
+            samples,
             mixed,
             logits,
             losses,
@@ -269,7 +276,7 @@ impl Graph {
             rows: _,
         } = self;
         let own = [images, labels, logits, losses, hits].into_iter();
-        own.chain(mixed.iter_mut().flatten()).chain(probabilities)
+        own.chain(samples).chain(mixed.iter_mut().flatten()).chain(probabilities)
     }
 
     /// How many numbers of its parameters the model does not learn.
@@ -291,9 +298,9 @@ impl Graph {
 
     /// (C,H,W) of an image, of which the graph may read some rows.
     pub fn image(&self) -> Shape {
-        let Spec { shape, dtype } = &self.tensor(self.images).spec;
-        let mut image = shape.0[1..].to_vec();
-        if *dtype == DType::U8 {
+        let mut image = self.tensor(self.images).spec.shape.0[1..].to_vec();
+        // Pixels have their channels last.
+        if self.consumers(self.images).any(|reader| matches!(self.node(reader).op, Op::Normalise { .. })) {
             image.rotate_right(1);
         }
         image[1] = self.rows.map_or(image[1], |rows| rows.height);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::arena::{self, Block};
 use super::describe::Sizes;
@@ -390,7 +391,8 @@ impl<'a> Planner<'a> {
         {
             let Some(values) = tensor.values.clone() else { continue };
             let layout = self.device.plain(&tensor.spec);
-            let same = shared.and_then(|plan| plan.constants.iter().find(|same| same.values == values));
+            let is_same = |other: &&Constant| Arc::ptr_eq(&other.values, &values) || other.values == values;
+            let same = shared.and_then(|plan| plan.constants.iter().find(is_same));
             let place = match same {
                 Some(same) => same.place,
                 None => self.fixed(Region::Constants, layout.bytes()),
@@ -657,6 +659,7 @@ impl<'a> Planner<'a> {
         let host = HostPlaces {
             images: of_host(self.graph().images)?,
             labels: of_host(self.graph().labels)?,
+            samples: self.graph().samples.map(of_host).transpose()?,
             mixed: self.graph().mixed.map(both).transpose()?,
             losses: of_host(self.graph().losses)?,
             hits: of_host(self.graph().hits)?,

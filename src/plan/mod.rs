@@ -234,6 +234,8 @@ pub struct HostPlaces {
     pub images: Location,
     /// The classes of the images.
     pub labels: Location,
+    /// Which places hold a sample, where codes are read.
+    pub samples: Option<Location>,
     /// Other labels and shares, where samples are mixed.
     pub mixed: Option<[Location; 2]>,
     /// The loss of each image.

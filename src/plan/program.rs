@@ -76,10 +76,12 @@ pub struct Program {
     pub steps: Vec<Box<dyn Step>>,
     /// How many of them belong to the forward pass.
     pub forward_steps: usize,
-    /// Images, or pixels where they are not real numbers.
+    /// Images, or pixels or codes where they are not real numbers.
     pub images: Memory,
-    /// The classes of the images, i32.
+    /// The classes of the images, i32, or targets, f32 or codes.
     pub labels: Memory,
+    /// Which places hold a sample, where codes are read, i32.
+    pub samples: Option<Memory>,
     /// Other labels and shares, where samples are mixed.
     pub mixed: Option<[Memory; 2]>,
     /// The loss of each image, f32.
@@ -158,6 +160,7 @@ impl Plan {
             images: at(&self.host.images),
             images_type: self.graph.tensor(self.graph.images).spec.dtype,
             labels: at(&self.host.labels),
+            samples: self.host.samples.as_ref().map(&at),
             mixed: self.host.mixed.map(|places| places.map(|place| at(&place))),
             losses: at(&self.host.losses),
             hits: at(&self.host.hits),

@@ -171,13 +171,14 @@ impl Assembly<'_> {
         // Images are read whole, whatever rows of them the network of this rank has; of arrays nothing else is read.
         let (batch, values) = (self.config.batch, graph.image().elements());
         let target = &graph.tensor(graph.labels).spec;
-        match (graph.tensor(graph.images).spec.dtype, target.dtype) {
-            (DType::U8, _) => Batch::of_pixels(batch, values),
+        let images = &graph.tensor(graph.images).spec;
+        match (images.dtype, target.dtype) {
+            (DType::U8, DType::I32) => Batch::of_pixels(batch, values),
             (_, DType::I32) => Batch::new(batch, values),
-            _ => {
-                let own = graph.tensor(graph.images).spec.shape.elements() / batch;
-                Batch::new(batch, own).with_targets(target.shape.elements() / batch)
-            }
+            _ => Batch::of_arrays(
+                batch,
+                [images, target].map(|spec| (spec.dtype, spec.shape.elements() / batch)),
+            ),
         }
     }
 

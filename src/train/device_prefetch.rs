@@ -5,7 +5,7 @@
 //! sent ahead: nobody waits for one in the middle of a step, when the messages of buckets want attention.
 
 use super::source::Source;
-use crate::data::Batch;
+use crate::data::{Batch, Codes};
 use crate::device::memory::bytes_of;
 use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;
@@ -15,14 +15,17 @@ use crate::plan::Program;
 pub struct Inputs {
     pub images: Memory,
     pub labels: Memory,
+    /// Which places hold a sample, where codes are read.
+    pub samples: Option<Memory>,
     /// Other labels and shares, where samples are mixed.
     pub mixed: Option<[Memory; 2]>,
 }
 
 impl Inputs {
     pub fn of(program: &Program) -> Inputs {
-        let Program { images, labels, mixed, .. } = program;
-        Inputs { images: images.clone(), labels: labels.clone(), mixed: mixed.clone() }
+        let Program { images, labels, samples, mixed, .. } = program;
+        let (images, labels) = (images.clone(), labels.clone());
+        Inputs { images, labels, samples: samples.clone(), mixed: mixed.clone() }
     }
 
     /// Where the same parts lie in a region laid out like another one, in which these lie.
@@ -31,25 +34,35 @@ impl Inputs {
         Inputs {
             images: place(&self.images),
             labels: place(&self.labels),
+            samples: self.samples.as_ref().map(place),
             mixed: self.mixed.as_ref().map(|parts| parts.each_ref().map(place)),
         }
     }
 
     /// Hands each part to `write` with its bytes.
     pub fn fill(&self, batch: &Batch, write: impl Fn(&[u8], &Memory) -> Result<()>) -> Result<()> {
-        let pixels = &batch.pixels[..];
+        let [inputs, targets] = batch.codes.each_ref().map(bytes);
+        let images = [inputs, &batch.pixels].into_iter().find(|bytes| !bytes.is_empty());
         // Of images that are cut the program reads what is at the beginning.
-        let images = if pixels.is_empty() { bytes_of(&batch.images) } else { pixels };
+        let images = images.unwrap_or(bytes_of(&batch.images));
         write(images.get(..self.images.bytes()).unwrap_or(images), &self.images)?;
-        match batch.targets.is_empty() {
-            true => write(bytes_of(&batch.labels), &self.labels)?,
-            false => write(bytes_of(&batch.targets), &self.labels)?,
+        let labels = [targets, bytes_of(&batch.targets)].into_iter().find(|bytes| !bytes.is_empty());
+        write(labels.unwrap_or(bytes_of(&batch.labels)), &self.labels)?;
+        if let Some(samples) = &self.samples {
+            write(bytes_of(&batch.labels), samples)?;
         }
         if let Some([others, shares]) = &self.mixed {
             write(bytes_of(&batch.others), others)?;
             write(bytes_of(&batch.shares), shares)?;
         }
         Ok(())
+    }
+}
+
+fn bytes(codes: &Codes) -> &[u8] {
+    match codes {
+        Codes::Bytes(codes) => codes,
+        Codes::Words(codes) => bytes_of(codes),
     }
 }
 

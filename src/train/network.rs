@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::groups;
 use crate::comm::World;
 use crate::config::{Augment, Config, Objective, Precision, SyncBatchNorm};
-use crate::data::Normalisation;
+use crate::data::{Normalisation, RawSamples};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Frozen, Graph, NodeCost, SampleShape, Shape, SplitLayers, TensorGroup, countable};
 use crate::model::onnx::{self, OnnxFile};
@@ -26,8 +26,8 @@ pub struct Network {
     precision: Precision,
     /// Whether it drops elements and samples in training.
     dropout: bool,
-    /// Where it reads pixels: how they become images.
-    pixels: Option<Normalisation>,
+    /// Where samples are not sent as numbers: how the device makes numbers of them.
+    raw: Option<RawSamples>,
     /// What is not learned.
     frozen: Option<Frozen>,
     /// Whether its evaluation gives the probabilities of classes.
@@ -88,7 +88,7 @@ impl Network {
             mixed: config.input.augment.as_ref().is_some_and(Augment::mixes),
             precision: config.precision,
             dropout: !config.network.no_dropout,
-            pixels: None,
+            raw: None,
             frozen: frozen(&config.network.freeze),
             predicts: config.predict.is_some(),
             statistics_of: group(config.sync_bn, ranks)?,
@@ -120,10 +120,11 @@ impl Network {
         Ok(self)
     }
 
-    /// The same reading pixels, where it says how they become images.
-    pub fn reading(self, pixels: Option<Normalisation>) -> Network {
+    /// The same reading pixels or codes, where it says how they become numbers.
+    pub fn reading(self, raw: Option<RawSamples>) -> Network {
         // Pixels are not cut.
-        Network { pixels: pixels.filter(|_| self.rows[0] == 1), ..self }
+        let is_cut = self.rows[0] > 1;
+        Network { raw: raw.filter(|raw| !is_cut || !matches!(raw, RawSamples::Pixels(_))), ..self }
     }
 
     /// The same for another number of ranks, and as this run shares its layers and images among them: that of one of
@@ -134,8 +135,8 @@ impl Network {
     pub fn among(&self, config: &Config, [rank, ranks]: [usize; 2]) -> Result<Network> {
         let (statistics_of, rows) = (group(config.sync_bn, ranks)?, rows(config, [rank, ranks])?);
         let split = groups::group(config, [rank, ranks]);
-        let pixels = self.pixels;
-        Ok(Network { statistics_of, rows, split, ..self.clone() }.reading(pixels))
+        let raw = self.raw.clone();
+        Ok(Network { statistics_of, rows, split, ..self.clone() }.reading(raw))
     }
 
     /// What the forward pass of a training step costs a rank, how often it tells others rows of its images, and in how
@@ -218,7 +219,8 @@ impl Network {
                 }
             )));
         }
-        graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of).within_limits()
+        let graph = graph.split_rows(parts, place).synchronise_batch_norms(self.statistics_of);
+        self.coded(graph).within_limits()
     }
 
     /// The graph of an evaluation step for a batch.
@@ -235,7 +237,7 @@ impl Network {
             }
             _ => graph.within_limits()?,
         };
-        let graph = self.split(graph, batch)?;
+        let graph = self.split(self.coded(graph), batch)?;
         Ok(if self.predicts { graph.with_probabilities() } else { graph })
     }
 
@@ -283,10 +285,20 @@ impl Network {
             )));
         }
         let graph = graph.smooth_labels(self.label_smoothing);
-        Ok(match self.pixels {
-            Some(Normalisation { scale, shift }) => graph.from_pixels(scale, shift),
-            None => graph,
+        Ok(match self.raw {
+            Some(RawSamples::Pixels(Normalisation { scale, shift })) => graph.from_pixels(scale, shift),
+            _ => graph,
         })
+    }
+
+    fn coded(&self, graph: Graph) -> Graph {
+        match &self.raw {
+            // Targets are written beside what is predicted, as numbers.
+            Some(RawSamples::Codes([inputs, targets])) => {
+                graph.from_codes([inputs.as_ref(), targets.as_ref().filter(|_| !self.predicts)])
+            }
+            _ => graph,
+        }
     }
 
     fn compact(&self, graph: Graph) -> Graph {

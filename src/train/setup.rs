@@ -29,7 +29,7 @@ use super::weights::Start;
 use super::{describe, device, mlperf, owning};
 use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric, Prediction, Strategy, Wire, environment};
-use crate::data::{Samples, Sets, TestLoader};
+use crate::data::{RawSamples, Samples, Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -149,8 +149,7 @@ fn largest_batch(
     // Its images count, as they do in a run.
     let sets = open_sets(world, &config, &network, None)?;
     let config = &decided(&config, sets.as_ref(), threads);
-    let all_pixels = sets.as_ref().and_then(Sets::pixels);
-    let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
+    let network = network.reading(raw(sets.as_ref(), &*device));
     let answer = world.agree(max_batch::answer(groups, &network, config, &*device, &averaging, limit))?;
     record::say(world, &answer);
     world.agree(record::printed())
@@ -227,7 +226,7 @@ impl<'a> OpenedRun<'a> {
         let preprocessing = pictures.map(|sets| sets.training.expected().clone());
         let fields = fields.map_or_else(Vec::new, |fields| fields.scales().to_vec());
         let about = record::ModelMetadata { class_names, preprocessing, fields };
-        let all_pixels = sets.as_ref().and_then(Sets::pixels);
+        let given = sets.clone();
         let reading = sets.as_ref().and_then(|sets| sets.seconds);
         let samples = sets
             .as_ref()
@@ -236,7 +235,7 @@ impl<'a> OpenedRun<'a> {
         tell(started, "data sets open");
         comm::enter(RunPhase::Plan, 0);
         let (device, config) = device::open(world, config, threads)?;
-        let network = network.reading(all_pixels.filter(|_| normalises(&*device)));
+        let network = network.reading(raw(given.as_ref(), &*device));
         Ok(OpenedRun {
             groups,
             started,
@@ -543,10 +542,10 @@ fn ranks_that_compute(world: &World, config: &Config) -> Result<usize> {
     }
 }
 
-/// Whether a device is to normalise images: pixels are a quarter of what numbers are to send. One that computes in the
-/// host's memory has nothing sent.
-pub fn normalises(device: &dyn Device) -> bool {
-    !device.is_host() && !environment::CUDA_PIXELS.is_off()
+/// What a device is to make the network's numbers of: a quarter or half of what these are to send. One that computes in
+/// the host's memory has nothing sent.
+pub fn raw(sets: Option<&Sets>, device: &dyn Device) -> Option<RawSamples> {
+    sets.filter(|_| !device.is_host() && !environment::CUDA_PIXELS.is_off())?.raw()
 }
 
 /// What one rank has found by its own timing to be slower in one is apart on all ranks: plans are then the same. Says

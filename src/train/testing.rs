@@ -7,14 +7,14 @@ use super::network::Network;
 use super::plans::Plans;
 use super::predicting::{self, Question};
 use super::predicting_fields::FieldQuestion;
-use super::setup::normalises;
+use super::setup::raw;
 use super::source::{decided, open_sets, sharding, test_loader};
 use super::stop::{self, Watch};
 use super::weights::Start;
 use super::{Test, by_class, device, greatest, max_batch, owning};
 use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric};
-use crate::data::{Reading, Sets};
+use crate::data::Reading;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::MemoryKind;
 use crate::record;
@@ -31,7 +31,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let start = Start::agree(world, config, &network)?;
     let sets = open_sets(world, config, &network, start.as_ref().map(Start::said))?;
     let config = &decided(config, sets.as_ref(), threads);
-    let pixels = sets.as_ref().and_then(Sets::pixels);
+    let given = sets.clone();
     let samples = sets.and_then(|sets| sets.test);
     let samples =
         world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no samples to test with")))?;
@@ -41,7 +41,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     comm::enter(RunPhase::Plan, 0);
     let (device, ref config) = device::open(world, config, threads)?;
     let classes = network.classes;
-    let network = network.reading(pixels.filter(|_| normalises(&*device)));
+    let network = network.reading(raw(given.as_ref(), &*device));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let groups = &Groups::whole(world);
     let mut plans =

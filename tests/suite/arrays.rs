@@ -12,7 +12,7 @@
 
 use crate::support::arrays::{EMULATOR, write};
 use crate::support::exported::{Files, weights};
-use crate::support::{gpu_job, job};
+use crate::support::{fake_cuda, gpu_job, job};
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -106,6 +106,80 @@ fn a_gpu_has_the_losses_of_the_cpu() {
     let mut results = gpu_job::Results::new();
     let losses = ["cpu", "cuda"].map(|device| results.losses(2, &format!("{flags} --device {device}")));
     near(&losses[1], &losses[0], "cuda");
+}
+
+/// Files whose numbers have 16 bits, some of which are missing: `wind` and `heat`, and as long ones `long`.
+fn write_packed(path: &Path, number: i64) {
+    let file = File::create(path).unwrap();
+    let value = |n: usize, y: usize, x: usize, c: usize| {
+        let wave = (0.3 * (y as i64 + 2 * n as i64 + number) as f64 + 0.5 * (x * (c + 1)) as f64).sin();
+        (100.0 * (c + 1) as f64 + 900.0 * wave) as i16 + 1000
+    };
+    let mut wind = ndarray::Array4::from_shape_fn((22, 12, 10, 2), |(n, y, x, c)| value(n, y, x, c));
+    let mut heat = ndarray::Array3::from_shape_fn((22, 12, 10), |(n, y, x)| value(n, y, x, 0) / 2);
+    (wind[[3, 4, 5, 1]], heat[[2, 1, 0]]) = (-999, -999);
+    let long = heat.mapv(i32::from);
+    let build = || file.new_dataset_builder();
+    let wind = build().chunk((4, 6, 10, 2)).shuffle().deflate(4).with_data(&wind).create("wind").unwrap();
+    let heat = build().with_data(&heat).create("heat").unwrap();
+    let long = build().with_data(&long).create("long").unwrap();
+    for array in [wind, heat, long] {
+        array.new_attr::<i16>().create("_FillValue").unwrap().write_scalar(&-999i16).unwrap();
+    }
+}
+
+/// What has 16 bits in its files is sent to a GPU so, which makes the numbers of it: the same bits as where the host
+/// does, also of rows and stages, in a test whose last batch is not full, and with work done as late as it may be.
+#[test]
+fn a_gpu_is_sent_numbers_as_files_have_them() {
+    let place = Place::new();
+    (write_packed(&place.path("p.h5"), 1), write_packed(&place.path("t.h5"), 7));
+    let [data, test] = ["p.h5", "t.h5"].map(|name| place.text(name));
+    let views = "--input wind[n,h,w,c]:standard --target heat[n,h,w]:log1p:standard";
+    let flags = format!(
+        "--model {EMULATOR} --data {data} --test-data {test} --missing mask --loss mse --epochs 1 --optimizer sgd \
+         --lr 0.01 --device cuda"
+    );
+    let mut results = gpu_job::Results::new();
+    for (ranks, more, variables) in [
+        (2, "--batch 4 --loader-threads 1", &[("FAKE_CUDA_DELAYED", "1")][..]),
+        (2, "--batch 8 --spatial 2", &[]),
+        (2, "--batch 8 --pipeline 2", &[]),
+        (1, "--batch 4 --precision bf16", &[]),
+    ] {
+        let mut run = |variables: &[(&str, &str)]| {
+            let (losses, _) = results.train_with(ranks, &format!("{flags} {views} {more}"), variables);
+            let path = results.directory.path().join(format!("run{}.h5", results.runs));
+            (losses, series(&path, "epochs/test_loss"))
+        };
+        let numbers = run(&[("DLTRAIN_CUDA_PIXELS", "0")]);
+        assert!(numbers.1[0].is_finite(), "{more}");
+        assert_eq!(run(variables), numbers, "{more}");
+    }
+    let mut traced = |views: &str, pixels: &str| {
+        let [clock, trace] = ["clock", "trace"].map(|name| place.text(name));
+        let preload = fake_cuda::libraries().join("libclock.so").display().to_string();
+        let variables = [
+            ("LD_PRELOAD", preload.as_str()),
+            ("FAKE_CUDA_CLOCK", &clock),
+            ("FAKE_CUDA_TRACE", &trace),
+            ("DLTRAIN_CUDA_PIXELS", pixels),
+        ];
+        results.train_with(1, &format!("{flags} {views} --batch 4 --loader-threads 1"), &variables);
+        let text = fs::read_to_string(format!("{trace}.0")).unwrap();
+        let uploads = text.lines().filter(|line| line.split(' ').nth(1) == Some("upload"));
+        let mut bytes: Vec<usize> =
+            uploads.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+        bytes.sort_unstable();
+        // Scalars have fewer, and of all others most are batches.
+        bytes.retain(|&bytes| bytes > 64);
+        *bytes.chunk_by(|a, b| a == b).max_by_key(|same| same.len()).unwrap().first().unwrap()
+    };
+    // Two channels and a target of 120 numbers of four samples, and which these are; each part begins at 64 bytes.
+    assert_eq!(traced(views, "1"), 2 * (960 + 480) + 64);
+    assert_eq!(traced(views, "0"), 4 * (960 + 480));
+    let long = "--input wind[n,h,w,c] --target long[n,h,w]:standard";
+    assert_eq!(traced(long, "1"), 2 * 960 + 4 * 480 + 64);
 }
 
 #[test]

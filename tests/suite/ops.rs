@@ -129,6 +129,10 @@ fn upload(device: &dyn Device, host: &Host) -> There {
             device.upload(bytes_of(&halves), &memory)
         }
         DType::U8 => device.upload(&host.values.iter().map(|&v| v as u8).collect::<Vec<_>>(), &memory),
+        DType::U16 => {
+            let words: Vec<u16> = host.values.iter().map(|&v| v as u16).collect();
+            device.upload(bytes_of(&words), &memory)
+        }
         _ => {
             let integers: Vec<i32> = host.values.iter().map(|&v| v as i32).collect();
             device.upload(bytes_of(&integers), &memory)
@@ -1717,6 +1721,49 @@ fn pixels_become_the_images_that_they_are_defined_to_be() {
                 let (kernel, found) = apply(device, &op, &[&there[0], &there[1]], from_ref(&y), None);
                 assert_eq!(download(device, &found[0]), expected[0], "{}", kernel.implementation());
             }
+        }
+    }
+}
+
+/// On a GPU, too. The second of the places holds no sample: its inputs are 0 and its targets NaN, which is no number
+/// that the one of a code could be.
+#[test]
+fn codes_become_what_tables_say() {
+    let devices = if on_gpu() { devices() } else { Vec::new() };
+    for (dtype, shape, which, is_target) in [
+        (DType::U8, &[3, 2, 5, 7][..], &[1.0, 0.0][..], false),
+        (DType::U16, &[2, 3, 4, 2, 3], &[0.0, 2.0, 0.0], false),
+        (DType::U16, &[2, 1, 6, 6], &[0.0], true),
+        (DType::U8, &[3, 6], &[0.0, 1.0, 2.0], true),
+    ] {
+        let all = 1 << (8 * dtype.bytes());
+        let of = |dtype, shape: &[usize], value: &dyn Fn(usize) -> f32| {
+            let spec = Spec { dtype, ..spec(shape) };
+            Host { values: (0..spec.shape.elements()).map(value).collect(), spec }
+        };
+        let codes = of(dtype, shape, &|at| (at * 40_503 % all) as f32);
+        let samples = of(DType::I32, &shape[..1], &|place| if place == 1 { -1.0 } else { 0.0 });
+        let which = of(DType::F32, &[which.len()], &|run| which[run]);
+        let tables = of(DType::F32, &[3, all], &|at| (at * 7 % 1_000_003) as f32 - 500.0);
+        let (operands, y) = ([&codes, &samples, &which, &tables], spec(shape));
+        let op = Op::Lookup { is_target };
+        let (_, expected) = through(&Reference, &op, &operands, from_ref(&y), None);
+        let each = y.shape.elements() / shape[0];
+        let is_none = |value: &f32| if is_target { value.is_nan() } else { *value == 0.0 };
+        for (place, values) in expected[0].chunks(each).enumerate() {
+            assert_eq!(values.iter().all(is_none), place == 1, "{op:?} of {shape:?}");
+        }
+        let run = each / which.values.len();
+        for at in 0..each {
+            let from = which.values[at / run] as usize * all + codes.values[at] as usize;
+            assert_eq!(expected[0][at], tables.values[from], "{op:?} of {shape:?}");
+        }
+        for &device in &devices {
+            let there = operands.map(|host| upload(device, host));
+            let (kernel, found) = apply(device, &op, &there.each_ref(), from_ref(&y), None);
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(kernel.implementation(), "own:lookup");
+            assert_eq!(bits(&download(device, &found[0])), bits(&expected[0]), "{op:?} of {shape:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Samples that are made of arrays: which arrays of which files a network reads and is to give, which of their samples
 //! belong together, and how their numbers are rescaled (docs/fields.md).
 
+mod codes;
 mod field;
 mod files;
 mod group;
@@ -11,8 +12,10 @@ mod tests;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use codes::FieldCodes;
+pub use codes::{Codes, CodesMut};
 use field::Field;
 use files::FieldFile;
 use list::{FieldList, FieldShape};
@@ -44,6 +47,8 @@ pub struct FieldSet {
     scales: Arc<Vec<FieldScale>>,
     /// For each field the chunks that were decoded last.
     chunks: Arc<Vec<Arc<ChunkCache>>>,
+    /// What becomes of the numbers of inputs and of targets, where a device is to say it and they have few bits.
+    codes: Arc<[OnceLock<Option<FieldCodes>>; 2]>,
 }
 
 impl FieldSet {
@@ -128,6 +133,7 @@ impl FieldSet {
             target,
             scales: Arc::new(scales),
             chunks: Arc::new(chunks),
+            codes: Arc::default(),
         })
     }
 
@@ -195,7 +201,7 @@ impl FieldSet {
     /// The set, whose targets are numbers of so many classes where they are classes.
     pub fn telling_apart(self, classes: usize) -> FieldSet {
         let list = FieldList { classes: self.list.classes.map(|_| classes), ..FieldList::clone(&self.list) };
-        FieldSet { list: Arc::new(list), ..self }
+        FieldSet { list: Arc::new(list), codes: Arc::default(), ..self }
     }
 
     /// The first of them, where samples are computed.
@@ -255,7 +261,8 @@ impl FieldSet {
             // What the weights expect, as the factors are.
             field.log1p = known.log1p;
         }
-        Ok(FieldSet { scales: Arc::new(scales.to_vec()), list: Arc::new(list), ..self })
+        let (scales, codes) = (Arc::new(scales.to_vec()), Arc::default());
+        Ok(FieldSet { scales, list: Arc::new(list), codes, ..self })
     }
 
     /// Where a sample is.
@@ -284,78 +291,108 @@ impl FieldSet {
         to: &mut [f32],
     ) -> Result<()> {
         let (array, samples) = &place.0.arrays[at];
+        let rows = rows.map(|rows| (self.image.len() - 1, rows));
+        self.reader(at, readers).read_rows(array, samples, Self::index(place, at), rows, to)?;
+        self.logarithms(at, to).map_err(|wrong| self.wrong(place, at, &wrong))
+    }
+
+    /// What reads a field.
+    fn reader<'a>(&self, at: usize, readers: &'a mut Vec<ArrayReader>) -> &'a mut ArrayReader {
         if readers.len() <= at {
             readers.resize_with(at + 1, ArrayReader::default);
         }
-        let rows = rows.map(|rows| (self.image.len() - 1, rows));
         readers[at].share(&self.chunks[at]);
-        readers[at].read_rows(array, samples, Self::index(place, at), rows, to)?;
+        &mut readers[at]
+    }
+
+    /// The same as the network reads or is to give them.
+    fn numbers(
+        &self,
+        place: &SamplePlace,
+        (at, rows): (usize, Option<&Range<usize>>),
+        readers: &mut Vec<ArrayReader>,
+        to: &mut [f32],
+    ) -> Result<()> {
+        self.raw(place, (at, rows), readers, to)?;
+        let channels = self.list.channels[at];
+        let each = to.len() / channels;
+        (0..channels).for_each(|channel| self.rescale(at, channel, &mut to[channel * each..][..each]));
+        self.settle(at, to).map_err(|wrong| self.wrong(place, at, &wrong))
+    }
+
+    /// Takes logarithms, where they are wanted.
+    fn logarithms(&self, at: usize, to: &mut [f32]) -> std::result::Result<(), Wrong> {
         if self.list.fields[at].log1p {
             if let Some(value) = to.iter().find(|value| value.is_finite() && **value <= -1.0) {
-                let what = format!("{value} has no ln(1 + x)");
-                return Err(self.wrong(place, at, &what, "leave :log1p out for such an array"));
+                return Err(Wrong(format!("{value} has no ln(1 + x)"), "leave :log1p out for such an array"));
             }
             to.iter_mut().for_each(|value| *value = value.ln_1p());
         }
         Ok(())
     }
 
-    /// Reads one sample: what the network reads (C, H, W), and its target; of each the given rows alone, one channel
-    /// behind the other.
+    /// Reads one sample: what the network reads (C, H, W), and its target, as numbers or as codes (`tables`); of each
+    /// the given rows alone, one channel behind the other.
     ///
     /// # Errors
     /// `Data`, with file and sample: it cannot be read, or has numbers that it must not have.
     pub fn read_sample(
         &self,
         index: usize,
-        input: &mut [f32],
-        target: &mut [f32],
+        mut parts: [CodesMut<'_>; 2],
         rows: [Option<&Range<usize>>; 2],
         readers: &mut Vec<ArrayReader>,
     ) -> Result<()> {
-        if self.list.in_network {
+        if let CodesMut::Numbers(target) = &mut parts[1]
+            && self.list.in_network
+        {
             target.fill(0.0);
         }
         let heights = [Some(self.image[1]), self.target_rows()];
         let (FieldList { inputs, numbers, places, .. }, place) = (&*self.list, self.place(index));
         for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {
             let is_target = at >= *inputs;
-            let part = if is_target { &mut *target } else { &mut *input };
             let (rows, height) = (rows[usize::from(is_target)], heights[usize::from(is_target)]);
             // All of a sample's fields have as many rows.
             let some = |whole: usize| match (rows, height) {
                 (Some(rows), Some(height)) => whole / height * rows.len(),
                 _ => whole,
             };
-            let own = &mut part[some(from)..some(from) + some(count)];
-            self.raw(&place, (at, rows), readers, own)?;
-            match (is_target, self.list.classes) {
-                (true, Some(classes)) => self.classes(&place, at, classes, own)?,
-                _ => self.rescale(&place, at, is_target, own)?,
+            let own = some(from)..some(from) + some(count);
+            match &mut parts[usize::from(is_target)] {
+                CodesMut::Numbers(part) => self.numbers(&place, (at, rows), readers, &mut part[own])?,
+                CodesMut::Bytes(part) => self.coded(&place, (at, rows), readers, &mut part[own])?,
+                CodesMut::Words(part) => self.coded(&place, (at, rows), readers, &mut part[own])?,
             }
         }
         Ok(())
     }
 
-    /// Rescales numbers, and deals with those that are missing.
-    fn rescale(&self, place: &SamplePlace, at: usize, is_target: bool, own: &mut [f32]) -> Result<()> {
+    /// Rescales numbers of a channel.
+    fn rescale(&self, at: usize, channel: usize, values: &mut [f32]) {
         let FieldScale { scale, shift, .. } = &self.scales[at];
-        let each = own.len() / scale.len();
-        for (values, (&scale, &shift)) in own.chunks_exact_mut(each).zip(scale.iter().zip(shift)) {
-            if (scale, shift) != (1.0, 0.0) {
-                values.iter_mut().for_each(|value| *value = *value * scale + shift);
-            }
+        let (scale, shift) = (scale[channel], shift[channel]);
+        if (scale, shift) != (1.0, 0.0) {
+            values.iter_mut().for_each(|value| *value = *value * scale + shift);
+        }
+    }
+
+    /// Deals with numbers that are missing, and checks what targets must be.
+    fn settle(&self, at: usize, own: &mut [f32]) -> std::result::Result<(), Wrong> {
+        let is_target = at >= self.list.inputs;
+        if let Some(classes) = self.list.classes.filter(|_| is_target) {
+            return self.classes(classes, own);
         }
         let is_no_share = |value: &&f32| value.is_finite() && !(0.0..=1.0).contains(*value);
         if let Some(value) = own.iter().find(is_no_share).filter(|_| is_target && self.list.shares) {
             let what = format!("{value} is no share from 0 to 1, which --loss bce wants");
-            return Err(self.wrong(place, at, &what, "rescale it by :minmax, or take --loss mse"));
+            return Err(Wrong(what, "rescale it by :minmax, or take --loss mse"));
         }
         if own.iter().all(|value| value.is_finite()) {
             return Ok(());
         }
         let instead = match self.list.missing {
-            Missing::Refuse => return Err(self.wrong(place, at, MISSING[0], MISSING[1])),
+            Missing::Refuse => return Err(missing()),
             Missing::Mask if is_target => f32::NAN,
             Missing::Mask | Missing::Zero => 0.0,
         };
@@ -364,7 +401,7 @@ impl FieldSet {
     }
 
     /// Checks numbers of classes; those that do not count become NaN.
-    fn classes(&self, place: &SamplePlace, at: usize, classes: usize, values: &mut [f32]) -> Result<()> {
+    fn classes(&self, classes: usize, values: &mut [f32]) -> std::result::Result<(), Wrong> {
         let ignored = self.list.ignored.map(|label| label as f32);
         for value in values {
             if Some(*value) == ignored || (value.is_nan() && self.list.missing == Missing::Mask) {
@@ -372,27 +409,29 @@ impl FieldSet {
             } else if value.is_nan() && self.list.missing == Missing::Zero {
                 *value = 0.0;
             } else if value.is_nan() {
-                return Err(self.wrong(place, at, MISSING[0], MISSING[1]));
+                return Err(missing());
             } else if value.fract() != 0.0 || *value < 0.0 || *value >= classes as f32 {
                 let what = format!("{value} is none of the {classes} classes that the network tells apart");
                 let advice = "where such points are not to count, say --ignore-label";
-                return Err(self.wrong(place, at, &what, advice));
+                return Err(Wrong(what, advice));
             }
         }
         Ok(())
     }
 
-    fn wrong(&self, place: &SamplePlace, at: usize, what: &str, advice: &str) -> Error {
+    fn wrong(&self, place: &SamplePlace, at: usize, Wrong(what, advice): &Wrong) -> Error {
         let text = format!("{}, sample {}: {what}; {advice}", self.list.texts[at], name(place));
         Error::data(&place.0.path, text)
     }
 }
 
-/// What is wrong with a number that is missing, and what settles it.
-const MISSING: [&str; 2] = [
-    "a number is missing or none (NaN)",
-    "--missing mask leaves such points out, --missing zero takes 0 for them",
-];
+/// What is wrong with a number, and what settles it.
+struct Wrong(String, &'static str);
+
+fn missing() -> Wrong {
+    let advice = "--missing mask leaves such points out, --missing zero takes 0 for them";
+    Wrong("a number is missing or none (NaN)".into(), advice)
+}
 
 /// What to call a sample: "a.h5 n 3".
 fn name((file, numbers): &SamplePlace) -> String {

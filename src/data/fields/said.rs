@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use super::FieldSet;
+use super::{CodesMut, FieldSet};
 use crate::data::Dataset;
 use crate::error::Result;
 use crate::fields::{Amount, ArrayStorage, FileArray, ViewSamples};
@@ -80,8 +80,8 @@ impl FieldSet {
         let most = self.len().min(TRIED);
         let (begun, mut tried) = (Instant::now(), 0);
         while tried < most && (tried == 0 || begun.elapsed().as_secs_f64() < LONG) {
-            let [input, target] = &mut sample;
-            self.read_sample(tried * self.len() / most, input, target, [None; 2], &mut readers)?;
+            let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+            self.read_sample(tried * self.len() / most, parts, [None; 2], &mut readers)?;
             for (reader, amount) in readers.iter_mut().zip(&mut alone) {
                 *amount = [*amount, reader.take_amount()].into_iter().sum();
                 reader.forget();

@@ -3,6 +3,7 @@ use super::*;
 use crate::config::FieldOptions;
 use crate::data::shard::Sharding;
 use crate::data::{Batch, Reading, Samples, TrainingLoader};
+use crate::graph::{CodeTables, DType};
 
 /// A file with `t` (10 samples, 4×6), `s` (10, 3 channels), `mask` (4×6) and `labels` (10, 4×6).
 fn file(directory: &tempfile::TempDir, name: &str) -> PathBuf {
@@ -27,8 +28,8 @@ fn options(inputs: &[&str], targets: &[&str]) -> FieldOptions {
 
 fn read(set: &FieldSet, index: usize) -> [Vec<f32>; 2] {
     let mut sample = [vec![0.0; set.image().iter().product()], vec![0.0; set.target_len()]];
-    let [input, target] = &mut sample;
-    set.read_sample(index, input, target, [None; 2], &mut Vec::new()).unwrap();
+    let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+    set.read_sample(index, parts, [None; 2], &mut Vec::new()).unwrap();
     sample
 }
 
@@ -67,7 +68,8 @@ fn rows_of_a_sample_are_read_alone() {
     let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
     let [whole, goal] = read(&set, 1);
     let (mut part, mut wanted, mut readers) = (vec![0.0; 4 * 3 * 6], vec![0.0; 2 * 6], Vec::new());
-    set.read_sample(1, &mut part, &mut wanted, [Some(&(2..5)), Some(&(4..6))], &mut readers).unwrap();
+    let parts = [&mut part[..], &mut wanted[..]].map(CodesMut::Numbers);
+    set.read_sample(1, parts, [Some(&(2..5)), Some(&(4..6))], &mut readers).unwrap();
     let rows = (0..4).flat_map(|c| whole[48 * c + 12..48 * c + 30].to_vec());
     assert_eq!(part, rows.collect::<Vec<_>>());
     assert_eq!(wanted, goal[24..36]);
@@ -153,8 +155,8 @@ fn what_a_target_must_not_have_is_named_or_left_out() {
         };
         let set = FieldSet::open(None, &path, &fields, &[]).unwrap().telling_apart(classes);
         let mut sample = [vec![0.0; 24], vec![0.0; 24]];
-        let [input, target] = &mut sample;
-        set.read_sample(0, input, target, [None; 2], &mut Vec::new()).map(|()| sample[1].clone())
+        let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+        set.read_sample(0, parts, [None; 2], &mut Vec::new()).map(|()| sample[1].clone())
     };
     assert_eq!(of_classes(None, 3).unwrap()[..4], [0.0, 1.0, 2.0, 0.0]);
     let error = of_classes(None, 2).unwrap_err().message;
@@ -256,4 +258,135 @@ fn bytes_of_an_epoch_are_those_that_ranks_read() {
         // Each chunk is read by a rank once for several samples.
         assert!(amount.decoded < 3 * amount.used, "{amount:?}");
     }
+}
+
+/// What a device makes of the codes of a sample, by the definition of `Op::Lookup`: bits.
+fn looked_up(set: &FieldSet, index: usize) -> Result<[Vec<u32>; 2]> {
+    let tables = [set.tables(false), set.tables(true)];
+    let counts: [usize; 2] = [set.image().iter().product(), set.target_len()];
+    let mut codes = [0, 1].map(|at| Codes::new(tables[at].map_or(DType::F32, |of| of.dtype), counts[at]));
+    let mut numbers = counts.map(|count| vec![0.0; count]);
+    let mut places = numbers.iter_mut().zip(counts);
+    let parts = codes.each_mut().map(|codes| {
+        let (numbers, count) = places.next().unwrap();
+        codes.samples(count.max(1)).next().unwrap_or(CodesMut::Numbers(numbers))
+    });
+    set.read_sample(index, parts, [None; 2], &mut Vec::new())?;
+    let of = |at: usize| {
+        let Some(CodeTables { dtype, which, tables }) = tables[at] else { return Vec::new() };
+        let codes: Vec<usize> = match &codes[at] {
+            Codes::Bytes(codes) => codes.iter().map(|&code| code.into()).collect(),
+            Codes::Words(codes) => codes.iter().map(|&code| code.into()).collect(),
+        };
+        let (run, all) = (codes.len() / which.len(), CodeTables::codes(*dtype));
+        let value = |(at, &code): (usize, &usize)| tables[which[at / run] as usize * all + code].to_bits();
+        codes.iter().enumerate().map(value).collect()
+    };
+    Ok([of(0), of(1)])
+}
+
+/// Every type of 8 and 16 bits, of either order of bytes, rescaled by channel, as logarithms, packed, with numbers that
+/// are missing, of classes, and chunks that were never written: tables give the bits that are read as numbers.
+#[test]
+fn codes_become_the_numbers_that_are_read_as_such() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/fields.hdf5");
+    let of_classes = |fields| FieldOptions { loss: Some("cross-entropy".parse().unwrap()), ..fields };
+    let all = |inputs: &[&str], targets: &[&str]| {
+        let inputs: Vec<String> = inputs.iter().map(|name| format!("types/{name}")).collect();
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        FieldOptions { missing: Missing::Mask, ..options(&inputs, targets) }
+    };
+    let warm = "temperature[t,h,w]:standard";
+    for (fields, kinds, tables) in [
+        (all(&["int8"], &[]), "U8", 1),
+        (all(&["uint8_chunked[n,c]:standard"], &[]), "U8", 9),
+        (all(&["int16_be:minmax"], &["types/uint8:standard"]), "U16 U8", 5),
+        (all(&["int16_chunked[n,c]:standard"], &[]), "U16", 9),
+        (all(&["uint16:log1p:standard"], &["types/uint16_be"]), "U16 U16", 5),
+        (all(&["uint16_chunked:standard"], &[]), "U16", 9),
+        (all(&["float16_be:standard"], &["types/float16"]), "U16 U16", 5),
+        (all(&["float16_chunked"], &[]), "U16", 1),
+        (all(&["int8:standard", "float16", "uint16_be"], &[]), "U16", 7),
+        (all(&["int16", "int32"], &["types/int8"]), "U8", 0),
+        (FieldOptions { missing: Missing::Zero, ..options(&[warm], &[warm]) }, "U16 U16", 1),
+        (FieldOptions { missing: Missing::Mask, ..options(&[warm], &[warm]) }, "U16 U16", 1),
+        (of_classes(options(&["temperature[t,c=0..2,w]"], &["labels[t,h,w]"])), "", 0),
+    ] {
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
+        let width = 5 * set.list.channels.iter().sum::<usize>();
+        let moments = (0..set.len())
+            .fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), width));
+        let scales = set.rescaling(&moments).unwrap();
+        let set = set.scaled(&scales).unwrap().telling_apart(100);
+        let what = format!("{:?} {:?}", fields.inputs, fields.targets);
+        let types =
+            [false, true].map(|of_targets| set.tables(of_targets).map(|of| format!("{:?}", of.dtype)));
+        let found = types.into_iter().flatten().collect::<Vec<_>>().join(" ");
+        assert!(kinds.is_empty() || found == kinds, "{what}: {found}");
+        let count = |of: &CodeTables| of.tables.len() / CodeTables::codes(of.dtype);
+        assert!(kinds.is_empty() || set.tables(false).map_or(0, count) == tables, "{what}");
+        for index in 0..set.len() {
+            let Ok(codes) = looked_up(&set, index) else { panic!("{what}") };
+            for (codes, numbers) in codes.iter().zip(read(&set, index)) {
+                let numbers: Vec<u32> = numbers.iter().map(|number| number.to_bits()).collect();
+                assert!(codes.is_empty() || *codes == numbers, "{what}: {codes:?}, not {numbers:?}");
+            }
+        }
+    }
+}
+
+/// What ends a run says the same of codes as of numbers; rows are cut alike.
+#[test]
+fn codes_that_end_a_run_are_named() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/fields.hdf5");
+    for (fields, classes, expected) in [
+        (options(&["temperature[t,h,w]"], &[]), 9, "a number is missing or none"),
+        (options(&["types/int16:log1p"], &[]), 9, "has no ln(1 + x)"),
+        (
+            FieldOptions {
+                loss: Some("cross-entropy".parse().unwrap()),
+                ..options(&["types/int8"], &["types/uint8[n,w]"])
+            },
+            2,
+            "is none of the 2 classes",
+        ),
+    ] {
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap().telling_apart(classes);
+        let messages: Vec<[String; 2]> = (0..set.len())
+            .filter_map(|index| {
+                let mut sample = [vec![0.0; set.image().iter().product()], vec![0.0; set.target_len()]];
+                let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+                let numbers = set.read_sample(index, parts, [None; 2], &mut Vec::new()).err();
+                let codes = looked_up(&set, index).err();
+                assert_eq!(numbers.is_some(), codes.is_some(), "{expected} {index}");
+                Some([numbers?.message, codes?.message])
+            })
+            .collect();
+        assert!(!messages.is_empty(), "{expected}");
+        for [numbers, codes] in messages {
+            assert!(codes == numbers && codes.contains(expected), "{codes}, not {numbers}");
+        }
+    }
+}
+
+/// Of files of which one is packed otherwise a code stands for two numbers.
+#[test]
+fn files_that_are_packed_unlike_have_no_codes() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, scale: f64| {
+        let file = hdf5::File::create(directory.path().join(name)).unwrap();
+        let values = ndarray::Array2::from_shape_fn((4, 3), |(n, c)| (10 * n + c) as i16);
+        let array = file.new_dataset_builder().with_data(&values).create("x").unwrap();
+        array.new_attr::<f64>().create("scale_factor").unwrap().write_scalar(&scale).unwrap();
+    };
+    let tables = |path: &Path| {
+        let set = FieldSet::open(None, path, &options(&["x"], &[]), &[]).unwrap();
+        set.tables(false).map(|of| of.dtype)
+    };
+    write("a.h5", 0.5);
+    write("b.h5", 0.5);
+    assert_eq!(tables(directory.path()), Some(DType::U16));
+    write("b.h5", 0.25);
+    assert_eq!(tables(directory.path()), None);
+    assert_eq!(tables(&directory.path().join("b.h5")), Some(DType::U16));
 }

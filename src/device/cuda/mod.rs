@@ -100,6 +100,7 @@ impl Cuda {
         let gpu = &self.gpu;
         match *request.op {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
+            Op::Lookup { is_target } => simple::lookup(gpu, request, is_target),
             Op::Conv(conv) => conv::forward_pass(gpu, request, &conv),
             Op::ConvBackwardData(conv) => conv::backward_data(gpu, request, &conv),
             Op::Linear { relu, .. } => linear::forward_pass(gpu, request, relu),

@@ -28,7 +28,7 @@ fn alike(request: &KernelRequest, layout: &Layout, spec: &Spec) -> Result<Layout
 /// Channels of images at the most that a thread has all of (kernels/pixels.cuh).
 const COLOURS: usize = 4;
 
-/// The grid of kernels that have a thread a pixel.
+/// The grid of kernels that have a thread a pixel, or a place of a run.
 fn pixel_grid(images: usize, plane: usize) -> [u32; 3] {
     [plane.div_ceil(BLOCK as usize).max(1) as u32, images.clamp(1, 65_535) as u32, 1]
 }
@@ -66,6 +66,36 @@ pub fn normalise(
     };
     let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
     Ok(CudaKernel::new(gpu, "own:images", inputs, vec![layout], bind))
+}
+
+/// codes, samples, which, tables → y
+pub fn lookup(gpu: &Rc<Gpu>, request: &KernelRequest, is_target: bool) -> Result<CudaKernel> {
+    let y = output(request, 0)?;
+    let (n, name) = match input(request, 0)?.0.dtype {
+        DType::U8 => (y.shape.batch(), "lookup_u8"),
+        DType::U16 => (y.shape.batch(), "lookup_u16"),
+        other => return Err(Error::internal(format!("{other:?} is no code"))),
+    };
+    let runs = input(request, 2)?.0.shape.elements();
+    let length = y.shape.elements() / (n * runs).max(1);
+    let bind = move |operands: &mut Operands| {
+        let ([x, samples, which, tables], y) =
+            ([0, 1, 2, 3].map(|index| &operands.inputs[index]), &operands.outputs[0]);
+        let arguments = [
+            Memory(x),
+            Memory(samples),
+            Memory(which),
+            Memory(tables),
+            Memory(y),
+            Int(n),
+            Int(runs),
+            Long(length),
+            Bool(is_target),
+        ];
+        operands.launch(name, pixel_grid(n * runs, length), &arguments)
+    };
+    let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
+    Ok(CudaKernel::new(gpu, "own:lookup", inputs, vec![plain(y)], bind))
 }
 
 /// x → y

@@ -52,7 +52,7 @@ pub fn data_type(dtype: DType) -> Result<sys::DataType> {
         DType::BF16 => Ok(sys::BF16),
         DType::F16 => Err(Error::environment("--precision f16 is for --device cuda; use bf16 or f32")),
         DType::I32 => Ok(sys::S32),
-        DType::U8 => Err(Error::internal("pixels are normalised before a CPU sees them")),
+        DType::U8 | DType::U16 => Err(Error::internal("a CPU is given numbers")),
         DType::Saved => Err(Error::internal("a saved tensor has no plain layout")),
     }
 }

@@ -145,7 +145,7 @@ impl Cpu {
             Op::FieldLoss(of) => boxed(field_loss::forward_pass(engine, workers, request, of)),
             Op::FieldMeans(of) => boxed(field_loss::means(engine, request, of)),
             Op::Backward(op) => self.backward(request, op, subject),
-            Op::Normalise { .. } | Op::Fused(_) => {
+            Op::Normalise { .. } | Op::Lookup { .. } | Op::Fused(_) => {
                 Err(Error::internal(format!("{} is for GPUs", request.op.name())))
             }
         }

@@ -46,6 +46,11 @@ pub enum Op {
     /// label is below 0, which marks a place without an image. C is 3 at most.
     Normalise { scale: [f32; 3], shift: [f32; 3] },
 
+    /// codes (N,…), samples (N), which (R), tables (T, codes) → y (N,…): the numbers of a sample are R runs of one
+    /// length, and those of run r become `tables[which[r]][code]`. Where `samples` is below 0 there is no sample: all 0,
+    /// or NaN of a target.
+    Lookup { is_target: bool },
+
     /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW); of cubes (N,C,D,H,W) and so on, as all that is said
     /// here of images.
     Conv(Conv),
@@ -194,6 +199,7 @@ impl Op {
         use Arithmetic::{Elements, Nothing};
         match self {
             Op::Normalise { .. } => ("normalise", Elements),
+            Op::Lookup { .. } => ("lookup", Elements),
             Op::Conv(conv) if conv.relu => (conv.named("conv2d+relu", "conv3d+relu"), FORWARD),
             Op::Conv(conv) => (conv.named("conv2d", "conv3d"), FORWARD),
             Op::ConvBackwardData(conv) => {
@@ -285,7 +291,8 @@ impl Op {
             Op::Sum { scale } => b.simple(id, node, Op::Expand { scale }, vec![dy]),
             Op::Expand { scale } => b.contribute_sum(id, node.inputs[0], dy, scale),
             // Integers have no gradients, and nothing learned comes before the moments of another rank.
-            Op::Normalise { .. } | Op::BatchNormMoments | Op::Exchange { .. } | Op::FieldMeans(_) => {}
+            Op::Normalise { .. } | Op::Lookup { .. } | Op::BatchNormMoments => {}
+            Op::Exchange { .. } | Op::FieldMeans(_) => {}
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 let op = BackwardOp::SoftmaxCrossEntropy { smoothing, weight };
                 b.simple(id, node, op, node.inputs.clone());

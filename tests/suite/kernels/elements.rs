@@ -346,6 +346,45 @@ fn bytes_become_normalised_images() {
 }
 
 #[test]
+fn codes_become_what_tables_say() {
+    for bytes in [1, 2] {
+        for (n, runs, length) in [(2, 3, 35), (3, 1, 300), (1, 5, 1)] {
+            let (mut stream, codes) = (stream(11), 1usize << (8 * bytes));
+            let x: Vec<u16> = (0..n * runs * length).map(|_| stream.below(codes as u32) as u16).collect();
+            let which: Vec<f32> = (0..runs).map(|run| (run % 2) as f32).collect();
+            let tables: Vec<f32> = (0..2 * codes).map(|at| at as f32 - 77.0).collect();
+            let raw: Vec<u8> = x.iter().flat_map(|code| code.to_ne_bytes()[..bytes].to_vec()).collect();
+            let samples: Vec<u8> =
+                [0i32, -1, 0][..n].iter().flat_map(|sample| sample.to_ne_bytes()).collect();
+            for is_target in [0i32, 1] {
+                let y = Buffer::empty(x.len(), "f32", STARTS[0]);
+                launch!(
+                    format!("lookup_u{}", 8 * bytes),
+                    Shape::any(),
+                    &Buffer::of_bytes(&raw, STARTS[1], bytes),
+                    &Buffer::of_bytes(&samples, STARTS[0], 4),
+                    &Buffer::f32s(&which),
+                    &Buffer::f32s(&tables),
+                    &y,
+                    n as i32,
+                    runs as i32,
+                    length as i64,
+                    is_target,
+                );
+                let value = |at: usize| match (at / (runs * length), is_target) {
+                    (1, 1) => f32::NAN,
+                    (1, _) => 0.0,
+                    _ => tables[at / length % runs % 2 * codes + x[at] as usize],
+                };
+                let expected: Vec<f32> = (0..x.len()).map(value).collect();
+                let bits = |of: &[f32]| of.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&y.read("f32")), bits(&expected), "lookup_u{}", 8 * bytes);
+            }
+        }
+    }
+}
+
+#[test]
 fn channels_are_joined_and_cut() {
     for t in NUMBERS {
         for (rows, widths) in [(5, [3, 4, 2]), (9, [8, 16, 4]), (7, [4, 3, 8]), (11, [8, 40, 16])] {

@@ -66,6 +66,7 @@ impl OnnxWriter<'_> {
             }
             // What a device or a training puts into a graph, and the loss, which no file has.
             Op::Normalise { .. }
+            | Op::Lookup { .. }
             | Op::BatchNormMoments
             | Op::Exchange { .. }
             | Op::AllToAll { .. }

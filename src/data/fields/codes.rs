@@ -1,0 +1,229 @@
+//! Numbers that have 8 or 16 bits in their files, handed on to a device as they are. What becomes of each code is a
+//! table, made by what makes numbers for the network of what is read: the same bits.
+
+use std::ops::Range;
+
+use super::list::FieldList;
+use super::{FieldSet, SamplePlace};
+use crate::error::{Error, Result};
+use crate::fields::{ArrayReader, FileNumber};
+use crate::graph::{CodeTables, DType};
+
+/// Tables at the most: with 16 bits 16 MB of a device.
+const MOST_TABLES: usize = 64;
+
+/// Codes of samples of a batch; none where they come as numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Codes {
+    /// Of 8 bits.
+    Bytes(Vec<u8>),
+    /// Of 16 bits, or of both.
+    Words(Vec<u16>),
+}
+
+impl Default for Codes {
+    fn default() -> Codes {
+        Codes::Bytes(Vec::new())
+    }
+}
+
+impl Codes {
+    /// Room for so many codes of a type; none of any other type.
+    pub fn new(dtype: DType, count: usize) -> Codes {
+        match dtype {
+            DType::U8 => Codes::Bytes(vec![0; count]),
+            DType::U16 => Codes::Words(vec![0; count]),
+            _ => Codes::default(),
+        }
+    }
+
+    /// Room for as many as another has.
+    pub fn like(other: &Codes) -> Codes {
+        match other {
+            Codes::Bytes(codes) => Codes::Bytes(vec![0; codes.len()]),
+            Codes::Words(codes) => Codes::Words(vec![0; codes.len()]),
+        }
+    }
+
+    /// Each sample's, of so many codes.
+    pub fn samples(&mut self, size: usize) -> Box<dyn Iterator<Item = CodesMut<'_>> + '_> {
+        match self {
+            Codes::Bytes(codes) => Box::new(codes.chunks_exact_mut(size).map(CodesMut::Bytes)),
+            Codes::Words(codes) => Box::new(codes.chunks_exact_mut(size).map(CodesMut::Words)),
+        }
+    }
+
+    /// Makes 0 of all from one on.
+    pub fn clear_from(&mut self, first: usize) {
+        match self {
+            Codes::Bytes(codes) => codes.iter_mut().skip(first).for_each(|code| *code = 0),
+            Codes::Words(codes) => codes.iter_mut().skip(first).for_each(|code| *code = 0),
+        }
+    }
+}
+
+/// Where the numbers of a sample go.
+pub enum CodesMut<'a> {
+    /// As numbers for a network.
+    Numbers(&'a mut [f32]),
+    /// As codes of 8 bits.
+    Bytes(&'a mut [u8]),
+    /// As codes of 16 bits.
+    Words(&'a mut [u16]),
+}
+
+impl CodesMut<'_> {
+    /// The same places, for somebody else to write to.
+    pub fn again(&mut self) -> CodesMut<'_> {
+        match self {
+            CodesMut::Numbers(numbers) => CodesMut::Numbers(numbers),
+            CodesMut::Bytes(codes) => CodesMut::Bytes(codes),
+            CodesMut::Words(codes) => CodesMut::Words(codes),
+        }
+    }
+
+    /// Makes this of all numbers, and 0 of all codes.
+    pub fn fill(&mut self, number: f32) {
+        match self {
+            CodesMut::Numbers(numbers) => numbers.fill(number),
+            CodesMut::Bytes(codes) => codes.fill(0),
+            CodesMut::Words(codes) => codes.fill(0),
+        }
+    }
+}
+
+/// Tables of the inputs or of the targets of samples.
+pub struct FieldCodes {
+    tables: CodeTables,
+    /// For each channel of each field the number of its table.
+    of: Vec<Vec<usize>>,
+    /// For each table which codes end a run, where any does.
+    wrong: Vec<Option<Vec<bool>>>,
+}
+
+impl FieldSet {
+    /// What becomes of the numbers of inputs (`false`) or of targets (`true`) that are read as codes. `None` where they
+    /// have more bits, where the files differ in what a code stands for, or where more channels are rescaled by
+    /// themselves than are worth tables.
+    pub fn tables(&self, of_targets: bool) -> Option<&CodeTables> {
+        self.field_codes(of_targets).map(|codes| &codes.tables)
+    }
+
+    fn field_codes(&self, of_targets: bool) -> Option<&FieldCodes> {
+        self.codes[usize::from(of_targets)].get_or_init(|| self.coding(of_targets)).as_ref()
+    }
+
+    fn coding(&self, of_targets: bool) -> Option<FieldCodes> {
+        let FieldList { inputs, fields, .. } = &*self.list;
+        let range = if of_targets { *inputs..fields.len() } else { 0..*inputs };
+        let first = &self.files[0];
+        let is_coded =
+            |at: usize| self.files.iter().all(|file| file.arrays[at].0.has_codes_of(&first.arrays[at].0));
+        if range.is_empty() || !range.clone().all(is_coded) {
+            return None;
+        }
+        let is_byte = |at: usize| first.arrays[at].0.element.bytes() == 1;
+        let dtype = if range.clone().all(is_byte) { DType::U8 } else { DType::U16 };
+        let mut codes = FieldCodes {
+            tables: CodeTables { dtype, which: [].into(), tables: [].into() },
+            of: vec![Vec::new(); range.start],
+            wrong: Vec::new(),
+        };
+        let mut tables: Vec<f32> = Vec::new();
+        for at in range.clone() {
+            let of = self.tables_of(at, CodeTables::codes(dtype), &mut tables, &mut codes.wrong)?;
+            codes.of.push(of);
+        }
+        codes.tables.tables = tables.into();
+        codes.tables.which = self.runs(range, &codes.of).into();
+        Some(codes)
+    }
+
+    /// Adds the tables of a field's channels, and says which each has. `None` where there are too many.
+    fn tables_of(
+        &self,
+        at: usize,
+        codes: usize,
+        tables: &mut Vec<f32>,
+        wrong: &mut Vec<Option<Vec<bool>>>,
+    ) -> Option<Vec<usize>> {
+        let (array, scale) = (&self.files[0].arrays[at].0, &self.scales[at]);
+        let factors = |channel: usize| [scale.scale[channel], scale.shift[channel]].map(f32::to_bits);
+        let mut of: Vec<usize> = Vec::new();
+        for channel in 0..self.list.channels[at] {
+            if let Some(same) = (0..channel).find(|&other| factors(other) == factors(channel)) {
+                of.push(of[same]);
+                continue;
+            }
+            if wrong.len() == MOST_TABLES {
+                return None;
+            }
+            let mut table = array.element.of_codes();
+            array.meanings(&mut table);
+            let mut is_wrong = vec![false; table.len()];
+            for (value, is_wrong) in table.iter_mut().zip(&mut is_wrong) {
+                let value = std::slice::from_mut(value);
+                let settled = self.logarithms(at, value).and_then(|()| {
+                    self.rescale(at, channel, value);
+                    self.settle(at, value)
+                });
+                *is_wrong = settled.is_err();
+            }
+            // Of 8 bits among 16 there are no others.
+            table.resize(codes, 0.0);
+            is_wrong.resize(codes, false);
+            of.push(wrong.len());
+            wrong.push(Some(is_wrong).filter(|codes| codes.contains(&true)));
+            tables.append(&mut table);
+        }
+        Some(of)
+    }
+
+    /// Which table each run of a sample's numbers has: runs are as long as they can be, and all alike.
+    fn runs(&self, range: Range<usize>, of: &[Vec<usize>]) -> Vec<f32> {
+        let FieldList { numbers, channels, places, .. } = &*self.list;
+        let one = of.iter().flatten().all(|&table| table == 0);
+        if one {
+            return vec![0.0];
+        }
+        let each = |at: usize| numbers[at] / channels[at];
+        let run = range.clone().map(each).fold(0, greatest_divisor);
+        let mut order: Vec<usize> = range.collect();
+        order.sort_by_key(|&at| places[at]);
+        let of_field = |at: usize| {
+            let tables = of[at].iter().map(|&table| table as f32);
+            tables.flat_map(move |table| std::iter::repeat_n(table, each(at) / run))
+        };
+        order.into_iter().flat_map(of_field).collect()
+    }
+
+    /// The codes of a field of the sample at a place, or of some of its rows.
+    pub(super) fn coded<T: FileNumber + Into<usize>>(
+        &self,
+        place: &SamplePlace,
+        (at, rows): (usize, Option<&Range<usize>>),
+        readers: &mut Vec<ArrayReader>,
+        to: &mut [T],
+    ) -> Result<()> {
+        let known = self.field_codes(at >= self.list.inputs);
+        let known = known.ok_or_else(|| Error::internal(format!("{} has no codes", self.list.texts[at])))?;
+        let (array, samples) = &place.0.arrays[at];
+        let of_rows = rows.map(|rows| (self.image.len() - 1, rows));
+        self.reader(at, readers).read_codes(array, samples, Self::index(place, at), of_rows, to)?;
+        let each = to.len() / self.list.channels[at];
+        let is_wrong = |(codes, &table): (&[T], &usize)| {
+            let wrong = known.wrong[table].as_ref();
+            wrong.is_some_and(|wrong| codes.iter().any(|&code| wrong[code.into()]))
+        };
+        if !to.chunks_exact(each).zip(&known.of[at]).any(is_wrong) {
+            return Ok(());
+        }
+        // What is wrong is said as of numbers.
+        self.numbers(place, (at, rows), readers, &mut vec![0.0; to.len()])?;
+        Err(Error::internal(format!("{} has a code that ends a run", self.list.texts[at])))
+    }
+}
+
+fn greatest_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_divisor(b, a % b) }
+}

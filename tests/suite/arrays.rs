@@ -133,7 +133,8 @@ fn write_packed(path: &Path, number: i64) {
 #[test]
 fn a_gpu_is_sent_numbers_as_files_have_them() {
     let place = Place::new();
-    (write_packed(&place.path("p.h5"), 1), write_packed(&place.path("t.h5"), 7));
+    write_packed(&place.path("p.h5"), 1);
+    write_packed(&place.path("t.h5"), 7);
     let [data, test] = ["p.h5", "t.h5"].map(|name| place.text(name));
     let views = "--input wind[n,h,w,c]:standard --target heat[n,h,w]:log1p:standard";
     let flags = format!(

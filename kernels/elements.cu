@@ -94,23 +94,10 @@ template <class T> __device__ inline void bias(T *y, const float *b, Long rows, 
     });
 }
 
-template <class T> __device__ inline void find_broken(const T *x, Long n, u32 *broken) {
-    bool found = false;
-    each(n, aligned(x), [&](Long i, auto count) {
-        float v[count.value];
-        load(x + i, v);
-        for (int k = 0; k < count.value; ++k) found |= !is_finite(v[k]);
-    });
-    // Whoever writes, it is the same.
-    if (found) *broken = 1;
-}
-
 #define ROWS(T, t)                                                                                                     \
     extern "C" __global__ void bias_##t(T *y, const float *b, Long rows, int channels, float max) {                    \
         bias(y, b, rows, channels, max);                                                                               \
     }                                                                                                                  \
-    ENTRY(bias_##t)                                                                                                    \
-    extern "C" __global__ void find_broken_##t(const T *x, Long n, u32 *broken) { find_broken(x, n, broken); }         \
-    ENTRY(find_broken_##t)
+    ENTRY(bias_##t)
 
 FOR_NUMBERS(ROWS)

@@ -133,3 +133,13 @@ __device__ inline void gradients_of(const T *logits, const int *labels, const in
     ENTRY(softmax_cross_entropy_backward_##t)
 
 FOR_NUMBERS(LOSS)
+
+// Whether the host will find that the losses of a step add up to a finite number: it adds in f64, too.
+extern "C" __global__ void check_losses(const float *losses, Long n, u32 *broken) {
+    require_block(BLOCK, 1);
+    f64 sum = 0.0;
+    ROLLED for (Long i = threadIdx.x; i < n; i += BLOCK) sum += (f64)losses[i];
+    sum = over_block<Add>(sum);
+    if (threadIdx.x == 0 && !is_finite((float)sum)) *broken = 1;
+}
+ENTRY(check_losses)

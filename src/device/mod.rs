@@ -18,6 +18,7 @@ mod usage;
 
 use std::any::Any;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
@@ -212,6 +213,11 @@ pub trait Device {
     fn skip_flag(&self) -> Option<Memory> {
         None
     }
+    /// Enqueues, behind `after` and beside what else is enqueued: `skip_flag` is set if these losses, `f32`, do not add
+    /// up to a finite number. The event says when. For devices that have such a flag.
+    fn check_losses(&self, _losses: &Memory, _after: &DeviceEvent) -> Result<DeviceEvent> {
+        Err(Error::internal(format!("{} looks at no losses", self.name())))
+    }
     /// `into` = `decay`·`into` + (1 − `decay`)·`from`, both `f32`, as a step; the first update takes `from` over.
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>>;
     /// `into` += `from`, both `f32`, as a step (gradient accumulation).
@@ -289,8 +295,9 @@ pub trait Device {
         to.copy_from(from);
         Ok(())
     }
-    /// One step that does what these do, with less work for the host, where the device can; they are not run.
-    fn capture(&self, _steps: &mut [Box<dyn Step>], _scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
+    /// One step that does what this enqueues, with less work for the host, where the device can; nothing is run now.
+    /// What the step copies to the host is there at the event that `copy_to_host_after` gave, each time anew.
+    fn capture(&self, _enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Step>>> {
         Ok(None)
     }
     /// Runs these one after the other, once to warm up and then so many times; says how many seconds each run of each
@@ -376,4 +383,5 @@ pub trait PeerMemory {
 }
 
 /// A point in a device's queue; `None` inside for devices that finish a step before `run` returns.
-pub struct DeviceEvent(pub Option<Box<dyn Any>>);
+#[derive(Clone)]
+pub struct DeviceEvent(pub Option<Rc<dyn Any>>);

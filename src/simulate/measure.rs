@@ -73,7 +73,8 @@ impl Measured<'_> {
         let mut whole: Vec<f64> =
             (0..repeats).map(|run| samples.iter().map(|of_step| of_step[run]).sum()).collect();
         // As training runs it, where that is not one step after the other.
-        if let Some(graph) = self.device.capture(&mut self.steps, &scalars)? {
+        let mut enqueue = || self.steps.iter_mut().try_for_each(|step| step.run(&scalars));
+        if let Some(graph) = self.device.capture(&mut enqueue)? {
             whole = self.device.time(&mut [graph], &scalars, repeats)?.remove(0);
         }
         let mut steps: Vec<f64> = samples.into_iter().map(median).collect();

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::asynchronous::{Side, Worker};
+use super::captured::{Bound, Stretch, Whole};
 use super::device_prefetch::DevicePrefetch;
 use super::evaluate::Evaluator;
 use super::groups::Groups;
@@ -15,8 +16,7 @@ use super::plans::{Plans, manner};
 use super::server::Server;
 use super::shards::Statistics;
 use super::step::{
-    Accumulation, Adding, Bound, Clip, OwnedParts, PartUpdates, Round, Scaling, StepImages, Stretch, Trainer,
-    Verdict,
+    Accumulation, Adding, Clip, OwnedParts, PartUpdates, Round, Scaling, StepImages, Trainer, Verdict,
 };
 use super::stop::Flags;
 use super::weights::Start;
@@ -210,6 +210,7 @@ impl Assembly<'_> {
         };
         Ok(Trainer {
             programs,
+            whole: self.whole(&round.scripts[0]),
             relaxed: RelaxedWays {
                 meetings: Meetings::new(device, plan, memories, computing)?,
                 asynchronous: None,
@@ -236,6 +237,24 @@ impl Assembly<'_> {
             owned: self.owned_parts(&round.scripts[0], memories),
             round,
         })
+    }
+
+    /// Whether the device may do all of a step at once, from the images to the updates.
+    fn whole(&self, script: &Script) -> Option<Whole> {
+        let Assembly { config, averaging, device, .. } = *self;
+        let apart = match () {
+            _ if device.is_host() => "the device has no queue",
+            _ if script.mesh.ranks() > 1 => "other ranks' gradients come before the updates",
+            _ if script.accumulates => "each micro-batch has images and numbers of its own",
+            _ if config.shards.is_some() => "statistics of shards are kept apart between passes",
+            _ if script.relaxed => "ranks with parameters of their own meet behind the updates",
+            _ if config.compress.is_some() => "gradients are encoded before the updates",
+            _ if averaging.on_device => "gradients go through NCCL, IPC or MPI before the updates",
+            _ if device.skip_flag().is_none() => "updates do not look at losses themselves",
+            _ => return Some(Whole::default()),
+        };
+        log::debug!("a step is not done at once: {apart}");
+        None
     }
 
     /// What is done with the gradients of a step that are summed.

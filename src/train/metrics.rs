@@ -14,7 +14,7 @@ pub struct Metrics {
     /// As much page-locked memory of the host, for a device with memory of its own.
     host: Option<Memory>,
     /// When they are there.
-    arrives: Option<DeviceEvent>,
+    pub arrives: Option<DeviceEvent>,
     values: [Vec<f32>; 2],
 }
 

@@ -3,8 +3,8 @@
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `fields` where they are arrays, `doubts` whether data, network and weights go together, `plans`,
 //! of stages by `cutting`, their memory by `ledger`, `describe` for the record, `mlperf` for MLPerf's),
-//! `step` is one training step, `device_prefetch` the next batch on its way, `metrics` the losses on theirs, `device`
-//! what a rank drives, `meeting` where ranks with parameters of their own come together, `shards` what does not depend
+//! `step` is one training step, `captured` what of it a device does at once, `device_prefetch` the next batch on its
+//! way, `metrics` the losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together, `shards` what does not depend
 //! on their number, `asynchronous` and `server` what ranks and servers do that do not wait for all, `evaluate` the test
 //! set, `testing` that alone, `predicting` what images are, `predicting_fields` what comes of arrays, `checkpoint`
 //! keeps and resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how
@@ -16,6 +16,7 @@
 
 mod assemble;
 mod asynchronous;
+mod captured;
 mod checkpoint;
 mod commit;
 mod cutting;

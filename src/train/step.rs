@@ -2,11 +2,11 @@
 //! and decides nothing.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
 use super::asynchronous::{Note, Side};
+use super::captured::{Bound, Whole};
 use super::device_prefetch::{DevicePrefetch, Inputs};
 use super::meeting::{Meetings, RelaxedWays};
 use super::memory::Memories;
@@ -24,7 +24,7 @@ use crate::fusion::compress::{Account, Kept};
 use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
 use crate::optim::{LossScaler, RateSchedule};
-use crate::plan::{Action, Area, Axis, Kind, Program, Region, Script, Transfer, TransferId, has_not_finite};
+use crate::plan::{Action, Area, Axis, Kind, Region, Script, Transfer, TransferId, has_not_finite};
 use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, and with it what `Trainer::flags` says: how many ranks
@@ -39,47 +39,8 @@ struct StepSums {
     diverged: f32,
 }
 
-/// Steps of the program between two points at which the host has something to do. On a device of the host that is after
-/// every step.
-pub struct Stretch {
-    steps: Range<usize>,
-    /// The device's way to do all of them at once, made when they have run once.
-    captured: Option<Box<dyn Step>>,
-    /// What the host took for them the last time; infinite before.
-    seconds: f64,
-}
-
-impl Stretch {
-    /// Cuts a program wherever a run of a script begins or ends.
-    pub fn cut(program: &Program, scripts: &[Rc<Script>], device: &dyn Device) -> Vec<Stretch> {
-        let actions = scripts.iter().flat_map(|script| &script.actions);
-        let ends_of_runs = actions.flat_map(|action| match action {
-            Action::Run { steps, .. } => [steps.start, steps.end],
-            _ => [0; 2],
-        });
-        let mut ends: Vec<usize> = match device.is_host() {
-            true => (1..=program.steps.len()).collect(),
-            false => ends_of_runs.collect(),
-        };
-        ends.sort_unstable();
-        ends.dedup();
-        let mut start = 0;
-        let stretch = |end| {
-            let steps = std::mem::replace(&mut start, end)..end;
-            Stretch { steps, captured: None, seconds: f64::INFINITY }
-        };
-        ends.into_iter().filter(|&end| end > 0).map(stretch).collect()
-    }
-}
-
 /// Bytes of parameters and of their averages that change places at a time.
 const EXCHANGED: usize = 4 << 20;
-
-/// A program, and what of it runs without a pause.
-pub struct Bound {
-    pub program: Program,
-    pub stretches: Vec<Stretch>,
-}
 
 /// What came of a step. Loss and metric are those of all ranks.
 #[derive(Debug, Clone, Default)]
@@ -161,6 +122,8 @@ pub struct Trainer {
     pub statistics: Option<Statistics>,
     /// One for each micro-batch in flight; none on a rank without a graph.
     pub programs: Vec<Bound>,
+    /// Where the device does all of a step at once.
+    pub whole: Option<Whole>,
     /// Steps that this process has done. In the first one libraries make what they need of their own.
     pub runs: usize,
     pub fusion: Fusion,
@@ -238,7 +201,7 @@ impl Clip {
     }
 
     /// `total`: the sum of all ranks' squares, where it is not this rank's.
-    fn run(&mut self, scalars: &Scalars, others: Option<f64>) -> Result<()> {
+    pub fn run(&mut self, scalars: &Scalars, others: Option<f64>) -> Result<()> {
         let (max_norm, scale, total) = match self {
             Clip::OnDevice(step) => return step.run(scalars),
             Clip::Of { max_norm, scale, total, .. } => (*max_norm, scale, others.unwrap_or(*total)),
@@ -269,7 +232,7 @@ pub struct Verdict {
 
 impl Scaling {
     /// Divides the gradients by the factor; returns whether any that this rank owns is known not to be finite.
-    fn unscale(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<bool> {
+    pub fn unscale(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<bool> {
         let mut broken = [0i32];
         if self.late.is_none() {
             device.zero(&self.broken)?;
@@ -328,15 +291,15 @@ impl Accumulation {
 }
 
 /// A step that is being done.
-struct Moment<'a> {
-    device: &'a dyn Device,
-    source: &'a mut Source,
+pub(super) struct Moment<'a> {
+    pub device: &'a dyn Device,
+    pub source: &'a mut Source,
     schedule: &'a RateSchedule,
     /// The step's number in the epoch, how many of these are to be done, and its number in the run.
     step: usize,
     steps: usize,
     done: usize,
-    scalars: Scalars,
+    pub scalars: Scalars,
     sums: StepSums,
     /// The sum of each micro-step's losses.
     losses: Vec<f32>,
@@ -371,8 +334,9 @@ impl Trainer {
             // A skipped step is no update.
             update: self.round.updates(done) as u64 + 1 - self.skipped(),
         };
+        let script = self.round.script(done);
         if self.runs == 1 {
-            self.capture(device, &scalars)?;
+            self.capture(device, &script, &scalars)?;
         }
         self.runs += 1;
         self.statistics.as_mut().map_or(Ok(()), |statistics| statistics.begin(device))?;
@@ -390,8 +354,10 @@ impl Trainer {
             broken: false,
             begun: traced,
         };
-        let script = self.round.script(done);
-        script.actions.iter().try_for_each(|action| self.act(action, &mut at))?;
+        script.actions.iter().try_for_each(|action| match self.is_launched(action, &mut at)? {
+            true => Ok(()),
+            false => self.act(action, &mut at),
+        })?;
         let Moment { mut result, .. } = at;
         self.hear_of_gradients(device)?;
         if self.relaxed.asynchronous.is_none() {
@@ -473,7 +439,7 @@ impl Trainer {
     fn fetch_metrics(&mut self, at: &mut Moment) -> Result<()> {
         trace::record(trace::EventKind::Forward, at.begun, 0, 0, 0);
         at.begun = trace::now();
-        self.images.metrics.as_mut().map_or(Ok(()), |metrics| metrics.fetch(at.device))
+        self.fetch_losses(at.device)
     }
 
     fn take_statistics(&mut self, micro: usize, device: &dyn Device) -> Result<()> {
@@ -540,46 +506,6 @@ impl Trainer {
             true => ahead.send(at.device, at.source, [at.done + later, micro], at.step + later),
             false => Ok(()),
         }
-    }
-
-    /// Steps of the program, and transfers between them.
-    fn run(&mut self, steps: &Range<usize>, micro: usize, at: &mut Moment) -> Result<()> {
-        let contexts = self.programs.len().max(1);
-        let Some(Bound { program, stretches }) = self.programs.get_mut(micro % contexts) else {
-            return Ok(());
-        };
-        at.scalars.first_sample = at.source.first_sample(micro) as u64;
-        let first = stretches.partition_point(|stretch| stretch.steps.start < steps.start);
-        for stretch in stretches[first..].iter_mut().take_while(|other| other.steps.end <= steps.end) {
-            self.fusion.run_ahead(at.device, stretch.seconds)?;
-            let (begun, clock) = (trace::now(), Instant::now());
-            match &mut stretch.captured {
-                Some(captured) => {
-                    captured.run(&at.scalars)?;
-                    trace::record(trace::EventKind::Layer, begun, stretch.steps.start, 0, 0);
-                }
-                None => {
-                    for step in stretch.steps.clone() {
-                        let begun = trace::now();
-                        program.steps[step].run(&at.scalars)?;
-                        trace::record(trace::EventKind::Layer, begun, step, 0, 0);
-                    }
-                }
-            }
-            stretch.seconds = clock.elapsed().as_secs_f64();
-            self.fusion.advance(at.device)?;
-        }
-        Ok(())
-    }
-
-    /// Lets the device do each stretch at once from now on, if it can: before the second step.
-    fn capture(&mut self, device: &dyn Device, scalars: &Scalars) -> Result<()> {
-        for Bound { program, stretches } in &mut self.programs {
-            for stretch in stretches {
-                stretch.captured = device.capture(&mut program.steps[stretch.steps.clone()], scalars)?;
-            }
-        }
-        Ok(())
     }
 
     fn read_metrics(&mut self, micro: usize, at: &mut Moment) -> Result<()> {

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <ctime>
 #include <fcntl.h>
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -34,6 +35,7 @@ enum Code {
     HOST_MEMORY_NOT_REGISTERED = 713,
     STREAM_CAPTURE_UNSUPPORTED = 900,
     STREAM_CAPTURE_INVALIDATED = 901,
+    STREAM_CAPTURE_UNJOINED = 904,
     UNKNOWN = 999,
 };
 
@@ -67,6 +69,8 @@ const Name NAMES[] = {
      "operation not permitted when stream is capturing"},
     {STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
      "operation failed due to a previous error during capture"},
+    {STREAM_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+     "capturing stream has unjoined work"},
     {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
@@ -134,7 +138,9 @@ struct Configuration {
 };
 
 struct Executable {
-    std::vector<stream::Work> work;
+    std::vector<stream::Node> nodes;
+    // Where all but the first branch run.
+    std::vector<stream::Stream *> branches;
 };
 
 // A handle that a call gave out, and that another one has not taken back.
@@ -177,6 +183,28 @@ int64_t host_time() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+// The point behind all that is in a stream.
+std::shared_ptr<stream::Point> marked(stream::Stream *in) {
+    const auto point = std::make_shared<stream::Point>();
+    point->of = in;
+    stream::put(in, [point, in] {
+        point->reached = true;
+        point->time = in->time;
+        point->real = host_time();
+        clock_stops_at(point->time);
+    });
+    return point;
+}
+
+// What is put into a stream from now on waits for a point.
+void await(stream::Stream *in, const std::shared_ptr<stream::Point> &point) {
+    stream::put(in, [point, in] {
+        const bool reached = stream::reach(point);
+        if (reached) in->time = std::max(in->time, point->time);
+        return reached;
+    });
 }
 
 // Copies in the order of the stream. To pageable memory of the host it is done before the call returns. From there it
@@ -545,11 +573,7 @@ int cuIpcCloseMemHandle(char *device) {
 
 int cuStreamCreate(void **handle, unsigned) {
     OUTSIDE_CAPTURE(cuStreamCreate);
-    static int streams = 0;
-    stream::Stream *created = new stream::Stream;
-    created->number = ++streams;
-    stream::all().insert(created);
-    *handle = created;
+    *handle = stream::created();
     return SUCCESS;
 }
 
@@ -560,14 +584,7 @@ int cuStreamDestroy_v2(void *handle) {
     stream::Stream *in = stream::of(handle);
     if (!in || handle == nullptr) return INVALID_HANDLE;
     clock_leave();
-    // This waits for nothing: a card goes on with what is under way.
-    if (stream::delayed() && !in->waiting.empty()) {
-        in->destroyed = true;
-        return SUCCESS;
-    }
-    stream::drain(in);
-    stream::all().erase(in);
-    delete in;
+    stream::destroy(in);
     return SUCCESS;
 }
 
@@ -608,16 +625,24 @@ int cuEventRecord(void *event, void *handle) {
     IN_CONTEXT(cuEventRecord);
     stream::Stream *in = stream::of(handle);
     if (!in || !is(event)) return INVALID_HANDLE;
-    const auto point = std::make_shared<stream::Point>();
-    point->of = in;
-    point->captured = in->capture;
-    ((stream::Event *)event)->point = point;
-    if (in->capture == nullptr) stream::put(in, [point, in] {
-        point->reached = true;
-        point->time = in->time;
-        point->real = host_time();
-        clock_stops_at(point->time);
-    });
+    if (in->capture) {
+        const auto point = std::make_shared<stream::Point>();
+        point->captured = in->capture;
+        point->mark = in->capture->mark(in);
+        ((stream::Event *)event)->point = point;
+    } else ((stream::Event *)event)->point = marked(in);
+    return poisoned;
+}
+
+int cuEventRecordWithFlags(void *event, void *handle, unsigned flags) {
+    const unsigned EXTERNAL = 1;
+    IN_CONTEXT(cuEventRecordWithFlags);
+    stream::Stream *in = stream::of(handle);
+    if (!in || !is(event)) return INVALID_HANDLE;
+    // Such a node is for captures alone, and none that a stream can wait for in the same one.
+    if (flags != EXTERNAL || !in->capture) return INVALID_VALUE;
+    ((stream::Event *)event)->point = nullptr;
+    in->capture->add(in, [] {}, (stream::Event *)event);
     return poisoned;
 }
 
@@ -630,14 +655,12 @@ int cuStreamWaitEvent(void *handle, void *event, unsigned) {
     if (point->captured) {
         // Who waits for what is captured is captured too.
         if (in->capture == nullptr) in->capture = point->captured;
-        return in->capture == point->captured ? SUCCESS : STREAM_CAPTURE_INVALIDATED;
+        if (in->capture != point->captured) return STREAM_CAPTURE_INVALIDATED;
+        in->capture->wait(in, point->mark);
+        return SUCCESS;
     }
     if (in->capture) return in->broken = true, STREAM_CAPTURE_UNSUPPORTED;
-    stream::put(in, [point, in] {
-        const bool reached = stream::reach(point);
-        if (reached) in->time = std::max(in->time, point->time);
-        return reached;
-    });
+    await(in, point);
     return poisoned;
 }
 
@@ -798,6 +821,7 @@ int cuStreamBeginCapture_v2(void *handle, int) {
     if (!in) return INVALID_HANDLE;
     if (handle == nullptr || in->capture) return STREAM_CAPTURE_UNSUPPORTED;
     in->capture = made(new stream::Graph);
+    in->capture->branch(in);
     in->origin = true;
     return SUCCESS;
 }
@@ -815,14 +839,17 @@ int cuStreamEndCapture(void *handle, void **graph) {
             other->capture = nullptr;
             other->origin = other->broken = false;
         }
-    *graph = broken ? nullptr : captured;
-    return broken ? STREAM_CAPTURE_INVALIDATED : SUCCESS;
+    *graph = broken || !captured->is_joined() ? nullptr : captured;
+    return broken ? STREAM_CAPTURE_INVALIDATED : *graph ? SUCCESS : STREAM_CAPTURE_UNJOINED;
 }
 
 int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) {
     OUTSIDE_CAPTURE(cuGraphInstantiateWithFlags);
     if (!is(graph)) return INVALID_HANDLE;
-    *executable = made(new Executable{((stream::Graph *)graph)->work});
+    const stream::Graph *of = (stream::Graph *)graph;
+    Executable *made_of = new Executable{of->nodes, {nullptr}};
+    for (size_t i = 1; i < of->branches.size(); ++i) made_of->branches.push_back(stream::created());
+    *executable = made(made_of);
     return SUCCESS;
 }
 
@@ -833,7 +860,16 @@ int cuGraphLaunch(void *executable, void *handle) {
     if (in->capture) return STREAM_CAPTURE_UNSUPPORTED;
     clock_join();
     clock_trace(in->number, "launch", clock_now(), clock_now(), 0);
-    for (const stream::Work &work : ((Executable *)executable)->work) stream::put(in, work);
+    const Executable *graph = (Executable *)executable;
+    std::map<int, std::shared_ptr<stream::Point>> points;
+    for (const stream::Node &node : graph->nodes) {
+        stream::Stream *branch = node.branch == 0 ? in : graph->branches[node.branch];
+        if (node.event && !is(node.event)) return INVALID_HANDLE;
+        if (node.event) node.event->point = marked(branch);
+        else if (node.marks >= 0) points[node.marks] = marked(branch);
+        else if (node.waits >= 0) await(branch, points[node.waits]);
+        else stream::put(branch, node.work);
+    }
     return poisoned;
 }
 
@@ -841,6 +877,8 @@ int cuGraphExecDestroy(void *executable) {
     IN_CONTEXT(cuGraphExecDestroy);
     clock_leave();
     if (!handles().erase(executable)) return INVALID_HANDLE;
+    for (stream::Stream *branch : ((Executable *)executable)->branches)
+        if (branch) stream::destroy(branch);
     delete (Executable *)executable;
     return SUCCESS;
 }

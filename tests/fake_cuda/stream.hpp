@@ -12,6 +12,7 @@
 #include <string>
 #include <type_traits>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include "clock.hpp"
@@ -44,12 +45,54 @@ public:
     bool operator()() const { return go(); }
 };
 
-// What a captured graph replays.
-struct Graph {
-    std::vector<Work> work;
+struct Stream;
+struct Event;
+
+// What is done in a graph, on one of its branches: some work, a mark or a wait for one, or an event that is recorded
+// anew by each launch.
+struct Node {
+    int branch;
+    Work work;
+    int marks = -1, waits = -1;
+    Event *event = nullptr;
 };
 
-struct Stream;
+// What a captured graph replays. The first branch is the stream whose capture was begun.
+struct Graph {
+    std::vector<Node> nodes;
+    std::vector<Stream *> branches;
+    // Of each branch how many nodes it has, and how many of them the first one waits for.
+    std::vector<size_t> count, joined;
+    // Of each mark its branch, and how many nodes that has before it.
+    std::vector<std::pair<int, size_t>> marks;
+
+    int branch(Stream *of) {
+        const auto found = std::find(branches.begin(), branches.end(), of);
+        if (found != branches.end()) return int(found - branches.begin());
+        branches.push_back(of), count.push_back(0), joined.push_back(0);
+        return int(branches.size()) - 1;
+    }
+    void add(Stream *of, Work work, Event *event = nullptr) {
+        nodes.push_back({branch(of), std::move(work), -1, -1, event});
+        ++count[branch(of)];
+    }
+    int mark(Stream *of) {
+        marks.push_back({branch(of), count[branch(of)]});
+        nodes.push_back({branch(of), [] {}, int(marks.size()) - 1});
+        return int(marks.size()) - 1;
+    }
+    void wait(Stream *of, int mark) {
+        nodes.push_back({branch(of), [] {}, -1, mark});
+        auto &reached = joined[marks[mark].first];
+        if (branch(of) == 0) reached = std::max(reached, marks[mark].second);
+    }
+    // Whether the first branch waits for all that others do. (By one that it waits for it does not.)
+    bool is_joined() const {
+        for (size_t i = 1; i < count.size(); ++i)
+            if (joined[i] < count[i]) return false;
+        return true;
+    }
+};
 
 // A point in a stream, shared by those who wait for it.
 struct Point {
@@ -57,8 +100,9 @@ struct Point {
     bool reached = false, seen = false;
     // When it is reached, by the virtual clock and by the host's.
     int64_t time = 0, real = 0;
-    // Recorded while its stream was captured.
+    // Recorded while its stream was captured: a mark of the graph.
     Graph *captured = nullptr;
+    int mark = -1;
 };
 
 struct Event {
@@ -140,7 +184,7 @@ inline void drain_all() {
 
 inline void put(Stream *into, Work work) {
     if (into->capture) {
-        into->capture->work.push_back(std::move(work));
+        into->capture->add(into, std::move(work));
         return;
     }
     work.put = clock_now();
@@ -153,6 +197,26 @@ inline void put(Stream *into, Work work) {
             into->time = std::max(into->time, stream->time);
         }
     if (!delayed()) advance(into);
+}
+
+// A stream that is there from now on.
+inline Stream *created() {
+    static int streams = 0;
+    Stream *stream = new Stream;
+    stream->number = ++streams;
+    all().insert(stream);
+    return stream;
+}
+
+// It is no more. This waits for nothing: a card goes on with what is under way.
+inline void destroy(Stream *stream) {
+    if (delayed() && !stream->waiting.empty()) {
+        stream->destroyed = true;
+        return;
+    }
+    drain(stream);
+    all().erase(stream);
+    delete stream;
 }
 
 // Goes on until a point is reached; false: not yet.

@@ -23,6 +23,7 @@ const NOT_READY: c_int = 600;
 const ILLEGAL_ADDRESS: c_int = 700;
 const CAPTURE_UNSUPPORTED: c_int = 900;
 const CAPTURE_INVALIDATED: c_int = 901;
+const CAPTURE_UNJOINED: c_int = 904;
 
 /// Calls a function of the driver's double with arguments of the types given.
 macro_rules! call {
@@ -137,6 +138,8 @@ fn work_is_done_in_order_and_what_waits_is_waited_for() {
     plays("scene_without_a_wait", &[("FAKE_CUDA_DELAYED", "1")]);
     plays("scene_captured", &[]);
     plays("scene_captured", &[("FAKE_CUDA_DELAYED", "1")]);
+    plays("scene_forked", &[]);
+    plays("scene_forked", &[("FAKE_CUDA_DELAYED", "1")]);
 }
 
 #[test]
@@ -310,6 +313,53 @@ fn scene_captured() {
         call!(cuda, cuStreamEndCapture(stream => Handle, &mut graph => *mut Handle)),
         CAPTURE_INVALIDATED
     );
+}
+
+/// A graph of two branches, of which the second leaves an event that each launch marks anew.
+#[test]
+#[ignore = "a scene"]
+fn scene_forked() {
+    let cuda = Cuda::ready();
+    let (first, second, at, function) = (cuda.stream(), cuda.stream(), cuda.alloc(4), cuda.filling(KERNELS));
+    let event = || {
+        let mut event: Handle = null_mut();
+        assert_eq!(call!(cuda, cuEventCreate(&mut event => *mut Handle, 2 => c_uint)), 0);
+        event
+    };
+    let (forked, done, joined) = (event(), event(), event());
+    let record = |event, stream| call!(cuda, cuEventRecord(event => Handle, stream => Handle));
+    let mark = || call!(cuda, cuEventRecordWithFlags(done => Handle, second => Handle, 1 => c_uint));
+    let wait = |stream, event| call!(cuda, cuStreamWaitEvent(stream => Handle, event => Handle, 0 => c_uint));
+    let is_done = || call!(cuda, cuEventQuery(done => Handle)) == 0;
+    assert_eq!(mark(), INVALID_VALUE, "it is for captures alone");
+    let capture = |joins: bool| {
+        let mut graph = null_mut::<c_void>();
+        assert_eq!(call!(cuda, cuStreamBeginCapture_v2(first => Handle, 0 => c_int)), 0);
+        assert_eq!(cuda.launch(function, at, 4, 1.0, first), 0);
+        assert_eq!([record(forked, first), wait(second, forked)], [0; 2]);
+        assert_eq!([cuda.launch(function, at, 2, 2.0, second), mark()], [0; 2]);
+        if joins {
+            assert_eq!([record(joined, second), wait(first, joined)], [0; 2]);
+            assert_eq!(cuda.launch(function, at, 1, 3.0, first), 0);
+        }
+        (call!(cuda, cuStreamEndCapture(first => Handle, &mut graph => *mut Handle)), graph)
+    };
+    assert_eq!(capture(false).0, CAPTURE_UNJOINED);
+    let (code, graph) = capture(true);
+    assert_eq!(code, 0);
+    let mut executable = null_mut::<c_void>();
+    let made =
+        call!(cuda, cuGraphInstantiateWithFlags(&mut executable => *mut Handle, graph => Handle, 0 => u64));
+    assert_eq!(made, 0);
+    assert!(is_done(), "nothing has marked it");
+    for value in [7.0, 8.0] {
+        assert_eq!(cuda.launch(function, at, 4, value, first), 0);
+        assert_eq!(call!(cuda, cuGraphLaunch(executable => Handle, first => Handle)), 0);
+        let late = std::env::var("FAKE_CUDA_DELAYED").is_ok();
+        assert_eq!(is_done(), !late, "a launch marks it anew");
+        while !is_done() {}
+        assert_eq!(cuda.read(at, first), [3.0, 2.0, 1.0, 1.0]);
+    }
 }
 
 /// CUlaunchConfig with one CUlaunchAttribute: its number, and a flag.

@@ -30,6 +30,7 @@ mod fuzz;
 mod gpu_probe;
 mod gpu_sums;
 mod gradients;
+mod graphs;
 mod groups;
 mod hosts;
 mod images;

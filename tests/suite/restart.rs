@@ -10,7 +10,7 @@
 
 use crate::support::cases::first;
 use crate::support::digits::few_tests;
-use crate::support::job;
+use crate::support::job::{self, arrays};
 use crate::support::residual::residual;
 use crate::support::scratch::Scratch;
 
@@ -52,24 +52,6 @@ impl Scratch {
         command.args(self.flags(words)).stdin(Stdio::null());
         command
     }
-}
-
-/// Every number of a checkpoint, by name.
-fn arrays(path: &Path) -> Vec<(String, Vec<u32>)> {
-    fn walk(group: &hdf5::Group, into: &mut Vec<(String, Vec<u32>)>) {
-        for name in group.member_names().unwrap() {
-            match group.dataset(&name) {
-                Ok(set) => {
-                    let bits = set.read_raw::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
-                    into.push((set.name(), bits));
-                }
-                Err(_) => walk(&group.group(&name).unwrap(), into),
-            }
-        }
-    }
-    let mut found = Vec::new();
-    walk(&hdf5::File::open(path).unwrap(), &mut found);
-    found
 }
 
 fn names(directory: &Path) -> Vec<String> {

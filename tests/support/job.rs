@@ -174,6 +174,24 @@ pub fn series(results: &Path, name: &str) -> Vec<f64> {
     file.dataset(name).expect("the series is there").read_1d::<f64>().expect("numbers").to_vec()
 }
 
+/// Every number of a checkpoint, by name.
+pub fn arrays(path: &Path) -> Vec<(String, Vec<u32>)> {
+    fn walk(group: &hdf5::Group, into: &mut Vec<(String, Vec<u32>)>) {
+        for name in group.member_names().unwrap() {
+            match group.dataset(&name) {
+                Ok(set) => {
+                    let bits = set.read_raw::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
+                    into.push((set.name(), bits));
+                }
+                Err(_) => walk(&group.group(&name).unwrap(), into),
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&hdf5::File::open(path).unwrap(), &mut found);
+    found
+}
+
 /// A count of a results file.
 pub fn scalar(results: &Path, name: &str) -> u64 {
     let file = hdf5::File::open(results).expect("the results file opens");

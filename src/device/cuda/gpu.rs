@@ -94,6 +94,26 @@ pub struct Gpu {
     written: ScalarState,
     /// While steps are being captured nothing may be uploaded beside them.
     capturing: Cell<bool>,
+    /// What these copy to the host.
+    leaving: RefCell<Vec<Leaving>>,
+}
+
+/// Memory of the host that a graph copies to, and when that is there.
+type Leaving = (Memory, Rc<CudaEvent>);
+
+/// What was captured, as one graph.
+pub struct Recording {
+    graph: CudaGraph,
+    leaving: Vec<Leaving>,
+    /// What its kernels read besides the memory of the steps.
+    _table: Option<Memory>,
+}
+
+impl Recording {
+    pub fn launch(&self, gpu: &Gpu) -> Result<()> {
+        self.leaving.iter().try_for_each(|(host, _)| gpu.stream.keep(host))?;
+        self.graph.launch()
+    }
 }
 
 /// Streams of copies.
@@ -156,6 +176,7 @@ impl Gpu {
                 betas: Cell::new((0.0, 0.0)),
             },
             capturing: Cell::new(false),
+            leaving: RefCell::default(),
             context,
             stream,
             copies,
@@ -241,14 +262,41 @@ impl Gpu {
         self.capturing.get()
     }
 
-    /// Records what `enqueue` enqueues as one graph; with what that reads besides.
-    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<(CudaGraph, Option<Memory>)> {
+    /// Records what `enqueue` enqueues as one graph.
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<Recording> {
         self.narrow.begin(self)?;
         self.capturing.set(true);
-        let graph = self.stream.capture(|| enqueue().and_then(|()| self.narrow.make(self, None)));
+        let graph = self.stream.capture(|| {
+            enqueue()?;
+            self.narrow.make(self, None)?;
+            // What left comes together again.
+            match self.leaving.borrow().is_empty() {
+                true => Ok(()),
+                false => self.stream.wait(&self.copies.leaving.record()?),
+            }
+        });
         self.capturing.set(false);
-        let table = self.narrow.end(self);
-        Ok((graph?, table?))
+        let (table, leaving) = (self.narrow.end(self), self.leaving.take());
+        Ok(Recording { graph: graph?, leaving, _table: table? })
+    }
+
+    /// Copies to memory of the host, which nobody may touch until the event: behind `after`, beside what is enqueued.
+    pub fn copy_to_host(
+        &self,
+        from: &Memory,
+        to: &Memory,
+        after: Option<&CudaEvent>,
+    ) -> Result<Rc<CudaEvent>> {
+        let stream = &self.copies.leaving;
+        after.map_or(Ok(()), |after| stream.wait(after))?;
+        // SAFETY: the caller leaves that memory alone.
+        unsafe { stream.download_later(from, to) }?;
+        if !self.is_capturing() {
+            return stream.record().map(Rc::new);
+        }
+        let event = Rc::new(stream.record_in_graph()?);
+        self.leaving.borrow_mut().push((to.clone(), event.clone()));
+        Ok(event)
     }
 }
 

@@ -2,7 +2,7 @@
 //! errors.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::rc::Rc;
@@ -21,6 +21,8 @@ use crate::error::{Error, Result};
 const STREAM_NON_BLOCKING: c_uint = 1;
 /// CU_EVENT_DISABLE_TIMING
 const EVENT_DISABLE_TIMING: c_uint = 2;
+/// CU_EVENT_RECORD_EXTERNAL: a node of the graph that is captured, and no mark in it.
+const EVENT_RECORD_EXTERNAL: c_uint = 1;
 /// CU_MEMHOSTREGISTER_PORTABLE
 const PORTABLE: c_uint = 1;
 /// CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is.
@@ -97,6 +99,8 @@ pub struct CudaStream {
     raw: CUstream,
     /// Host memory that copies under way may read or write: it lives at least until they have ended.
     copied: RefCell<Vec<Memory>>,
+    /// Whether what comes next waits for another stream: then it must not begin early.
+    behind_another: Cell<bool>,
 }
 
 impl CudaStream {
@@ -104,7 +108,8 @@ impl CudaStream {
         let mut raw = ptr::null_mut();
         // SAFETY: the out-parameter is alive during the call; the context is current.
         unsafe { context.libraries.driver.cuStreamCreate(&mut raw, STREAM_NON_BLOCKING) }?;
-        Ok(Rc::new(CudaStream { context: context.clone(), raw, copied: RefCell::default() }))
+        let (copied, behind_another) = (RefCell::default(), Cell::new(false));
+        Ok(Rc::new(CudaStream { context: context.clone(), raw, copied, behind_another }))
     }
 
     pub fn raw(&self) -> CUstream {
@@ -140,8 +145,18 @@ impl CudaStream {
         Ok(event)
     }
 
+    /// While this is captured: an event at this point, which every launch of the graph marks anew.
+    pub fn record_in_graph(&self) -> Result<CudaEvent> {
+        let mut event = CudaEvent::new(&self.context, EVENT_DISABLE_TIMING)?;
+        event.is_of_graph = true;
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { self.driver().cuEventRecordWithFlags(event.raw, self.raw, EVENT_RECORD_EXTERNAL) }?;
+        Ok(event)
+    }
+
     /// Lets what is enqueued from now on wait for an event of any stream.
     pub fn wait(&self, event: &CudaEvent) -> Result<()> {
+        self.behind_another.set(true);
         // SAFETY: both are alive; the driver keeps what it needs of the event.
         Ok(unsafe { self.driver().cuStreamWaitEvent(self.raw, event.raw, 0) }?)
     }
@@ -201,7 +216,7 @@ impl CudaStream {
     }
 
     /// Keeps memory alive until it is known that no copy is under way. Steps use the same few again and again.
-    fn keep(&self, memory: &Memory) -> Result<()> {
+    pub fn keep(&self, memory: &Memory) -> Result<()> {
         const MOST: usize = 64;
         let is_kept = |kept: &Memory| Rc::ptr_eq(kept.owner(), memory.owner());
         if self.copied.borrow().iter().any(is_kept) {
@@ -248,7 +263,7 @@ impl CudaStream {
         // SAFETY: function and stream are alive and of one context; the caller vouches for the arguments, which the
         // driver copies before it returns.
         let outcome = unsafe {
-            match function.module.waits {
+            match function.module.waits && !self.behind_another.take() {
                 true => self.launch_early(raw, grid, block, arguments),
                 false => self.driver().cuLaunchKernel(
                     raw,
@@ -345,6 +360,8 @@ pub struct CudaEvent {
     context: Rc<Context>,
     raw: CUevent,
     timed: bool,
+    /// A graph has it.
+    is_of_graph: bool,
 }
 
 impl CudaEvent {
@@ -357,7 +374,8 @@ impl CudaEvent {
             // SAFETY: the out-parameter is alive during the call; the context is current.
             unsafe { context.libraries.driver.cuEventCreate(&mut raw, flags) }?;
         }
-        Ok(CudaEvent { context: context.clone(), raw, timed: flags != EVENT_DISABLE_TIMING })
+        let timed = flags != EVENT_DISABLE_TIMING;
+        Ok(CudaEvent { context: context.clone(), raw, timed, is_of_graph: false })
     }
 
     /// Seconds since another; both have been reached, and recorded with their times.
@@ -384,7 +402,7 @@ impl CudaEvent {
 impl Drop for CudaEvent {
     /// Streams that were told to wait for it wait for the point that it marked then, whatever it marks later.
     fn drop(&mut self) {
-        match self.timed {
+        match self.timed || self.is_of_graph {
             // SAFETY: made by `new`, destroyed once.
             true => freed(unsafe { self.context.libraries.driver.cuEventDestroy_v2(self.raw) }),
             false => self.context.events.borrow_mut().push(self.raw),

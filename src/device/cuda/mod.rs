@@ -292,6 +292,11 @@ impl Device for Cuda {
         Some(self.gpu.skip_flag())
     }
 
+    fn check_losses(&self, losses: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
+        update::check_losses(&self.gpu, losses, event_of(after))?;
+        mark(&self.gpu.copies.leaving)
+    }
+
     fn average(&self, decay: f32, from: &Memory, into: &Memory) -> Result<Box<dyn Step>> {
         update::average(&self.gpu, decay, from, into)
     }
@@ -349,11 +354,7 @@ impl Device for Cuda {
     }
 
     fn copy_to_host_after(&self, from: &Memory, to: &Memory, after: &DeviceEvent) -> Result<DeviceEvent> {
-        let leaving = &self.gpu.copies.leaving;
-        event_of(after).map_or(Ok(()), |after| leaving.wait(after))?;
-        // SAFETY: `to` is host memory that the caller leaves alone until the event.
-        unsafe { leaving.download_later(from, to) }?;
-        mark(leaving)
+        Ok(DeviceEvent(Some(self.gpu.copy_to_host(from, to, event_of(after))?)))
     }
 
     fn copy_to_device_async(&self, from: &Memory, to: &Memory) -> Result<DeviceEvent> {
@@ -411,14 +412,13 @@ impl Device for Cuda {
         (0..steps.len()).map(|step| of(step).collect()).collect()
     }
 
-    fn capture(&self, steps: &mut [Box<dyn Step>], scalars: &Scalars) -> Result<Option<Box<dyn Step>>> {
+    fn capture(&self, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Step>>> {
         if environment::CUDA_GRAPH.is_off() {
             return Ok(None);
         }
-        let graph = self.gpu.capture(|| steps.iter_mut().try_for_each(|step| step.run(scalars)));
+        let recording = self.gpu.capture(enqueue);
         let halves = self.gpu.halves.captured();
-        let (graph, table) = graph?;
-        Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), graph, halves, _table: table })))
+        Ok(Some(Box::new(Captured { gpu: self.gpu.clone(), recording: recording?, halves })))
     }
 
     fn export_handle(&self, memory: &Memory) -> Result<Vec<u8>> {
@@ -450,7 +450,7 @@ fn event_of(event: &DeviceEvent) -> Option<&handle::CudaEvent> {
 
 /// Marks the point behind what is in a stream.
 fn mark(stream: &handle::CudaStream) -> Result<DeviceEvent> {
-    Ok(DeviceEvent(Some(Box::new(stream.record()?))))
+    Ok(DeviceEvent(Some(Rc::new(stream.record()?))))
 }
 
 fn is_reached(event: &DeviceEvent) -> Result<bool> {
@@ -460,17 +460,15 @@ fn is_reached(event: &DeviceEvent) -> Result<bool> {
 /// Steps that run as one graph.
 struct Captured {
     gpu: Rc<gpu::Gpu>,
-    graph: handle::CudaGraph,
+    recording: gpu::Recording,
     /// Copies that its kernels read.
     halves: Vec<Rc<halves::HalfCopies>>,
-    /// What its kernels read besides the memory of the steps.
-    _table: Option<Memory>,
 }
 
 impl Step for Captured {
     fn run(&mut self, scalars: &Scalars) -> Result<()> {
         self.gpu.set_scalars(scalars)?;
         self.halves.iter().try_for_each(|copies| self.gpu.halves.read(copies, false))?;
-        self.graph.launch()
+        self.recording.launch(&self.gpu)
     }
 }

@@ -138,6 +138,7 @@ table! {
     cuEventCreate(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2(event: CUevent);
     cuEventRecord(event: CUevent, stream: CUstream);
+    cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint);
     cuEventQuery(event: CUevent);
     cuEventElapsedTime(milliseconds: *mut f32, from: CUevent, to: CUevent);
     cuModuleLoadDataEx(

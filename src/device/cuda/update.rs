@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use super::gpu::{Argument, Argument::*, Gpu};
-use super::handle::allocate;
+use super::gpu::{Argument, Argument::*, Gpu, KernelLaunch};
+use super::handle::{CudaEvent, allocate};
 use super::kernel::Operands;
 use crate::device::{Memory, Rule, Span, Squares, Step};
 use crate::error::{Error, Result};
@@ -199,6 +199,16 @@ pub fn scale(gpu: &Rc<Gpu>, gradients: &Memory, broken: &Memory) -> Result<Box<d
         let arguments = [Memory(gradients), Long(n), Memory(broken), Memory(&scalars)];
         operands.launch("unscale", gpu.blocks(n), &arguments)
     })
+}
+
+/// Has updates change nothing where these losses do not add up to a finite number: behind `after`, beside what is
+/// enqueued.
+pub fn check_losses(gpu: &Gpu, losses: &Memory, after: Option<&CudaEvent>) -> Result<()> {
+    let stream = &gpu.copies.leaving;
+    after.map_or(Ok(()), |after| stream.wait(after))?;
+    let arguments = [Memory(losses), Long(losses.bytes() / 4), Memory(&gpu.skip_flag())];
+    // SAFETY: there are as many losses, and the flag is a word of the GPU's.
+    unsafe { KernelLaunch::new(gpu, "check_losses", [1; 3], &arguments) }?.run(stream)
 }
 
 /// into = decay·into + (1 − decay)·from

@@ -202,3 +202,20 @@ fn dropout_is_the_reference_devices() {
         }
     }
 }
+
+/// By what they add up to, as the host finds it: each may be finite and the sum not.
+#[test]
+fn losses_that_add_up_to_no_finite_number_are_found_wherever_they_are() {
+    for (n, place) in [(1, 0), (1030, 0), (1030, 1029), (1030, 515)] {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38, 1.0] {
+            let mut values = random_in("f32", n, 74);
+            values[place] = bad;
+            values[n / 3] += if bad == 3e38 { 1e38 } else { 0.0 };
+            let sum = values.iter().map(|&value| f64::from(value)).sum::<f64>() as f32;
+            let (losses, broken) = (Buffer::f32s(&values), Buffer::of_bytes(&[0; 4], STARTS[0], 4));
+            launch!("check_losses", Shape::one([1; 3], [256, 1, 1]), &losses, n as i64, &broken);
+            assert_eq!(broken.bytes() == [1, 0, 0, 0], !sum.is_finite(), "{bad} among {n}");
+            assert_eq!(sum.is_finite(), bad == 1.0);
+        }
+    }
+}

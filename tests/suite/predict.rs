@@ -278,7 +278,10 @@ fn what_the_weights_say_of_images_goes_on() {
     );
     let cases = [
         (vec!["predict", "--init-from", &larger, &data], "say --image-size 32, or --image-size 28"),
-        (vec!["evaluate", "--init-from", &named, "--data", &data], "if these are the same in this order"),
+        (
+            vec!["evaluate", "--init-from", &named, "--data", &data],
+            "if they are the same in this order, say --data-format",
+        ),
     ];
     // They are to test on.
     fs::create_dir(place.path("both")).unwrap();

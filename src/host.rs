@@ -129,7 +129,7 @@ pub fn ignores(signal: i32) -> bool {
 
 /// What bounds the memory that a process can be given.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bound {
+pub enum MemoryLimit {
     /// What the machine has.
     Machine,
     /// A control group, by its name, whose processes may have so many bytes.
@@ -145,12 +145,12 @@ pub fn available_memory() -> Option<usize> {
 }
 
 /// The same with what bounds it.
-pub fn memory_and_bound() -> Option<(usize, Bound)> {
-    let machine = kilobytes(&memory_line("MemAvailable:")?).map(|bytes| (bytes, Bound::Machine));
-    let group = group::memory_left().map(|left| (left.bytes, Bound::Group(left.group, left.limit)));
+pub fn memory_and_bound() -> Option<(usize, MemoryLimit)> {
+    let machine = kilobytes(&memory_line("MemAvailable:")?).map(|bytes| (bytes, MemoryLimit::Machine));
+    let group = group::memory_left().map(|left| (left.bytes, MemoryLimit::Group(left.group, left.limit)));
     let addresses = getrlimit(Resource::As).current.and_then(|most| usize::try_from(most).ok());
     let taken = status("VmSize:").and_then(|size| kilobytes(&size)).unwrap_or(0);
-    let addresses = addresses.map(|most| (most.saturating_sub(taken), Bound::Addresses(most)));
+    let addresses = addresses.map(|most| (most.saturating_sub(taken), MemoryLimit::Addresses(most)));
     [machine, group, addresses].into_iter().flatten().min_by_key(|(bytes, _)| *bytes)
 }
 

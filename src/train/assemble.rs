@@ -23,7 +23,7 @@ use super::weights::Start;
 use crate::comm::{Barrier, World};
 use crate::config::Config;
 use crate::data::{Batch, TestLoader};
-use crate::device::{Device, Memory, Rule, Step};
+use crate::device::{Device, Memory, Rule, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, Link, Relay};
 use crate::graph::{DType, Graph};
@@ -225,8 +225,7 @@ impl Assembly<'_> {
             updates: self.part_updates(memories)?,
             barrier: None,
             flags: Flags::default(),
-            seed: config.seed,
-            gradient_scale: 1.0 / images as f32,
+            scalars: Scalars { seed: config.seed, gradient_scale: 1.0 / images as f32, ..Scalars::default() },
             images: StepImages {
                 batch: self.empty_batch(&self.plans.training.graph),
                 ahead: None,

@@ -6,7 +6,7 @@ use super::plans::Plans;
 use crate::config::{Config, most};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{self, Bound};
+use crate::host::{self, MemoryLimit};
 use crate::plan::{MemoryKind, describe_bytes as bytes};
 use crate::record;
 use crate::reducer::Averaging;
@@ -84,12 +84,14 @@ pub fn check(
     }
     let Some((available, bound)) = host::memory_and_bound() else { return Ok(()) };
     let (bound, kept) = match bound {
-        Bound::Machine => (String::new(), 0),
+        MemoryLimit::Machine => (String::new(), 0),
         // The system kills a process for a page too many, and a plan is not as exact as that.
-        Bound::Group(name, limit) => {
+        MemoryLimit::Group(name, limit) => {
             (format!(", as control group {name} allows {} in all", bytes(limit)), within(plans.total()))
         }
-        Bound::Addresses(limit) => (format!(", as `ulimit -v` allows {} of addresses", bytes(limit)), 0),
+        MemoryLimit::Addresses(limit) => {
+            (format!(", as `ulimit -v` allows {} of addresses", bytes(limit)), 0)
+        }
     };
     let (share, each) = match ranks {
         1 => (available.saturating_sub(kept), String::new()),

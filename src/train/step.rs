@@ -134,9 +134,8 @@ pub struct Trainer {
     pub barrier: Option<Barrier>,
     /// What this rank tells the others with the next step.
     pub flags: Flags,
-    pub seed: u64,
-    /// One over the images of all ranks in a step.
-    pub gradient_scale: f32,
+    /// What all steps have in common: the seed, and for `gradient_scale` one over the images of all ranks in a step.
+    pub scalars: Scalars,
     pub images: StepImages,
     /// What this rank has of the parameters, by name.
     pub parameters: Vec<(String, Memory)>,
@@ -325,14 +324,13 @@ impl Trainer {
         self.fusion.begin(device, begun);
         let loss_scale = self.updates.scaling.as_ref().map_or(1.0, |scaling| scaling.scaler.scale());
         let scalars = Scalars {
-            seed: self.seed,
             step: done as u64,
-            first_sample: 0,
-            gradient_scale: self.gradient_scale * loss_scale,
+            gradient_scale: self.scalars.gradient_scale * loss_scale,
             rescale: 1.0 / loss_scale,
             learning_rate,
             // A skipped step is no update.
             update: self.round.updates(done) as u64 + 1 - self.skipped(),
+            ..self.scalars
         };
         let script = self.round.script(done);
         if self.runs == 1 {

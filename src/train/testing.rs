@@ -36,8 +36,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let samples =
         world.agree(samples.ok_or_else(|| Error::usage("--evaluate: --data has no samples to test with")))?;
     let reading = Reading::new(config.input.loader_threads.unwrap_or(0), config.input.strict);
-    let loader = test_loader(world, config, &network, samples.clone(), world.agree(reading)?);
-    let loader = world.agree(loader)?;
+    let loader = world.agree(test_loader(world, config, &network, samples.clone(), world.agree(reading)?))?;
     comm::enter(RunPhase::Plan, 0);
     let (device, ref config) = device::open(world, config, threads)?;
     let classes = network.classes;
@@ -55,7 +54,6 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     }
     world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;
     comm::enter(RunPhase::Memory, 0);
-    let rule = &config.optimizer.rule;
     let assembly = Assembly {
         groups,
         world,
@@ -64,7 +62,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         averaging: &averaging,
         plans: &plans,
         device: &*device,
-        rule,
+        rule: &config.optimizer.rule,
     };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;

@@ -321,10 +321,13 @@ impl FieldSet {
     }
 
     /// Takes logarithms, where they are wanted.
-    fn logarithms(&self, at: usize, to: &mut [f32]) -> std::result::Result<(), Wrong> {
+    fn logarithms(&self, at: usize, to: &mut [f32]) -> std::result::Result<(), BadNumber> {
         if self.list.fields[at].log1p {
             if let Some(value) = to.iter().find(|value| value.is_finite() && **value <= -1.0) {
-                return Err(Wrong(format!("{value} has no ln(1 + x)"), "leave :log1p out for such an array"));
+                return Err(BadNumber(
+                    format!("{value} has no ln(1 + x)"),
+                    "leave :log1p out for such an array",
+                ));
             }
             to.iter_mut().for_each(|value| *value = value.ln_1p());
         }
@@ -378,7 +381,7 @@ impl FieldSet {
     }
 
     /// Deals with numbers that are missing, and checks what targets must be.
-    fn settle(&self, at: usize, own: &mut [f32]) -> std::result::Result<(), Wrong> {
+    fn settle(&self, at: usize, own: &mut [f32]) -> std::result::Result<(), BadNumber> {
         let is_target = at >= self.list.inputs;
         if let Some(classes) = self.list.classes.filter(|_| is_target) {
             return self.classes(classes, own);
@@ -386,7 +389,7 @@ impl FieldSet {
         let is_no_share = |value: &&f32| value.is_finite() && !(0.0..=1.0).contains(*value);
         if let Some(value) = own.iter().find(is_no_share).filter(|_| is_target && self.list.shares) {
             let what = format!("{value} is no share from 0 to 1, which --loss bce wants");
-            return Err(Wrong(what, "rescale it by :minmax, or take --loss mse"));
+            return Err(BadNumber(what, "rescale it by :minmax, or take --loss mse"));
         }
         if own.iter().all(|value| value.is_finite()) {
             return Ok(());
@@ -401,7 +404,7 @@ impl FieldSet {
     }
 
     /// Checks numbers of classes; those that do not count become NaN.
-    fn classes(&self, classes: usize, values: &mut [f32]) -> std::result::Result<(), Wrong> {
+    fn classes(&self, classes: usize, values: &mut [f32]) -> std::result::Result<(), BadNumber> {
         let ignored = self.list.ignored.map(|label| label as f32);
         for value in values {
             if Some(*value) == ignored || (value.is_nan() && self.list.missing == Missing::Mask) {
@@ -413,24 +416,24 @@ impl FieldSet {
             } else if value.fract() != 0.0 || *value < 0.0 || *value >= classes as f32 {
                 let what = format!("{value} is none of the {classes} classes that the network tells apart");
                 let advice = "where such points are not to count, say --ignore-label";
-                return Err(Wrong(what, advice));
+                return Err(BadNumber(what, advice));
             }
         }
         Ok(())
     }
 
-    fn wrong(&self, place: &SamplePlace, at: usize, Wrong(what, advice): &Wrong) -> Error {
+    fn wrong(&self, place: &SamplePlace, at: usize, BadNumber(what, advice): &BadNumber) -> Error {
         let text = format!("{}, sample {}: {what}; {advice}", self.list.texts[at], name(place));
         Error::data(&place.0.path, text)
     }
 }
 
 /// What is wrong with a number, and what settles it.
-struct Wrong(String, &'static str);
+struct BadNumber(String, &'static str);
 
-fn missing() -> Wrong {
+fn missing() -> BadNumber {
     let advice = "--missing mask leaves such points out, --missing zero takes 0 for them";
-    Wrong("a number is missing or none (NaN)".into(), advice)
+    BadNumber("a number is missing or none (NaN)".into(), advice)
 }
 
 /// What to call a sample: "a.h5 n 3".

@@ -92,9 +92,15 @@ pub struct Gpu {
     /// On the GPU.
     pub scalars: Memory,
     written: ScalarState,
-    /// While steps are being captured nothing may be uploaded beside them.
-    capturing: Cell<bool>,
-    /// What these copy to the host.
+    capture: CaptureState,
+}
+
+/// Steps that are being captured.
+#[derive(Default)]
+struct CaptureState {
+    /// Nothing may be uploaded beside them.
+    under_way: Cell<bool>,
+    /// What they copy to the host.
     leaving: RefCell<Vec<Leaving>>,
 }
 
@@ -102,14 +108,14 @@ pub struct Gpu {
 type Leaving = (Memory, Rc<CudaEvent>);
 
 /// What was captured, as one graph.
-pub struct Recording {
+pub struct CapturedGraph {
     graph: CudaGraph,
     leaving: Vec<Leaving>,
     /// What its kernels read besides the memory of the steps.
     _table: Option<Memory>,
 }
 
-impl Recording {
+impl CapturedGraph {
     pub fn launch(&self, gpu: &Gpu) -> Result<()> {
         self.leaving.iter().try_for_each(|(host, _)| gpu.stream.keep(host))?;
         self.graph.launch()
@@ -175,8 +181,7 @@ impl Gpu {
                 skips: Cell::new(false),
                 betas: Cell::new((0.0, 0.0)),
             },
-            capturing: Cell::new(false),
-            leaving: RefCell::default(),
+            capture: CaptureState::default(),
             context,
             stream,
             copies,
@@ -223,7 +228,7 @@ impl Gpu {
     /// Lets the kernels enqueued from now on read these numbers.
     pub fn set_scalars(&self, scalars: &Scalars) -> Result<()> {
         let current = self.written.current.get();
-        if self.capturing.get() || current == Some(*scalars) {
+        if self.capture.under_way.get() || current == Some(*scalars) {
             return Ok(());
         }
         let (beta1, beta2) = self.written.betas.get();
@@ -259,25 +264,25 @@ impl Gpu {
     }
 
     pub fn is_capturing(&self) -> bool {
-        self.capturing.get()
+        self.capture.under_way.get()
     }
 
     /// Records what `enqueue` enqueues as one graph.
-    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<Recording> {
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
         self.narrow.begin(self)?;
-        self.capturing.set(true);
+        self.capture.under_way.set(true);
         let graph = self.stream.capture(|| {
             enqueue()?;
             self.narrow.make(self, None)?;
             // What left comes together again.
-            match self.leaving.borrow().is_empty() {
+            match self.capture.leaving.borrow().is_empty() {
                 true => Ok(()),
                 false => self.stream.wait(&self.copies.leaving.record()?),
             }
         });
-        self.capturing.set(false);
-        let (table, leaving) = (self.narrow.end(self), self.leaving.take());
-        Ok(Recording { graph: graph?, leaving, _table: table? })
+        self.capture.under_way.set(false);
+        let (table, leaving) = (self.narrow.end(self), self.capture.leaving.take());
+        Ok(CapturedGraph { graph: graph?, leaving, _table: table? })
     }
 
     /// Copies to memory of the host, which nobody may touch until the event: behind `after`, beside what is enqueued.
@@ -295,7 +300,7 @@ impl Gpu {
             return stream.record().map(Rc::new);
         }
         let event = Rc::new(stream.record_in_graph()?);
-        self.leaving.borrow_mut().push((to.clone(), event.clone()));
+        self.capture.leaving.borrow_mut().push((to.clone(), event.clone()));
         Ok(event)
     }
 }

@@ -460,7 +460,7 @@ fn is_reached(event: &DeviceEvent) -> Result<bool> {
 /// Steps that run as one graph.
 struct Captured {
     gpu: Rc<gpu::Gpu>,
-    recording: gpu::Recording,
+    recording: gpu::CapturedGraph,
     /// Copies that its kernels read.
     halves: Vec<Rc<halves::HalfCopies>>,
 }

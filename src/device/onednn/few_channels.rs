@@ -22,7 +22,7 @@ const GROUP: usize = 4;
 
 /// What is read, in numbers of cubes.
 #[derive(Clone, Copy)]
-struct Geometry {
+struct CubeWindows {
     conv: Conv,
     /// Planes of dy: those of all cubes.
     planes: usize,
@@ -61,7 +61,7 @@ pub fn backward_weights(
     if lanes(0, &x.shape.0)? != 1 || layouts.iter().any(|layout| layout.dtype() != DType::F32) {
         return Ok(None);
     }
-    let at = Geometry {
+    let at = CubeWindows {
         conv: *conv,
         planes: n * at_y[0],
         channels: c,
@@ -92,7 +92,7 @@ pub fn backward_weights(
     Ok(Some(kernel.with_workspace(4 * at.parts() * at.room())))
 }
 
-impl Geometry {
+impl CubeWindows {
     fn parts(&self) -> usize {
         self.planes.min(PARTS)
     }

@@ -294,12 +294,12 @@ fn what_the_weights_say_of_images_goes_on() {
         let message = refused(&[(1, &flags)]);
         assert!(message.contains(what), "{what}: {message}");
     });
-    let settled = ["evaluate", "--init-from", &named, "--data", &both, "--classes", "10"];
+    let settled = ["evaluate", "--init-from", &named, "--data", &both, "--data-format", "folder"];
     let said = run(1, &settled);
     let tested = |said: &str| said.lines().find(|line| line.contains("accuracy")).map(String::from);
     assert!(tested(&said).is_some());
     // By itself the part is all that there is to test on.
-    let alone = run(1, &["evaluate", "--init-from", &named, "--data", &data, "--classes", "10"]);
+    let alone = run(1, &["evaluate", "--init-from", &named, "--data", &data, "--data-format", "folder"]);
     assert!(alone.contains("36 images to test on, all that are there"), "{alone}");
     assert_eq!(tested(&alone), tested(&said));
 }

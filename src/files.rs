@@ -206,8 +206,8 @@ fn write_and<T>(
     write(temporary).and_then(|value| settle().map(|()| value).map_err(wrong))
 }
 
-/// Brings the names in a directory to disk. Some file systems (CIFS, some of FUSE) have no such request, and answer that
-/// it is invalid or not supported.
+/// Brings the names in a directory to disk. Some file systems (CIFS, some of FUSE) have no such request, and answer
+/// that it is invalid or not supported.
 fn sync_directory(directory: &Path) -> io::Result<()> {
     let synced = File::open(directory)?.sync_all();
     let refused = [Errno::INVAL, Errno::NOTSUP, Errno::NOSYS, Errno::BADF];

@@ -162,7 +162,8 @@ def learned_task(args):
     for name, of in [("dltrain", ours), ("PyTorch", theirs)]:
         print(f"mean by epoch, {name}: " + ", ".join(f"{error:.3f}" for error in np.mean(of, axis=0)))
     within = ends[1].min() <= ends[0].mean() <= ends[1].max()
-    print(f"dltrain's mean is {'within' if within else 'OUTSIDE'} PyTorch's seeds, {ends[1].min():.4f} to {ends[1].max():.4f}")
+    where = "within" if within else "OUTSIDE"
+    print(f"dltrain's mean is {where} PyTorch's seeds, {ends[1].min():.4f} to {ends[1].max():.4f}")
     return int(not within)
 
 

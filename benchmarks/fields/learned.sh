@@ -29,7 +29,8 @@ measure() {
     pack synthetic:universes train
     pack synthetic:universes-test test
     echo
-    echo "cosmoflow, $samples universes of 4x$edge^3 and as many to test on, $epochs epochs of batches of $batch, Adam $LR"
+    echo "cosmoflow, $samples universes of 4x$edge^3 and as many to test on"
+    echo "$epochs epochs of batches of $batch, Adam $LR"
     for seed in $seeds; do
         "${mpirun[@]}" -n 2 "$dltrain" --model cosmoflow --data "$scratch/train" --test-data "$scratch/test" \
             --input 'full[d,h,w,c]:log1p' --target 'unitPar[c]' --loss mse --metric mae --batch $((batch / 2)) \

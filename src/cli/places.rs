@@ -34,11 +34,11 @@ pub fn check(places: &[(&str, Option<&Path>, Use)]) -> Result<()> {
         let clash = |other: &&(&str, &Path, Use, PathBuf)| {
             other.3 == *place && (*what == Use::Write || other.2 == Use::Write)
         };
-        let checkpoints = |of: &&(&str, &Path, Use, PathBuf)| {
+        let has_such = |of: &(&str, &Path, Use, PathBuf)| {
             let name = place.file_name().unwrap_or_default().to_string_lossy();
             of.0 == "--checkpoint" && place.parent() == Some(&of.3) && record::is_checkpoint_name(&name)
         };
-        if *what == Use::Write && given.iter().any(|of| checkpoints(&of)) {
+        if *what == Use::Write && given.iter().any(has_such) {
             return Err(Error::usage(format!(
                 "{flag} {}: --checkpoint has files of this name in its directory; choose another",
                 path.display()

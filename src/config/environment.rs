@@ -43,11 +43,13 @@ variables! {
         "ops that cuDNN computes along with convolutions", "where that is faster";
     CUDNN_ENGINES: "DLTRAIN_CUDNN_ENGINES", "1 the first that serves",
         "which of cuDNN's engines computes a convolution", "the fastest of ten";
-    CUDA_GRAPH: "DLTRAIN_CUDA_GRAPH", "0 off", "steps between two buckets as one CUDA graph", "on";
+    CUDA_GRAPH: "DLTRAIN_CUDA_GRAPH", "0 off",
+        "what runs between two buckets, or all of a single rank's step, as one CUDA graph", "on";
     CUDA_PDL: "DLTRAIN_CUDA_PDL", "1 on",
         "kernels that begin before the one in front has ended (programmatic dependent launches, sm_90)", "off";
     CUDA_CODING: "DLTRAIN_CUDA_CODING", "0 off", "--compress on the GPU where the gradients lie", "on";
-    CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off", "samples sent as files have them, and made numbers of by the GPU", "on";
+    CUDA_PIXELS: "DLTRAIN_CUDA_PIXELS", "0 off",
+        "samples are sent as files have them, and the GPU makes numbers of them", "on";
 }
 
 /// What `dltrain elastic` marks the processes of its job with.

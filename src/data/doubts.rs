@@ -23,8 +23,9 @@ pub fn check(
 ) -> Result<()> {
     let by_names = check_names(directory, classes, "folder");
     by_names.map_err(|what| Error::data(directory, what))?;
-    let names: Vec<&str> = files.iter().map(|(name, _)| &**name).collect();
-    match one_too_many(directory, places).or_else(|| by_files(&names)) {
+    let looked_at: Vec<&str> = spread(files.len()).map(|at| &*files[at].0).collect();
+    let there = |name: &str| files.binary_search_by(|(file, _)| Path::new(file).cmp(Path::new(name))).is_ok();
+    match one_too_many(directory, places).or_else(|| by_files(&looked_at, there)) {
         Some(what) => {
             Err(Error::data(directory, format!("{what}; if it is meant so, say --data-format folder")))
         }
@@ -72,15 +73,21 @@ fn parts(directory: &Path, classes: &[String]) -> Option<String> {
     ))
 }
 
-/// What the names of images to train on say, which are sorted as paths and begin with the class.
-pub fn by_files(names: &[&str]) -> Option<String> {
-    within_classes(names).or_else(|| masks_by_file(names))
+/// What the names of some images to train on say, which begin with the class. `there`: whether there is one of a name.
+pub fn by_files(looked_at: &[&str], there: impl Fn(&str) -> bool) -> Option<String> {
+    within_classes(looked_at).or_else(|| masks_by_file(looked_at, there))
+}
+
+/// Which of so many files are looked at.
+pub fn spread(files: usize) -> impl Iterator<Item = usize> {
+    let count = files.min(LOOKED_AT);
+    (0..count).map(move |at| at * files / count)
 }
 
 /// Directories within a class that are called as parts are, or as images and their masks.
-fn within_classes(names: &[&str]) -> Option<String> {
+fn within_classes(looked_at: &[&str]) -> Option<String> {
     let mut within: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for name in looked_at(names) {
+    for name in looked_at {
         let mut directories = name.split('/');
         if let (Some(class), Some(inner), Some(_)) =
             (directories.next(), directories.next(), directories.next())
@@ -99,11 +106,6 @@ fn within_classes(names: &[&str]) -> Option<String> {
         let inner: Vec<String> = inner.into_iter().map(String::from).collect();
         masks_by_class(&inner).map(|what| format!("within {class} {}", what.replace("classes", "images of it")))
     })
-}
-
-fn looked_at<'a>(names: &[&'a str]) -> impl Iterator<Item = &'a str> {
-    let count = names.len().min(LOOKED_AT);
-    (0..count).map(move |at| names[at * names.len() / count])
 }
 
 /// A single class that has parts in it.
@@ -165,7 +167,7 @@ fn by_case(classes: &[String]) -> Option<String> {
 }
 
 /// Images beside others of the same name but for its end, as masks are.
-fn masks_by_file(files: &[&str]) -> Option<String> {
+fn masks_by_file(looked_at: &[&str], there: impl Fn(&str) -> bool) -> Option<String> {
     const ENDS: [&str; 10] = [
         "_mask",
         "-mask",
@@ -178,7 +180,6 @@ fn masks_by_file(files: &[&str]) -> Option<String> {
         "_labelIds",
         "_annotation",
     ];
-    let there = |name: &str| files.binary_search_by(|file| Path::new(file).cmp(Path::new(name))).is_ok();
     let twin = |name: &str| -> Option<String> {
         let (stem, ending) = name.rsplit_once('.')?;
         let short = ENDS.iter().find_map(|end| stem.strip_suffix(end));
@@ -191,8 +192,8 @@ fn masks_by_file(files: &[&str]) -> Option<String> {
         };
         other.or_else(|| same().flatten())
     };
-    let count = files.len().min(LOOKED_AT);
-    let twins: Vec<(&str, String)> = looked_at(files).filter_map(|name| Some((name, twin(name)?))).collect();
+    let count = looked_at.len();
+    let twins: Vec<(&str, String)> = looked_at.iter().filter_map(|&name| Some((name, twin(name)?))).collect();
     // Where every image has a mask, half of the files are masks.
     let (name, other) = twins.first().filter(|_| 4 * twins.len() >= count)?;
     Some(format!(

@@ -77,8 +77,8 @@ fn tar_files(path: &Path, left_out: &mut LeftOut) -> Result<Vec<PathBuf>> {
     for other in loose {
         let name = other.file_name().unwrap_or_default().to_string_lossy();
         if is_packed_tar(&name) && !files.is_empty() {
-            let what = "is a tar file that is compressed, or not all there, beside others that would be read; unpack it \
-                        (gunzip), or move it away";
+            let what = "is a tar file that is compressed, or not all there, beside others that would be read; unpack \
+                        it (gunzip), or move it away";
             return Err(Error::data(&other, what));
         }
         match other.is_dir() {

@@ -24,8 +24,7 @@ impl CodeTables {
 
     /// Whether others say the same, of NaN too.
     pub fn is_same(&self, other: &CodeTables) -> bool {
-        let bits = |of: &[f32]| of.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
-        let alike = |a: &[f32], b: &[f32]| a.len() == b.len() && bits(a) == bits(b);
+        let alike = |a: &[f32], b: &[f32]| a.iter().map(|a| a.to_bits()).eq(b.iter().map(|b| b.to_bits()));
         self.dtype == other.dtype && alike(&self.which, &other.which) && alike(&self.tables, &other.tables)
     }
 }

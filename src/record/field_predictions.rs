@@ -279,8 +279,8 @@ impl PredictedFields {
         self.read(&shape.iter().enumerate().map(range).collect::<Vec<_>>())
     }
 
-    /// Places of outputs, from where, how far apart and to where on each axis, and those of the targets. One of them may
-    /// lack axes of one place.
+    /// Outputs and targets at some places. A range says of an axis the first place, how far apart places are, and where
+    /// they end. Either of the two may lack axes of one place.
     fn read(&self, ranges: &[[usize; 3]]) -> Result<[Vec<f32>; 2]> {
         let shape = self.data[0].shape();
         let long = || shape.iter().zip(ranges).filter(|(along, _)| **along != 1).map(|(_, range)| *range);

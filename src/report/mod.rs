@@ -36,7 +36,7 @@ pub struct Args {
     /// New directory for the charts, each as SVG.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// What --predict-nodes wrote by --save-prediction, to be drawn beside the runs or alone; several times for several.
+    /// What --predict-nodes wrote by --save-prediction, to be drawn beside the runs or alone; as often as wanted.
     #[arg(long, value_name = "FILE")]
     predicted: Vec<PathBuf>,
 }

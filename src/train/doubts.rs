@@ -148,7 +148,8 @@ fn names(sets: &Sets, path: &Path, config: &Config, weights: &Weights) -> Result
     Err(Error::data(
         path,
         format!(
-            "{}, and {} are for {}{lacking}; if they are the same in this order, say --data-format{anew}",
+            "{}, and {} are for {}{lacking}; if they are the same in this order, say what the data are by \
+             --data-format (folder, tar, packed or cifar){anew}",
             listed_classes(own),
             weights.whose,
             listed_classes(theirs),

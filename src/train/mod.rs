@@ -2,17 +2,17 @@
 //!
 //! `run` reads like the method section of a paper; `setup` brings the parts together (`assemble`; `source`: where
 //! batches come from, `fields` where they are arrays, `doubts` whether data, network and weights go together, `plans`,
-//! of stages by `cutting`, their memory by `ledger`, `describe` for the record, `mlperf` for MLPerf's),
-//! `step` is one training step, `captured` what of it a device does at once, `device_prefetch` the next batch on its
-//! way, `metrics` the losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together, `shards` what does not depend
-//! on their number, `asynchronous` and `server` what ranks and servers do that do not wait for all, `evaluate` the test
-//! set, `testing` that alone, `predicting` what images are, `predicting_fields` what comes of arrays, `checkpoint`
-//! keeps and resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears signals, `max_batch` says how
-//! large a batch fits, `prediction` how fast the run would be elsewhere, `simgrid` what a script makes traces of for
-//! another simulator, `planner` which way to share the work is the fastest, of which `sketch` leaves out the poor ones.
-//! What only one rank says is `record`'s business, and so are files. Where ranks bring numbers together, or take them
-//! out of a file, the one that has all of them asks
-//! `Topology::is_first`. May use: every module below. Used by: `main`, `elastic`, `export`.
+//! of stages by `cutting`, their memory by `ledger`, `describe` for the record, `mlperf` for MLPerf's), `step` is one
+//! training step, `captured` what of it a device does at once, `device_prefetch` the next batch on its way, `metrics`
+//! the losses on theirs, `device` what a rank drives, `meeting` where ranks with parameters of their own come together,
+//! `shards` what does not depend on their number, `asynchronous` and `server` what ranks and servers do that do not
+//! wait for all, `evaluate` the test set, `testing` that alone, `predicting` what images are, `predicting_fields` what
+//! comes of arrays, `checkpoint` keeps and resumes what `state` lists, on disk or, by `commit`, in memory, `stop` hears
+//! signals, `max_batch` says how large a batch fits, `prediction` how fast the run would be elsewhere, `simgrid` what a
+//! script makes traces of for another simulator, `planner` which way to share the work is the fastest, of which
+//! `sketch` leaves out the poor ones. What only one rank says is `record`'s business, and so are files. Where ranks
+//! bring numbers together, or take them out of a file, the one that has all of them asks `Topology::is_first`. May use:
+//! every module below. Used by: `main`, `elastic`, `export`.
 
 mod assemble;
 mod asynchronous;

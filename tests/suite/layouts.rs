@@ -305,7 +305,11 @@ fn weights_of_other_classes_than_the_data_are_refused() {
             vec![&*less],
             "a directory for each of these, be it empty as cat, gives them their numbers",
         ),
-        (vec![], vec![&*theirs, "--epochs", "1"], "say --data-format, or --reset-head to learn them anew"),
+        (
+            vec![],
+            vec![&*theirs, "--epochs", "1"],
+            "by --data-format (folder, tar, packed or cifar), or --reset-head to learn them anew",
+        ),
     ];
     each(cases, |(first, more, what)| {
         let said = job::refused(&[(1, &[&first[..], &flags, &of, &more].concat())]);

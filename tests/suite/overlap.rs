@@ -3,9 +3,9 @@
 //!
 //! - the communication that is exposed, on every way through the host and between GPUs, with `--no-overlap` and
 //!   without, is what a schedule made by hand from the durations of kernels, copies and messages exposes: within 5 %;
-//! - a steady step enqueues two things a stretch and a few a step, that of a rank by itself three in all; it waits for no
-//!   stream, and copies nothing that the driver would copy before it returns; the losses come while the backward pass
-//!   goes on;
+//! - a steady step enqueues two things a stretch and a few a step, that of a rank by itself three in all; it waits for
+//!   no stream, and copies nothing that the driver would copy before it returns; the losses come while the backward
+//!   pass goes on;
 //! - in halves it casts no weight: the update has written them; resnet50's step has so many nodes and no more.
 
 use crate::support::cases::first;
@@ -338,10 +338,10 @@ fn calls(ranks: usize, flags: &str) -> (BTreeMap<String, usize>, usize) {
     (counts, stretches)
 }
 
-/// What a step of resnet50 in bf16 has the GPU do: our own launches, products and copies, in one graph, with the updates
-/// and what looks at the losses. Of the kernels 53 normalise, which read the sums that a convolution gives along with its
-/// result, 53 give the sums that their gradients need, 53 join these and 53 go back. All gradients of weights that come
-/// in halves are cast by one; that of the first convolution, which is padded, by another.
+/// What a step of resnet50 in bf16 has the GPU do: our own launches, products and copies, in one graph, with the
+/// updates and what looks at the losses. Of the kernels 53 normalise, which read the sums that a convolution gives
+/// along with its result, 53 give the sums that their gradients need, 53 join these and 53 go back. All gradients of
+/// weights that come in halves are cast by one; that of the first convolution, which is padded, by another.
 #[test]
 fn a_step_of_resnet50_has_few_nodes() {
     let calls =

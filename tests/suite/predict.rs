@@ -280,7 +280,7 @@ fn what_the_weights_say_of_images_goes_on() {
         (vec!["predict", "--init-from", &larger, &data], "say --image-size 32, or --image-size 28"),
         (
             vec!["evaluate", "--init-from", &named, "--data", &data],
-            "if they are the same in this order, say --data-format",
+            "if they are the same in this order, say what the data are by --data-format",
         ),
     ];
     // They are to test on.

@@ -1,6 +1,6 @@
-//! The gradient of the weights of a convolution of cubes with few channels, as a network's first one is. The library has
-//! blocks of 16 channels for it or, with fewer, a product of matrices, which is three times as slow as this and wants
-//! plain gradients.
+//! The gradient of the weights of a convolution of cubes with few channels, as a network's first one is. For fewer
+//! channels than a block has (16) the library takes a product of matrices: twice the time of these loops, and dy has to
+//! be made plain for it.
 
 use std::rc::Rc;
 

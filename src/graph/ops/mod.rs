@@ -47,8 +47,8 @@ pub enum Op {
     Normalise { scale: [f32; 3], shift: [f32; 3] },
 
     /// codes (N,…), samples (N), which (R), tables (T, codes) → y (N,…): the numbers of a sample are R runs of one
-    /// length, and those of run r become `tables[which[r]][code]`. Where `samples` is below 0 there is no sample: all 0,
-    /// or NaN of a target.
+    /// length, and those of run r become `tables[which[r]][code]`. Where `samples` is below 0 there is no sample: y is
+    /// 0 there, or NaN of a target.
     Lookup { is_target: bool },
 
     /// x (N,C,H,W), w (O,C/groups,kh,kw), b (O)? → y (N,O,OH,OW); of cubes (N,C,D,H,W) and so on, as all that is said

@@ -2,12 +2,10 @@
 //!
 //! May use: `train` (which weights fit a network), `model`, `record`, `files`, `comm`, `error`. Used by: `main`.
 
-use std::fs;
 use std::path::PathBuf;
 
 use crate::comm::World;
 use crate::error::{Error, Result};
-use crate::files::write_new;
 use crate::graph::SampleShape;
 use crate::model::{self, Model, onnx};
 use crate::record::{self, ModelMetadata, WeightsFile, check_new, write_weights};
@@ -101,10 +99,13 @@ impl Args {
         let values = |name: &str| {
             start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))
         };
-        let mut bytes = onnx::export::network(build, self.network.fold, &values)?;
-        bytes.extend(onnx::export::texts(&about.texts()));
-        let wrong = |error| Error::output(&self.to, format!("cannot write the network: {error}"));
-        write_new(&self.to, "the network", |new| fs::write(new, &bytes).map_err(wrong))?;
+        let mut network = onnx::export::network(build, self.network.fold, &values)?;
+        network.say(&about.texts());
+        if let Some(bytes) = network.write(&self.to, onnx::export::LARGEST)? {
+            let beside = onnx::export::beside(&self.to);
+            let what = "an ONNX file holds 2 GB: the network goes by it, and keeps its weights in";
+            record::print(&format!("{what} {} ({} MB)", beside.display(), bytes / 1_000_000));
+        }
         Ok(start.tensors())
     }
 

@@ -173,7 +173,7 @@ mod tests {
 
     fn exported(model: &Model, values: TensorValues, to: &Path) {
         let build = |batch| model.build_to_test(batch, model.image, model.classes);
-        std::fs::write(to, onnx::export::network(build, false, values).unwrap()).unwrap();
+        std::fs::write(to, onnx::export::network(build, false, values).unwrap().bytes()).unwrap();
     }
 
     proptest! {
@@ -193,7 +193,7 @@ mod tests {
             // An empty name is no input in ONNX; none that is drawn is this one.
             let stored = |name: &String| if name.is_empty() { "empty".into() } else { name.clone() };
             let named: Vec<String> = names.iter().map(stored).collect();
-            std::fs::write(at("a.onnx"), renamed(&bytes.unwrap(), &named)).unwrap();
+            std::fs::write(at("a.onnx"), renamed(&bytes.unwrap().bytes(), &named)).unwrap();
             let model = model::open(&at("a.onnx")).unwrap();
             let first = WeightsFile::of(&model);
             let known = all(&first);
@@ -233,7 +233,7 @@ mod tests {
                 let tensor = parameters(&graph).find(|tensor| tensor.name == name).unwrap();
                 Ok(vec![1.0; tensor.spec.shape.elements()])
             });
-            std::fs::write(&path, bytes.unwrap()).unwrap();
+            std::fs::write(&path, bytes.unwrap().bytes()).unwrap();
             let file = WeightsFile::open(&path).unwrap();
             let found: HashSet<&str> = file.shapes().iter().map(|(name, _)| name.as_str()).collect();
             prop_assert_eq!(found, wanted);

@@ -111,14 +111,19 @@ impl Files {
     }
 
     /// Writes a network with these weights.
-    pub fn write_with(&self, name: &str, build: Build, (fold, weights): (bool, Weights)) {
+    pub fn write_with(&self, name: &str, build: Build, of: (bool, Weights)) {
+        self.write_up_to(onnx::export::LARGEST, name, build, of);
+    }
+
+    /// The same, with its weights in a second file where one would have more bytes than `most`.
+    pub fn write_up_to(&self, most: usize, name: &str, build: Build, (fold, weights): (bool, Weights)) {
         let graph = build(1).unwrap();
         let shapes = graph.tensors.iter().filter(|t| matches!(t.role, Role::Parameter | Role::Statistic));
         let shapes: std::collections::HashMap<&str, &[usize]> =
             shapes.map(|tensor| (&*tensor.name, &tensor.spec.shape.0[..])).collect();
         let values = |name: &str| Ok(weights(name, shapes[name]));
-        let bytes = onnx::export::network(build, fold, &values).unwrap_or_else(|e| panic!("{name}: {e}"));
-        std::fs::write(self.path(&format!("{name}.onnx")), bytes).unwrap();
+        let network = onnx::export::network(build, fold, &values).unwrap_or_else(|e| panic!("{name}: {e}"));
+        network.write(&self.path(&format!("{name}.onnx")), most).unwrap();
     }
 
     /// That the file is read back as the network that was written.

@@ -101,8 +101,8 @@ fn write_what_it_gives(place: &Path, device: &dyn Device) -> Result<(), String> 
     // What it has learned goes back into a file.
     let values = |name: &str| learned.get(name).cloned().unwrap_or_else(|| values(name));
     match export::network(build, false, &|name| Ok(values(name))) {
-        Ok(bytes) => {
-            std::fs::write(place.join("ours/again.onnx"), bytes).unwrap();
+        Ok(network) => {
+            network.write(&place.join("ours/again.onnx"), export::LARGEST).unwrap();
             write("logits again", &scores(build(batch).map_err(|error| error.message)?, &values));
         }
         Err(error) => std::fs::write(place.join("ours/not again"), error.message).unwrap(),

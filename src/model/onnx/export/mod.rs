@@ -1,33 +1,29 @@
 //! A network as an ONNX file, the way back from `import`: `ops` says what each op becomes, in one table; `proto` makes
-//! the format's messages; `fold` puts normalisations into the convolutions before them.
+//! the format's messages; `file` writes them; `fold` puts normalisations into the convolutions before them.
 //!
 //! What is written is the network that evaluation runs. Its batch is open (`batch`). In a graph images may share an
 //! axis with places of theirs, as rows do, (N·L, …); in the file these have axes of their own, (N, L, …), as all
 //! frameworks write them and as every reader wants them, who need not know what the batch is then.
 
 mod batch;
+mod file;
 mod fold;
 mod ops;
 mod proto;
 
 use std::collections::{HashMap, HashSet};
 
-use prost::Message;
-
 pub use self::batch::COUNTS;
 use self::batch::{BatchAxis, batches};
+pub use self::file::{LARGEST, OnnxExport, beside};
 use self::proto::int;
-use super::schema::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, StringStringEntryProto, TensorProto,
-};
+use super::schema::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op, Role, Tensor, TensorId};
 
 /// The versions of the set of ops (the first with GELU, of 2023) and of the format that go together.
 const OPSET: i64 = 20;
 const FORMAT: i64 = 9;
-/// What an ONNX file is of, protocol buffers, has no longer messages.
-const LARGEST: usize = i32::MAX as usize;
 /// What the file calls what it is given and what it gives, and the extent that is open.
 const IMAGES: &str = "images";
 const LOGITS: &str = "logits";
@@ -36,12 +32,16 @@ const BATCH: &str = "N";
 /// Gives the numbers of the parameter or running statistic of a name, last dimension fastest.
 pub type TensorValues<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
 
-/// The bytes of an ONNX file of a network. `build` gives its forward graph for so many images; with `fold` what
-/// normalises behind a convolution is made part of it.
+/// A network as an ONNX file. `build` gives its forward graph for so many images; with `fold` what normalises behind a
+/// convolution is made part of it.
 ///
 /// # Errors
-/// `Usage` where a layer cannot be written, or the file would be too large; those of `build` and `values`.
-pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: TensorValues) -> Result<Vec<u8>> {
+/// `Usage` where a layer cannot be written; those of `build` and `values`.
+pub fn network(
+    build: impl Fn(usize) -> Result<Graph>,
+    fold: bool,
+    values: TensorValues,
+) -> Result<OnnxExport> {
     let (graph, batches) = batched(build)?;
     let mut writer = OnnxWriter::new(&graph, batches, values);
     if fold {
@@ -51,50 +51,24 @@ pub fn network(build: impl Fn(usize) -> Result<Graph>, fold: bool, values: Tenso
     for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| is_needed[*index]) {
         writer.layer(index, node)?;
     }
-    let model = ModelProto {
+    Ok(OnnxExport(ModelProto {
         ir_version: FORMAT,
         producer_name: "dltrain".into(),
         graph: Some(writer.finish()?),
         opset_import: vec![OperatorSetId { domain: String::new(), version: OPSET }],
         metadata_props: Vec::new(),
-    };
-    fits(&graph, model.encoded_len())?;
-    Ok(model.encode_to_vec())
-}
-
-/// Whether so many bytes are no more than a file may have.
-fn fits(graph: &Graph, bytes: usize) -> Result<()> {
-    match bytes > LARGEST {
-        true => Err(Error::usage(format!(
-            "{}: {} MB of weights, and an ONNX file holds {} MB; export them as safetensors",
-            graph.name,
-            bytes / 1_000_000,
-            LARGEST / 1_000_000
-        ))),
-        false => Ok(()),
-    }
-}
-
-/// The bytes that, behind those of a file, are what it says besides: texts, each with its name. Where messages of this
-/// format follow each other, their lists do.
-pub fn texts(texts: &[(&str, String)]) -> Vec<u8> {
-    let text =
-        |(key, value): &(&str, String)| StringStringEntryProto { key: key.to_string(), value: value.clone() };
-    let metadata_props = texts.iter().map(text).collect();
-    ModelProto { metadata_props, ..ModelProto::default() }.encode_to_vec()
+    }))
 }
 
 /// Whether a network can be written, whatever its weights are.
 ///
 /// # Errors
-/// As for `network`, of layers and of the parameters' size.
+/// As for `network`, of layers.
 pub fn check(build: impl Fn(usize) -> Result<Graph>) -> Result<()> {
     let (graph, _) = batched(build)?;
     let is_needed = graph.leads_to(graph.logits);
     let needed = graph.nodes.iter().zip(&is_needed).filter(|(_, is_needed)| **is_needed);
-    needed.map(|(node, _)| node).try_for_each(|node| ops::check(&graph, node))?;
-    let kept = graph.tensors.iter().filter(|tensor| matches!(tensor.role, Role::Parameter | Role::Statistic));
-    fits(&graph, kept.map(|tensor| 4 * tensor.spec.shape.elements()).sum())
+    needed.map(|(node, _)| node).try_for_each(|node| ops::check(&graph, node))
 }
 
 /// The network that evaluation runs, and where its images lie.

@@ -1,0 +1,96 @@
+//! The files that a network is written to: one, or where that would be too large a second one with its weights, as
+//! ONNX's external data and PyTorch's exporter have them.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+use prost::bytes::Bytes;
+
+use super::super::schema::{ModelProto, StringStringEntryProto};
+use crate::error::{Error, Result};
+use crate::files::write_new;
+
+/// What an ONNX file is of, protocol buffers, has no longer messages.
+pub const LARGEST: usize = i32::MAX as usize;
+/// Tensors of fewer bytes, shapes among them, stay with the network.
+const SMALL: usize = 1024;
+/// Where a tensor begins in the second file is a multiple of a page, so that a reader may map it.
+const PAGE: usize = 4096;
+
+/// A network with its weights that is not written yet.
+pub struct OnnxExport(pub(super) ModelProto);
+
+/// The second file of one that is too large for one.
+pub fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".data");
+    name.into()
+}
+
+impl OnnxExport {
+    /// Adds texts, each with its name, to what the file says besides.
+    pub fn say(&mut self, texts: &[(&str, String)]) {
+        let text = |(key, value): &(&str, String)| StringStringEntryProto {
+            key: key.to_string(),
+            value: value.clone(),
+        };
+        self.0.metadata_props.extend(texts.iter().map(text));
+    }
+
+    /// The bytes of the whole in one file.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.encode_to_vec()
+    }
+
+    /// Writes it; with its weights in the file `beside` it where it would have more bytes than `most`. Returns the
+    /// bytes of that file.
+    ///
+    /// # Errors
+    /// `Output`: a file is there already or cannot be written.
+    pub fn write(mut self, path: &Path, most: usize) -> Result<Option<usize>> {
+        let wrong = |error| Error::output(path, format!("cannot write the network: {error}"));
+        let mut bytes = None;
+        if self.0.encoded_len() > most {
+            let (weights, chunks) = (beside(path), self.take_weights(path));
+            let put = |new: &Path| {
+                let mut file = BufWriter::new(File::create(new)?);
+                chunks.iter().try_for_each(|chunk| file.write_all(chunk))?;
+                file.flush()
+            };
+            let put = |new: &Path| {
+                put(new)
+                    .map_err(|error| Error::output(&weights, format!("cannot write the weights: {error}")))
+            };
+            write_new(&weights, "the weights", put)?;
+            bytes = Some(chunks.iter().map(Bytes::len).sum());
+        }
+        let network = self.bytes();
+        let written = write_new(path, "the network", |new| std::fs::write(new, &network).map_err(wrong));
+        if written.is_err() && bytes.is_some() {
+            // By themselves they are of no use; what is wrong is said already.
+            let _ = std::fs::remove_file(beside(path));
+        }
+        written.map(|()| bytes)
+    }
+
+    /// Takes the weights out, and says in their place where they will be. Gives what is to be written there.
+    fn take_weights(&mut self, path: &Path) -> Vec<Bytes> {
+        let location = beside(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let (mut chunks, mut end) = (Vec::new(), 0);
+        let tensors = self.0.graph.iter_mut().flat_map(|graph| &mut graph.initializer);
+        for tensor in tensors.filter(|tensor| tensor.raw_data.len() >= SMALL) {
+            let weights = std::mem::take(&mut tensor.raw_data);
+            let said = [("location", location.clone()), ("offset", end.to_string())];
+            let length = ("length", weights.len().to_string());
+            let entry = |(key, value): (&str, String)| StringStringEntryProto { key: key.into(), value };
+            tensor.external_data = said.into_iter().chain([length]).map(entry).collect();
+            tensor.data_location = 1;
+            let behind = weights.len().next_multiple_of(PAGE) - weights.len();
+            end += weights.len() + behind;
+            chunks.extend([weights, Bytes::from(vec![0; behind])]);
+        }
+        chunks
+    }
+}

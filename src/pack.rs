@@ -156,7 +156,7 @@ fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
     let wanted =
         Wanted { sample: [3, args.size, args.size], classes: 1_000_000, seed: args.seed, input: &input };
     let parts = data::parts(&args.source, &wanted)?;
-    let said = parts.lines(&args.source);
+    let said = parts.lines(&args.source, false);
     let Parts { training, test, .. } = parts;
     let mut jobs = Vec::new();
     for (part, set) in [("training", Some(training)), ("test", test)] {

@@ -40,15 +40,30 @@ impl InputSummary {
         }
     }
 
-    /// The lines that a run says, of sets of these.
-    pub fn lines(&self, path: &Path, training: &dyn Dataset, test: Option<&dyn Dataset>) -> Vec<String> {
+    /// The lines that a run says, of sets of these; `predicts`: what the images are is asked, of those to test on where
+    /// there are any.
+    pub fn lines(
+        &self,
+        path: &Path,
+        training: &dyn Dataset,
+        test: Option<&dyn Dataset>,
+        predicts: bool,
+    ) -> Vec<String> {
         let behind = |from: &String| if from.is_empty() { String::new() } else { format!(" ({from})") };
-        let test = test.map_or("none".into(), |test| test.len().to_string());
         let [of_training, of_test] = [&self.from[0], &self.from[1]].map(behind);
         let images = training.len();
-        let found = match self.is_whole {
-            true => format!("{images} images to test on, all that are there{of_test}"),
-            false => format!("{images} images to train on{of_training}, {test} to test on{of_test}"),
+        let found = match (test.map(Dataset::len), predicts) {
+            (Some(test), true) => {
+                format!("{test} images{of_test}, without the {images} to train on{of_training}")
+            }
+            (None, true) => format!("{images} images{of_training}"),
+            (_, false) if self.is_whole => {
+                format!("{images} images to test on, all that are there{of_test}")
+            }
+            (test, false) => {
+                let test = test.map_or("none".into(), |test| test.to_string());
+                format!("{images} images to train on{of_training}, {test} to test on{of_test}")
+            }
         };
         let classes = classes(training.class_names());
         let mut lines = vec![format!("data: {}, {}: {found}; {classes}", path.display(), self.format)];
@@ -67,6 +82,7 @@ pub fn classes(names: &[String]) -> String {
     let mut shown: Vec<String> = shown.map(|name| name.chars().take(32).collect()).collect();
     shown.extend(last.map(|last| format!("… {}", last.chars().take(32).collect::<String>())));
     match names.len() {
+        0 => "without classes".into(),
         1 => format!("1 class: {}", shown[0]),
         count => format!("{count} classes: {}", shown.join(", ")),
     }
@@ -175,6 +191,11 @@ pub fn is_image(name: &str) -> bool {
     // Before anything is allocated: there may be millions.
     let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
     READ.iter().any(|known| ending.eq_ignore_ascii_case(known)) && !is_hidden(name)
+}
+
+/// Whether a file of this name is an image of a kind that is not read.
+pub fn is_other_image(name: &str) -> bool {
+    ending(name).is_some_and(|ending| IMAGES.contains(&&*ending))
 }
 
 /// Whether a file or directory of this name is none of the user's: hidden, or put there by a system for itself.

@@ -21,6 +21,16 @@ const PLANE: usize = SIDE * SIDE;
 /// By any of these a directory is known.
 pub const FILES: [&str; 4] = ["data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin"];
 
+/// What the files for Python are, and what to take instead.
+pub const PICKLED: &str =
+    "CIFAR in its version for Python, which is not read; the binary version has the same images";
+
+/// Whether a file of this name is one of the version for Python.
+pub fn is_pickled(name: &str) -> bool {
+    matches!(name, "batches.meta" | "meta")
+        || name.strip_prefix("data_batch_").is_some_and(|number| number.parse::<u8>().is_ok())
+}
+
 struct Variant {
     training: &'static [&'static str],
     test: &'static str,

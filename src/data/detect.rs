@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::about::{self, InputSummary};
+use super::doubts::Meant;
 use super::folder::{self, DirectoryContent};
 use super::{
     Dataset, EvaluationCrop, Jpeg, Samples, Sets, Wanted, cifar, idx, packed, synthetic_shapes, tar,
@@ -31,9 +32,9 @@ impl Parts {
         Parts { training: images, test: None, about }
     }
 
-    /// What a run says of them.
-    pub fn lines(&self, path: &Path) -> Vec<String> {
-        self.about.lines(path, &*self.training, self.test.as_deref())
+    /// What a run says of them; `predicts`: what the images are is asked.
+    pub fn lines(&self, path: &Path, predicts: bool) -> Vec<String> {
+        self.about.lines(path, &*self.training, self.test.as_deref(), predicts)
     }
 }
 
@@ -51,7 +52,7 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Sets> {
 /// # Errors
 /// As for `open`; `Data` where there are training images alone.
 pub fn open_to_test(path: &Path, wanted: &Wanted) -> Result<Sets> {
-    let mut parts = opened(path, wanted, wanted.input.format.is_some())?;
+    let mut parts = opened(path, wanted, meant(wanted))?;
     if parts.test.is_none() {
         if parts.about.only_training {
             // Where it is a directory, that may be tested on by itself.
@@ -88,7 +89,7 @@ fn prepared(path: &Path, mut parts: Parts, wanted: &Wanted) -> Result<Sets> {
         let what = format!("classes without an image to {purpose} on: {}", about::listed(&names));
         parts.about.notes.push(what);
     }
-    let said = parts.lines(path);
+    let said = parts.lines(path, false);
     let Parts { training, test, about } = parts;
     let augment = match &wanted.input.augment {
         Some(augment) => augment.clone(),
@@ -141,25 +142,29 @@ fn too_many(empty: &[usize], classes: usize, of_model: usize) -> String {
 }
 
 /// Opens images to be told apart: those that a data set has to test with, or all of one that has none of these; or an
-/// image file, or a directory with image files in it, which have no classes. Their classes need not be the model's.
+/// image file, or a directory of image files, which have no classes. Their classes need not be the model's. `known`: what
+/// the weights call the classes, where they do.
 ///
 /// # Errors
 /// As for `open`.
-pub fn open_to_predict(path: &Path, wanted: &Wanted) -> Result<Sets> {
-    let (parts, said) = match wanted.input.format {
-        None if holds_images(path) => {
-            let (files, left_out) = folder::files(path, Jpeg::find(wanted.input.jpeg_decoder)?)?;
-            let about = InputSummary { left_out, colours: "ImageNet's", ..InputSummary::default() };
-            let mut said = vec![format!("data: {}, image files: {}", path.display(), files.len())];
-            said.extend(about.left_out.line());
-            (Parts { training: Arc::new(files), test: None, about }, said)
+pub fn open_to_predict(path: &Path, wanted: &Wanted, known: &[String]) -> Result<Sets> {
+    let albums = || wanted.input.format.is_none() && !holds_images(path) && are_albums(path, wanted, known);
+    let (parts, said) = if wanted.input.format.is_none() && holds_images(path) || albums() {
+        let (files, left_out) = folder::files(path, Jpeg::find(wanted.input.jpeg_decoder)?)?;
+        if files.len() == 0 {
+            return Err(Error::data(path, "no .jpg, .jpeg or .png images there, nor in its directories"));
         }
-        _ => {
-            // Nobody learns from it: what may be meant otherwise does no harm.
-            let parts = opened(path, wanted, true)?;
-            let said = parts.lines(path);
-            (parts, said)
+        let about = InputSummary { left_out, colours: "ImageNet's", ..InputSummary::default() };
+        let mut said = vec![format!("data: {}, image files: {}", path.display(), files.len())];
+        if !holds_images(path) {
+            said[0].push_str("; no directory is a class (--data-format folder makes each of them one)");
         }
+        said.extend(about.left_out.line());
+        (Parts { training: Arc::new(files), test: None, about }, said)
+    } else {
+        let parts = opened(path, wanted, Meant::ToPredict)?;
+        let said = parts.lines(path, true);
+        (parts, said)
     };
     let Parts { training, test, about } = parts;
     let samples = |set| Samples::new(set, wanted.sample, &*training).without_labels();
@@ -171,6 +176,21 @@ pub fn open_to_predict(path: &Path, wanted: &Wanted) -> Result<Sets> {
         begins_at_0: true,
         seconds: None,
     })
+}
+
+/// Whether the directories in a directory are none of classes, as those of photographs by year are: they are not called
+/// as the network's classes are, nor, where nobody knows these names, as many.
+fn are_albums(path: &Path, wanted: &Wanted, known: &[String]) -> bool {
+    if !path.is_dir() || !matches!(recognise(path), Ok(DataFormat::Folder)) {
+        return false;
+    }
+    let Ok(content) = DirectoryContent::of(path) else { return false };
+    let names: Vec<String> = content.places.iter().map(|place| DirectoryContent::name(place)).collect();
+    content.training().is_none()
+        && match about::are_numbers(known) && !names.iter().all(|name| known.contains(name)) {
+            true => names.len() != wanted.classes,
+            false => !names.iter().all(|name| known.contains(name)),
+        }
 }
 
 /// Whether it is an image file, or a directory with one in it.
@@ -202,16 +222,23 @@ fn countable(path: &Path, images: usize, repeat: usize) -> Result<()> {
 /// # Errors
 /// As for `open`.
 pub fn parts(path: &Path, wanted: &Wanted) -> Result<Parts> {
-    let parts = opened(path, wanted, wanted.input.format.is_some())?;
+    let parts = opened(path, wanted, meant(wanted))?;
     match parts.about.untrainable {
         Some(error) => Err(error),
         None => Ok(parts),
     }
 }
 
-/// Opens the parts without refusing a set that can only be tested on. `sure`: the user gave the format, so that no
-/// doubtful layout is refused.
-fn opened(path: &Path, wanted: &Wanted, sure: bool) -> Result<Parts> {
+/// How a set that is learned from or tested on is meant.
+fn meant(wanted: &Wanted) -> Meant {
+    match wanted.input.format {
+        Some(_) => Meant::AsItIs,
+        None => Meant::Unsaid,
+    }
+}
+
+/// Opens the parts without refusing a set that can only be tested on.
+fn opened(path: &Path, wanted: &Wanted, meant: Meant) -> Result<Parts> {
     if let Some(what) = path.to_str().and_then(|text| text.strip_prefix(SYNTHETIC)) {
         return synthetic_shapes::open(what, wanted);
     }
@@ -223,8 +250,8 @@ fn opened(path: &Path, wanted: &Wanted, sure: bool) -> Result<Parts> {
     match format {
         DataFormat::Idx => idx::open(path, wanted),
         DataFormat::Cifar => cifar::open(path, wanted),
-        DataFormat::Folder => folder::open(path, jpeg, sure),
-        DataFormat::Tar => tar::open(path, jpeg, sure),
+        DataFormat::Folder => folder::open(path, jpeg, meant),
+        DataFormat::Tar => tar::open(path, jpeg, meant),
         DataFormat::Packed => packed::open(path, jpeg),
     }
 }
@@ -321,6 +348,8 @@ fn in_another_form(path: &Path) -> String {
             format!("; {name} has to be unpacked into a directory first")
         }
         () if about::is_image(&name) => format!("; {name} lies in no directory that names its class"),
+        () if about::is_other_image(&name) => "; images are read from JPEG and PNG files".into(),
+        () if cifar::is_pickled(&name) => format!("; {name} is of {}", cifar::PICKLED),
         () => String::new(),
     }
 }
@@ -334,6 +363,10 @@ pub(super) fn sets_within(directory: &Path) -> Option<String> {
             DataFormat::Cifar => "CIFAR's files",
             _ => "IDX files",
         });
+        let is_pickled = |entry: &PathBuf| cifar::is_pickled(&DirectoryContent::name(entry));
+        if found.is_none() && entries.iter().any(is_pickled) {
+            return Some(format!("{} holds {}", place.display(), cifar::PICKLED));
+        }
         let of_parts = || DirectoryContent::among(&entries).training().map(|_| "parts of a data set");
         let what = found.or_else(of_parts)?;
         Some(format!("it holds {what} in {}: --data {}", DirectoryContent::name(place), place.display()))

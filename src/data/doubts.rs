@@ -8,6 +8,17 @@ use super::folder::{DirectoryContent, has_directories};
 use super::split::{DataSplit, is_fold, part, parts_within};
 use crate::error::{Error, Result};
 
+/// How a layout is taken that may be meant otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meant {
+    /// Nobody says how it is meant: what is doubtful is refused.
+    Unsaid,
+    /// It is meant as it lies there: the user has given the format.
+    AsItIs,
+    /// Nobody learns from it: what is doubtful does no harm, and images need no classes.
+    ToPredict,
+}
+
 /// Files that are looked at, spread over the set.
 const LOOKED_AT: usize = 4096;
 

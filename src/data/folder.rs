@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use super::about::{InputSummary, LeftOut, is_hidden, is_image, kind_of, listed};
 use super::detect::{self, Parts, VisitedDirectories, entries};
+use super::doubts::{self, Meant};
+use super::orientation;
 use super::picture::{self, Picture};
 use super::split::{DataSplit, part};
 use super::{Dataset, Jpeg};
-use super::{doubts, orientation};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32};
 
@@ -32,16 +33,16 @@ const ENDS: u64 = 4096;
 /// In the name of a file that is not UTF-8.
 const NOT_UTF8: char = char::REPLACEMENT_CHARACTER;
 
-/// Opens the set. Every name is read, and one file of each class tried. `sure`: that it is a folder has been said.
+/// Opens the set. Every name is read, and one file of each class tried.
 ///
 /// # Errors
 /// `Data`: a directory that cannot be read, a class without images, a file that is none; what is doubtful.
-pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
+pub fn open(directory: &Path, jpeg: Jpeg, meant: Meant) -> Result<Parts> {
     let mut about = InputSummary { colours: "ImageNet's", format: "a folder", ..InputSummary::default() };
     let inner = DirectoryContent::of(directory)?;
     let Some(place) = inner.training() else {
         about.from[1] = beside(directory);
-        let training = Folder::list(directory, inner, None, (jpeg, sure), &mut about)?;
+        let training = Folder::list(directory, inner, None, (jpeg, meant), &mut about)?;
         return Ok(Parts { training: Arc::new(training), test: None, about });
     };
     about.left_out.join(inner.loose.clone());
@@ -50,10 +51,10 @@ pub fn open(directory: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
         about.left_out.add("directories beside the parts", &DirectoryContent::name(beside));
     }
     about.from[0] = format!("{}/", DirectoryContent::name(place));
-    let training = Folder::list(place, DirectoryContent::of(place)?, None, (jpeg, sure), &mut about)?;
+    let training = Folder::list(place, DirectoryContent::of(place)?, None, (jpeg, meant), &mut about)?;
     let list = |(place, inner): (PathBuf, DirectoryContent)| {
         about.from[1] = format!("{}/", DirectoryContent::name(&place));
-        Folder::list(&place, inner, Some(&training.classes), (jpeg, sure), &mut about)
+        Folder::list(&place, inner, Some(&training.classes), (jpeg, meant), &mut about)
     };
     let test = test.map(list).transpose()?;
     let test = test.filter(|test| !test.files.is_empty()).map(|test| Arc::new(test) as Arc<dyn Dataset>);
@@ -198,7 +199,7 @@ impl Folder {
         directory: &Path,
         inner: DirectoryContent,
         known: Option<&[String]>,
-        (jpeg, sure): (Jpeg, bool),
+        (jpeg, meant): (Jpeg, Meant),
         about: &mut InputSummary,
     ) -> Result<Folder> {
         let DirectoryContent { places, loose } = inner;
@@ -235,7 +236,7 @@ impl Folder {
                 "no images: wanted are directories, one a class, with .jpg, .jpeg or .png files",
             ));
         }
-        if known.is_none() && !sure {
+        if known.is_none() && meant == Meant::Unsaid {
             doubts::check(directory, &places, &classes, &found.files)?;
         }
         about.notes.extend(known.is_none().then(|| doubts::order(&classes)).flatten());

@@ -13,9 +13,15 @@ use flate2::read::MultiGzDecoder;
 use super::about::InputSummary;
 use super::detect::Parts;
 use super::images::Images;
-use super::{Colours, Wanted};
+use super::{Colours, Dataset, Wanted};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32};
+
+/// The files of the images to train on and of those to test on: how their names begin and end.
+const FILES: [[(&str, &str); 2]; 2] = [
+    [("train-images", "idx3-ubyte"), ("train-labels", "idx1-ubyte")],
+    [("t10k-images", "idx3-ubyte"), ("t10k-labels", "idx1-ubyte")],
+];
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
@@ -39,17 +45,26 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
         return Ok(Parts::to_test(Arc::new(test.into_images(wanted, colours)), about, error));
     }
     let training = IdxFiles::read(directory, "train", wanted.classes)?;
-    let test = IdxFiles::read(directory, "t10k", wanted.classes)?;
-    if training.size != test.size {
+    let has_test = FILES[1].iter().any(|(stem, ending)| spellings(directory, stem, ending).next().is_some());
+    let test = has_test.then(|| IdxFiles::read(directory, "t10k", wanted.classes)).transpose()?;
+    if let Some(test) = test.as_ref().filter(|test| test.size != training.size) {
         let ([height, width], [th, tw]) = (training.size, test.size);
         let what = format!("images of {th}×{tw}, while the training images are {height}×{width}");
         return Err(Error::data(&test.images, what));
     }
     let colours = Colours::over(&training.pixels, 1);
-    let about = InputSummary::of("IDX files", [&file(&training), &file(&test)]);
+    let of_test = test.as_ref().map_or_else(|| "no t10k files".into(), file);
+    let mut about = InputSummary::of("IDX files", [&file(&training), &of_test]);
+    about.only_training = test.is_none();
+    for (stem, ending) in FILES.iter().flatten() {
+        for further in spellings(directory, stem, ending).skip(1) {
+            let name = further.strip_prefix(directory).unwrap_or(&further).display().to_string();
+            about.left_out.add("further files of the same images or labels", &name);
+        }
+    }
     Ok(Parts {
         training: Arc::new(training.into_images(wanted, colours)),
-        test: Some(Arc::new(test.into_images(wanted, colours))),
+        test: test.map(|test| Arc::new(test.into_images(wanted, colours)) as Arc<dyn Dataset>),
         about,
     })
 }
@@ -122,19 +137,30 @@ fn find(directory: &Path, stem: &str, ending: &str) -> Result<PathBuf> {
         let what = if directory.exists() { "not a directory" } else { "no such directory" };
         return Err(Error::data(directory, format!("{what}; --data wants the one that holds the IDX files")));
     }
-    let names = ["-", "."].map(|dash| format!("{stem}{dash}{ending}"));
-    let names: Vec<String> = names.iter().flat_map(|name| [name.clone(), format!("{name}.gz")]).collect();
-    // Some programs unpack each file into a directory of its name.
-    let within = names.iter().map(|name| directory.join(name).join(name));
-    let places = names.iter().map(|name| directory.join(name)).chain(within);
-    match places.into_iter().find(|path| path.exists() && !path.is_dir()) {
+    match spellings(directory, stem, ending).next() {
         Some(path) => Ok(path),
         None => {
+            let names = names(stem, ending);
             let of_name = names.iter().find(|name| directory.join(name).is_dir());
             let what = of_name.map_or(String::new(), |name| format!("; {name} is a directory without it"));
             Err(Error::data(directory, format!("no {stem} file; looked for {}{what}", names.join(", "))))
         }
     }
+}
+
+/// The names that a file may have.
+fn names(stem: &str, ending: &str) -> Vec<String> {
+    let names = ["-", "."].map(|dash| format!("{stem}{dash}{ending}"));
+    names.iter().flat_map(|name| [name.clone(), format!("{name}.gz")]).collect()
+}
+
+/// The files of these names that are there. The first one is read.
+fn spellings(directory: &Path, stem: &str, ending: &str) -> impl Iterator<Item = PathBuf> {
+    let names = names(stem, ending);
+    // Some programs unpack each file into a directory of its name.
+    let within = names.iter().map(|name| directory.join(name).join(name));
+    let places: Vec<PathBuf> = names.iter().map(|name| directory.join(name)).chain(within).collect();
+    places.into_iter().filter(|path| path.exists() && !path.is_dir())
 }
 
 /// The contents of a file: its extents, and as many bytes as they say.

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use super::about::InputSummary;
-use super::doubts;
+use super::doubts::{self, Meant};
 use super::members::{Entry, TarMembers};
 use super::split::{DataSplit, part};
 
@@ -26,7 +26,7 @@ pub struct ImageList {
 pub fn of(
     mut members: TarMembers,
     parts: &[Option<DataSplit>],
-    (path, sure): (&Path, bool),
+    (path, meant): (&Path, Meant),
     about: &mut InputSummary,
 ) -> Checked<ImageList> {
     about.left_out.join(members.take_left_out());
@@ -63,10 +63,19 @@ pub fn of(
     let says_training = trees.is_some() || parts.contains(&Some(DataSplit::Training));
     about.only_training = says_training && laid[1].is_empty();
     let [training, test] = laid;
+    let has_class = |(entry, prefix): &(Entry, usize)| match keyed {
+        true => sample(&members, entry).is_some(),
+        false => entry.directories().nth(*prefix).is_some(),
+    };
+    if meant == Meant::ToPredict && !training.iter().chain(&test).all(has_class) {
+        let [training, test] =
+            [training, test].map(|part| part.into_iter().map(|(entry, _)| (entry, 0)).collect());
+        return Ok(ImageList { training, test, classes: Vec::new() });
+    }
     if keyed {
-        by_number(training, test, &members)
+        by_number(training, test, &members, about)
     } else {
-        by_directory(training, test, (path, sure), about)
+        by_directory(training, test, (path, meant), about)
     }
 }
 
@@ -127,12 +136,15 @@ fn inner_parts(
     training.then(|| words.first().copied())
 }
 
+/// Why images to test on are left out.
+const UNLABELLED: &str = "images to test on without a class";
+
 type Laid = Vec<(Entry, usize)>;
 
 fn by_directory(
     training: Laid,
     test: Laid,
-    (path, sure): (&Path, bool),
+    (path, meant): (&Path, Meant),
     about: &mut InputSummary,
 ) -> Checked<ImageList> {
     let class = |entry: &Entry, prefix: usize| {
@@ -144,7 +156,7 @@ fn by_directory(
     let training: Vec<(Entry, String)> = training.into_iter().map(named).collect::<Checked<_>>()?;
     let names: BTreeSet<&String> = training.iter().map(|(_, class)| class).collect();
     let classes: Vec<String> = names.into_iter().cloned().collect();
-    if !sure {
+    if meant == Meant::Unsaid {
         let checked = doubts::check_names(path, &classes, "tar").and_then(|()| names_mean(&training));
         checked.map_err(|error| (training.first().map_or(0, |(entry, _)| entry.file), error))?;
     }
@@ -157,7 +169,7 @@ fn by_directory(
             Ok(Err(class)) => {
                 return Err((entry.file, format!("{}: {}", entry.name, doubts::unknown(&class))));
             }
-            Err(_) => about.left_out.add("images to test on without a class", &entry.name),
+            Err(_) => about.left_out.add(UNLABELLED, &entry.name),
         }
     }
     let labelled = |(entry, class): (Entry, String)| (entry, label(&class).unwrap_or_default());
@@ -185,13 +197,25 @@ fn names_mean(training: &[(Entry, String)]) -> Result<(), String> {
     found.map_or(Ok(()), |what| Err(format!("{what}; if it is meant so, say --data-format tar")))
 }
 
-fn by_number(training: Laid, test: Laid, members: &TarMembers) -> Checked<ImageList> {
+fn by_number(
+    training: Laid,
+    test: Laid,
+    members: &TarMembers,
+    about: &mut InputSummary,
+) -> Checked<ImageList> {
     let label = |(entry, _): (Entry, usize)| match sample(members, &entry) {
         Some((_, label)) => Ok((entry, label)),
         None => Err((entry.file, format!("{} has no .cls file beside it", entry.name))),
     };
     let training: Vec<(Entry, i32)> = training.into_iter().map(label).collect::<Checked<_>>()?;
-    let test: Vec<(Entry, i32)> = test.into_iter().map(label).collect::<Checked<_>>()?;
+    let labelled = |(entry, prefix): (Entry, usize)| match sample(members, &entry) {
+        Some(_) => label((entry, prefix)).ok(),
+        None => {
+            about.left_out.add(UNLABELLED, &entry.name);
+            None
+        }
+    };
+    let test: Vec<(Entry, i32)> = test.into_iter().filter_map(labelled).collect();
     let most = training.iter().chain(&test).map(|(_, label)| label + 1).max().unwrap_or(0);
     Ok(ImageList { training, test, classes: (0..most).map(|class| class.to_string()).collect() })
 }

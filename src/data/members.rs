@@ -60,6 +60,8 @@ pub struct TarMembers {
     /// Each file's class numbers by the path without `.cls`.
     pub numbers: Vec<HashMap<String, i32>>,
     pub left_out: LeftOut,
+    /// Files that do not end as tar files do.
+    pub without_end: Vec<usize>,
 }
 
 /// A link: its own path, and that of what it leads to.
@@ -109,6 +111,9 @@ impl TarMembers {
         })?;
         if found == 0 {
             return Err("empty, or not a tar file".into());
+        }
+        if !has_end(file, size) {
+            self.without_end.push(index);
         }
         if !links.is_empty() {
             self.follow([index as u64, size], file, links)?;
@@ -228,6 +233,13 @@ fn for_each(file: &File, mut each: impl FnMut(&mut Member) -> TarResult<()>) -> 
         each(&mut entry.map_err(wrong)?)?;
     }
     Ok(())
+}
+
+/// Whether a file ends in two blocks of zeros, as tar files do. One that was cut off between two members does not.
+fn has_end(file: &File, size: u64) -> bool {
+    let mut blocks = [1; 1024];
+    let at = size.checked_sub(blocks.len() as u64);
+    at.is_some_and(|at| file.read_exact_at(&mut blocks, at).is_ok()) && blocks.iter().all(|&byte| byte == 0)
 }
 
 fn path_of(entry: &Member) -> TarResult<String> {

@@ -4,11 +4,13 @@
 //! a folder (`layout`). Files for training and for testing are known by their names, or by directories in them; where
 //! nothing says so all are for training. At the start the headers of every file are read (`members`), not the images.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::about::{InputSummary, LeftOut};
 use super::detect::{Parts, VisitedDirectories, ends, entries};
+use super::doubts::Meant;
 use super::layout;
 use super::members::{Entry, TarMembers};
 use super::picture::{self, Picture};
@@ -17,11 +19,11 @@ use super::{Dataset, Jpeg};
 use crate::error::{Error, Result};
 use crate::files::{self, KeptFile, crc32};
 
-/// Opens one tar file, or all in a directory and in those within. `sure`: that it is one has been said.
+/// Opens one tar file, or all in a directory and in those within.
 ///
 /// # Errors
 /// `Data`: a file that cannot be read or is no tar file, an image without a class, no image at all; what is doubtful.
-pub fn open(path: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
+pub fn open(path: &Path, jpeg: Jpeg, meant: Meant) -> Result<Parts> {
     let mut about = InputSummary { format: "tar files", colours: "ImageNet's", ..InputSummary::default() };
     let paths = tar_files(path, &mut about.left_out)?;
     let (tars, parts) = by_name(path, paths, &mut about);
@@ -37,10 +39,14 @@ pub fn open(path: &Path, jpeg: Jpeg, sure: bool) -> Result<Parts> {
         let left = members.left_out.line().map_or(String::new(), |line| format!("; {line}"));
         return Err(Error::data(path, format!("{what}{left}")));
     }
+    let name = |tar: &PathBuf| tar.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let names: Vec<String> = tars.iter().map(name).collect();
+    about.notes.extend(cut_off(&names, &members.without_end));
+    about.notes.extend(numbers_left_out(&names));
     let tars = Arc::new(Tars { paths: tars, files });
     let place = |file: usize| if path.is_dir() { &*tars.paths[file] } else { path };
     let wrong = |(file, what): (usize, String)| Error::data(place(file), what);
-    let laid = layout::of(members, &parts, (path, sure), &mut about).map_err(wrong)?;
+    let laid = layout::of(members, &parts, (path, meant), &mut about).map_err(wrong)?;
     let set = |part: Vec<(Entry, i32)>| {
         let (images, labels) = part.into_iter().unzip();
         let (tars, classes) = (tars.clone(), laid.classes.clone());
@@ -140,6 +146,37 @@ fn by_name(
         parts.retain(|(_, part)| part.is_some());
     }
     parts.into_iter().unzip()
+}
+
+/// Says which files do not end as tar files do.
+fn cut_off(names: &[String], without_end: &[usize]) -> Option<String> {
+    let (first, others) = without_end.split_first()?;
+    let others = if others.is_empty() { String::new() } else { format!(" and {} others", others.len()) };
+    Some(format!(
+        "{}{others}: without the two blocks of zeros that a tar file ends in; a copy that was cut off lacks them, and \
+         may lack images",
+        names[*first]
+    ))
+}
+
+/// Says which numbers are not there, of files that are numbered one after the other.
+fn numbers_left_out(names: &[String]) -> Option<String> {
+    let mut numbered: BTreeMap<(&str, usize), BTreeSet<u32>> = BTreeMap::new();
+    for name in names {
+        let stem = name.rsplit_once('.').map_or(&**name, |(stem, _)| stem);
+        let prefix = stem.trim_end_matches(|c: char| c.is_ascii_digit());
+        if let Ok(number) = stem[prefix.len()..].parse() {
+            numbered.entry((prefix, stem.len())).or_default().insert(number);
+        }
+    }
+    numbered.into_iter().find_map(|((prefix, _), numbers)| {
+        let (first, last) = (*numbers.first()?, *numbers.last()?);
+        let lacks = (last - first) as usize + 1 - numbers.len();
+        let missing = (first..last).find(|number| !numbers.contains(number))?;
+        (lacks <= numbers.len()).then(|| {
+            format!("{prefix}…: {lacks} of the numbers {first} to {last} are not there, {missing} the first of them")
+        })
+    })
 }
 
 /// The files, which stay open.

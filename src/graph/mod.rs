@@ -331,7 +331,8 @@ impl Graph {
     /// a graph that is tested.
     pub fn with_probabilities(mut self) -> Graph {
         let shape = self.tensor(self.logits).spec.shape.clone();
-        let op = if self.objective().is_some() { Op::Reshape } else { Op::Softmax };
+        let is_given = self.objective().is_some() || self.ends_in_shares().is_some();
+        let op = if is_given { Op::Reshape } else { Op::Softmax };
         self.tensors.push(Tensor::new("probabilities", Spec { shape, dtype: DType::F32 }, Role::Metric));
         let probabilities = TensorId(self.tensors.len() - 1);
         self.nodes.push(Node {
@@ -342,6 +343,20 @@ impl Graph {
             forward: None,
         });
         Graph { probabilities: Some(probabilities), forward_nodes: self.forward_nodes + 1, ..self }
+    }
+
+    /// What the network ends in where it gives no scores but shares of 1, which a loss of classes makes by itself.
+    pub fn ends_in_shares(&self) -> Option<&'static str> {
+        let mut last = self.logits;
+        loop {
+            let node = self.nodes.iter().find(|node| node.outputs.contains(&last))?;
+            match node.op {
+                Op::Activation(Activation::Sigmoid) => return Some("a sigmoid"),
+                Op::Softmax => return Some("a softmax"),
+                Op::Reshape | Op::Permute(_) => last = node.inputs[0],
+                _ => return None,
+            }
+        }
     }
 
     /// The network learning from mixed samples, which have two labels each. For a forward graph.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::groups;
 use crate::comm::World;
-use crate::config::{Augment, Config, Objective, Precision, SyncBatchNorm};
+use crate::config::{Augment, Config, Loss, Objective, Precision, SyncBatchNorm};
 use crate::data::{Normalisation, RawSamples};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Frozen, Graph, NodeCost, SampleShape, Shape, SplitLayers, TensorGroup, countable};
@@ -56,6 +56,14 @@ impl Network {
         let trains = !config.evaluate && config.predict.is_none();
         for note in network.model.file().iter().flat_map(|file| file.notes(trains)) {
             record::say(world, &format!("{}: {note}", config.model));
+        }
+        if config.evaluate && !network.predicts {
+            let graph = world.agree(network.model.build_to_test(1, network.image, network.classes))?;
+            if let Some(shares) = network.shares(&graph) {
+                let what =
+                    format!("ends in {shares}: the loss is that of the shares it gives, taken for scores");
+                record::say(world, &format!("{}: {what}", config.model));
+            }
         }
         if network.model.file().is_some() && !config.evaluate && config.fields.loss_output().is_none() {
             let build = |batch| network.model.build_to_test(batch, network.image, network.classes);
@@ -201,7 +209,15 @@ impl Network {
 
     /// The forward graph of a training step.
     fn learning(&self, batch: usize) -> Result<Graph> {
-        let mut graph = self.forward(self.model.build(batch, self.image, self.classes)?)?;
+        let graph = self.model.build(batch, self.image, self.classes)?;
+        if let Some(shares) = self.shares(&graph) {
+            return Err(Error::usage(format!(
+                "{}: ends in {shares}, and the loss takes a softmax or a sigmoid of scores by itself: what the network \
+                 gives would be squeezed twice. Export it without its last layer",
+                self.model.name()
+            )));
+        }
+        let mut graph = self.forward(graph)?;
         if let Some(frozen) = &self.frozen {
             graph = graph.freeze(frozen)?;
         }
@@ -289,6 +305,13 @@ impl Network {
             Some(RawSamples::Pixels(Normalisation { scale, shift })) => graph.from_pixels(scale, shift),
             _ => graph,
         })
+    }
+
+    /// What the network ends in that the loss does by itself.
+    fn shares(&self, graph: &Graph) -> Option<&'static str> {
+        let takes_scores =
+            |(objective, _): &(Objective, Vec<f32>)| matches!(objective.loss, Loss::CrossEntropy | Loss::Bce);
+        graph.ends_in_shares().filter(|_| self.objective.as_ref().is_none_or(takes_scores))
     }
 
     fn coded(&self, graph: Graph) -> Graph {

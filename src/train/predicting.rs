@@ -1,5 +1,7 @@
 //! `dltrain predict`: the most probable classes of every image, in the order of the data, whatever the number of ranks.
 
+use std::path::Path;
+
 use super::evaluate::Evaluator;
 use super::stop::Watch;
 use super::testing;
@@ -54,7 +56,9 @@ impl Question<'_> {
             return testing::stopped(world, watch);
         }
         let output = self.wanted.output.clone();
-        let found = record::once(world, || finite(&rows).map(|()| self.predictions(rows)));
+        let found = record::once(world, || {
+            usable(&rows, self.samples).and_then(|()| finite(&rows)).map(|()| self.predictions(rows))
+        });
         let found = world.agree(found)?;
         match output {
             Some(path) => {
@@ -98,6 +102,21 @@ fn best(probabilities: &[f32], top: usize) -> Vec<u64> {
 fn row(words: &[u64]) -> Vec<(u32, f32)> {
     let read = words.iter().filter(|&&word| word != UNREAD);
     read.map(|word| ((word >> 32) as u32, f32::from_bits(*word as u32))).collect()
+}
+
+/// That one image at least could be read.
+fn usable(rows: &[Vec<(u32, f32)>], samples: &Samples) -> Result<()> {
+    match rows.iter().all(Vec::is_empty) {
+        false => Ok(()),
+        true => {
+            let first = samples.set().names().into_iter().next().unwrap_or_default();
+            let others = match rows.len() {
+                0 | 1 => String::new(),
+                count => format!("; nor can the others, {} in all", count),
+            };
+            Err(Error::data(Path::new(&first), format!("cannot be read as an image{others}")))
+        }
+    }
 }
 
 fn finite(rows: &[Vec<(u32, f32)>]) -> Result<()> {

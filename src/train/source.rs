@@ -149,13 +149,13 @@ fn pictures(
     let jpeg_decoder = jpeg_decoder(world, config)?;
     let input = &Input { jpeg_decoder, ..config.input.clone() };
     let wanted = Wanted { sample: network.image.rows(), classes: network.classes, seed: config.seed, input };
-    let open = match () {
-        () if config.predict.is_some() => data::open_to_predict,
-        () if config.evaluate => data::open_to_test,
-        () => data::open,
+    let known = weights.as_ref().map_or(Vec::new(), |weights| weights.about.class_names.clone());
+    let opened = match () {
+        () if config.predict.is_some() => data::open_to_predict(path, &wanted, &known),
+        () if config.evaluate => data::open_to_test(path, &wanted),
+        () => data::open(path, &wanted),
     };
-    let fitting = |sets| doubts::fitting(sets, path, config, network, weights);
-    world.agree(open(path, &wanted).and_then(fitting))
+    world.agree(opened.and_then(|sets| doubts::fitting(sets, path, config, network, weights)))
 }
 
 /// What decodes JPEG files on every rank, or what a rank reads would depend on who reads it. Collective.

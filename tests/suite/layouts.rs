@@ -429,6 +429,18 @@ fn archives_and_results_beside_are_no_data() {
     put(root.path(), "zipped/flowers.zip", b"PK");
     refused(&root.path().join("zipped"), &["no data set", "flowers.zip has to be unpacked"]);
     refused(&root.path().join("train/cat"), &["0.jpg lies in no directory that names its class"]);
+    put(root.path(), "w.webp", b"RIFF....WEBPVP8 ");
+    refused(&root.path().join("w.webp"), &["images are read from JPEG and PNG files"]);
+    // CIFAR as Python has it.
+    ["data_batch_1", "batches.meta"]
+        .into_iter()
+        .for_each(|name| put(root.path(), &format!("c/py/{name}"), b"\x80\x02"));
+    for path in ["c", "c/py"] {
+        refused(
+            &root.path().join(path),
+            &["CIFAR in its version for Python, which is not read; the binary version"],
+        );
+    }
 }
 
 #[test]
@@ -450,7 +462,60 @@ fn idx_files_are_found_beside_and_in_directories_of_their_names() {
         let sets = open(root.path());
         assert_eq!(counts(&sets).0, [1437, 360]);
         says(&sets, &["IDX files: 1437 images to train on (train-images", "10 classes: 0, 1, 2, … 9"]);
+        // Of two of one name one is read, and without a part to test on nothing is tested.
+        if !within {
+            put(root.path(), "train-labels.idx1-ubyte.gz", b"another");
+            says(
+                &open(root.path()),
+                &["further files of the same images or labels: 1 (train-labels.idx1-ubyte.gz)"],
+            );
+            for kind in ["images.idx3-ubyte", "labels.idx1-ubyte"] {
+                fs::remove_file(root.path().join(format!("t10k-{kind}"))).unwrap();
+            }
+            let sets = open(root.path());
+            assert_eq!(counts(&sets).0, [1437, 0]);
+            says(&sets, &["none to test on (no t10k files)"]);
+        }
     }
+}
+
+#[test]
+fn shards_that_lack_numbers_ends_or_classes_are_said() {
+    let root = TempDir::new().unwrap();
+    let shard = |class: usize| {
+        let label = class.to_string();
+        tar_of(&[
+            ("0.jpg", &image(class, 1)),
+            ("0.cls", label.as_bytes()),
+            ("1.jpg", &image(class, 2)),
+            ("1.cls", b"1"),
+        ])
+    };
+    for number in [0, 1, 4] {
+        put(root.path(), &format!("train-{number:06}.tar"), &shard(number % 2));
+    }
+    put(root.path(), "test-0.tar", &tar_of(&[("7.jpg", &image(1, 7)), ("8.jpg", &image(1, 8))]));
+    let sets = open(root.path());
+    assert_eq!(counts(&sets).0, [6, 0]);
+    says(
+        &sets,
+        &[
+            "train-…: 2 of the numbers 0 to 4 are not there, 2 the first",
+            "images to test on without a class: 2",
+        ],
+    );
+    let whole = shard(1);
+    put(root.path(), "train-000001.tar", &whole[..whole.len() - 1024]);
+    says(&open(root.path()), &["train-000001.tar: without the two blocks of zeros"]);
+    put(root.path(), "train-000001.tar", &whole);
+    ["train-000002.tar", "train-000003.tar"].into_iter().for_each(|name| put(root.path(), name, &whole));
+    let said = open(root.path()).said.join("\n");
+    assert!(!said.contains("numbers") && !said.contains("blocks"), "{said}");
+    // What images are is asked of those, too, that nobody gives a class.
+    let wanted = Wanted { sample: [3, 16, 16], classes: 10, seed: 1, input: &Input::default() };
+    let sets = data::open_to_predict(&root.path().join("test-0.tar"), &wanted, &[]).unwrap();
+    assert_eq!(sets.test.as_ref().map(Samples::len), Some(2));
+    says(&sets, &["tar files: 2 images (1 file); without classes"]);
 }
 
 /// A header of a kind, with a name of its own for what it leads to.
@@ -591,11 +656,27 @@ fn photographs_are_turned_as_their_exif_data_say() {
         [picture.height, picture.width]
     };
     assert_eq!(size(&data::open(&root.path().join("set"), &wanted).unwrap().training), [20, 30]);
-    assert_eq!(size(&data::open_to_predict(&root.path().join("set"), &wanted).unwrap().training), [20, 30]);
+    let predict = |path: &str, known: &[&str]| {
+        let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+        data::open_to_predict(&root.path().join(path), &wanted, &known).unwrap()
+    };
     for path in ["loose", "loose/0.jpg"] {
-        let sets = data::open_to_predict(&root.path().join(path), &wanted).unwrap();
+        let sets = predict(path, &[]);
         assert_eq!(size(&sets.training), [30, 20]);
         says(&sets, &["image files: 1"]);
+    }
+    // Directories are classes where they are called so, or where nobody knows and there are as many; else albums.
+    let known: &[&str] = &["a", "b", "c"];
+    assert_eq!(size(&predict("set", known).training), [20, 30]);
+    let of_two = Wanted { classes: 2, ..wanted.clone() };
+    assert_eq!(
+        size(&data::open_to_predict(&root.path().join("set"), &of_two, &[]).unwrap().training),
+        [20, 30]
+    );
+    for (path, known) in [("set", &["a", "c"][..]), ("set", &[]), ("", known)] {
+        let sets = predict(path, known);
+        assert_eq!(size(&sets.training), [30, 20], "{path} {known:?}");
+        says(&sets, &["image files: ", "no directory is a class (--data-format folder"]);
     }
 }
 

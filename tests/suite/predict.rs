@@ -135,11 +135,11 @@ fn classes_are_called_as_the_data_call_them() {
     };
     assert_eq!(images("packed.csv"), images("named.csv"));
     assert!(place.rows("packed.csv").iter().all(|row| names.contains(&&*row[2])));
-    // Of fewer classes than the network's nobody knows which they are.
+    // Directories that are fewer than the network's classes, and called otherwise, are none.
     fs::rename(place.path("named/zero"), place.path("named/one/zero")).unwrap();
     place.predict(1, &["-o", &place.text("other.csv")], &place.text("named"));
     let rows = place.rows("other.csv");
-    assert!(rows.len() == 36 && rows.iter().all(|row| row.len() == 12 && row[2].parse::<u8>().is_ok()));
+    assert!(rows.len() == 36 && rows.iter().all(|row| row.len() == 11 && row[1].parse::<u8>().is_ok()));
     // Of the weights of a network that was trained on named classes the names come first, in whatever file they are.
     let [weights, results, kept] = ["named.safetensors", "named.h5", "kept"].map(|name| place.text(name));
     fs::rename(place.path("named/one/zero"), place.path("named/zero")).unwrap();
@@ -374,13 +374,16 @@ fn what_is_wrong_is_said_and_nothing_is_overwritten() {
     let [weights, there] = ["w.safetensors", "there.csv"].map(|name| place.text(name));
     fs::write(&there, "mine").unwrap();
     // A file of its own for each: the cases run at the same time, and a file has one owner.
-    let new: Vec<String> = (0..7).map(|case| place.text(&format!("new{case}.csv"))).collect();
+    let broken = place.text("broken.png");
+    fs::write(&broken, "no image").unwrap();
+    let new: Vec<String> = (0..8).map(|case| place.text(&format!("new{case}.csv"))).collect();
     let cases = [
         (vec!["--init-from", &weights, DIGITS, "-o", &there], "is there already"),
         (vec!["--init-from", &weights, DIGITS, "-o", "new.txt"], "the name ends in .csv"),
         (vec!["--init-from", &weights, DIGITS, "-o", &weights], "means the same file"),
         (vec!["--init-from", &weights, DIGITS, "--top", "0"], "--top 0"),
         (vec!["--init-from", &weights, "-o", &new[0]], "predict needs images (DATA, or --data PATH)"),
+        (vec!["--init-from", &weights, &broken, "-o", &new[7]], "broken.png: cannot be read as an image"),
         (vec![DIGITS, "-o", &new[1]], "predict needs weights"),
         (vec![&weights, "-o", &new[6]], "looks as if it were these: --init-from"),
         (vec!["--init-from", &weights, "nowhere", "-o", &new[2]], "nowhere"),

@@ -142,6 +142,9 @@ fn weights_that_no_network_can_have_are_refused() {
         let (code, said) = place.test_alone(&flags);
         assert!(code == Some(ErrorKind::Data as i32) && said.contains(&named), "{code:?} {said}");
     }
+    // A plan says it, too.
+    let refused = place.refused_in_full("b.h5", "--dry-run --init-from @1.safetensors");
+    assert!(refused.contains("bn1.bias is not finite"), "{refused}");
     assert!((0..7).all(|index| !place.path(&format!("b{index}.h5")).exists()), "nothing was started");
     // Finite, but too large for this network.
     place.change("w.safetensors", "large.safetensors", "fc.weight", &|_| 3e38);

@@ -3,7 +3,8 @@
 
 use super::nodes::{changed, node, opened, said, scores_of, value, weight};
 use crate::support::cases::full;
-use crate::support::job::run;
+use crate::support::digits::DIGITS;
+use crate::support::job::{refused, run};
 
 use dltrain::model::onnx::schema::{
     AttributeProto, GraphProto, NodeProto, StringStringEntryProto, TensorProto, data_type, kind,
@@ -223,4 +224,27 @@ fn copies_are_stretched_or_lie_behind_each_other() {
     assert!(names.contains(&"token"), "{names:?}");
     let said = said(between(0, &[node("copies", "Tile", &["a", "before"], "d")]));
     assert!(said.contains("copies (Tile): copies "), "{said}");
+}
+
+/// The loss of classes takes a softmax of scores by itself: shares would be squeezed twice.
+#[test]
+fn what_ends_in_a_sigmoid_is_told_apart_and_not_trained() {
+    let place = tempfile::tempdir().unwrap();
+    let [net, shares] = ["net.onnx", "shares.csv"].map(|name| place.path().join(name).display().to_string());
+    let file = changed(|graph| {
+        graph.initializer = vec![weight("fc.weight", &[4, 10]), weight("fc.bias", &[10])];
+        graph.node.push(node("end", "Sigmoid", &["y"], "z"));
+        graph.output = vec![value("z", &[0, 10])];
+    });
+    std::fs::write(&net, file.encode_to_vec()).unwrap();
+    let said = refused(&[(2, &["--model", &net, "--data", DIGITS])]);
+    assert!(said.contains("net: ends in a sigmoid, and the loss takes a softmax"), "{said}");
+    let said = run(1, &["evaluate", "--model", &net, "--data", DIGITS]);
+    assert!(said.contains("ends in a sigmoid: the loss is that of the shares it gives"), "{said}");
+    run(1, &["predict", "--model", &net, DIGITS, "--top", "10", "-o", &shares]);
+    let text = std::fs::read_to_string(&shares).unwrap();
+    let row: Vec<&str> = text.lines().nth(1).unwrap().split(',').collect();
+    // The image, its label, then classes and shares: of a softmax these would be 1 together.
+    let sum: f64 = row[2..].iter().skip(1).step_by(2).map(|share| share.parse::<f64>().unwrap()).sum();
+    assert!(row.len() == 22 && (sum - 1.0).abs() > 0.1, "{text}");
 }

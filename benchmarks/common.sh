@@ -21,14 +21,20 @@ busy() {
         NR == 2 { printf "%.0f\n", 100 * (1 - (idle - idle0) / (total - total0)) }'
 }
 
+# What calls this with untimed=yes measures no time of this machine: a busy one will do.
 machine() {
-    local load
+    local load note=''
     load=$(busy)
+    if [ -n "${untimed:-}" ]; then
+        note=' (no figure here is a time of this machine)'
+    elif [ "$load" -ge 10 ]; then
+        note=' (NOT CALM: do not quote)'
+    fi
     echo "date:     $(date -u '+%F %T') UTC"
     echo "machine:  $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(env -u OMP_NUM_THREADS nproc) cores"
     echo "dltrain:  $("$dltrain" --version | cut -d' ' -f2), $("$dltrain" info | sed -n 's/^MPI *//p')"
     echo "revision: $(git describe --always --dirty 2>/dev/null || echo 'no git')"
-    echo "others:   ${load} % of the cores busy before the first run$([ "$load" -lt 10 ] || echo ' (NOT CALM: do not quote)')"
+    echo "others:   ${load} % of the cores busy before the first run$note"
 }
 
 # Runs the function `measure` and keeps what it prints under benchmarks/results/, in the file $result. $1: the

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whether CosmoFlow learns the same by dltrain and by PyTorch: the mean absolute error on universes that were not
 # trained on, after as many epochs, over several seeds. Each begins with weights of its own seed (by the same law) and
-# has its own order of samples. Seconds do not matter: a busy machine will do.
+# has its own order of samples.
 #
 # Usage: learned.sh DLTRAIN    needs DLTRAIN_MPIRUN and .deps/torch; EDGE=32 SAMPLES=256 EPOCHS=8 SEEDS="1 2 3 4 5"
 set -euo pipefail
@@ -16,6 +16,7 @@ samples=${SAMPLES:-256}
 epochs=${EPOCHS:-8}
 seeds=${SEEDS:-1 2 3 4 5}
 batch=8
+untimed=yes
 export LR=${LR:-0.0002}
 
 pack() { # data, directory

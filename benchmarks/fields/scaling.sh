@@ -10,6 +10,7 @@ cd "$(dirname "$0")/../.."
 
 dltrain=$1
 . benchmarks/common.sh
+untimed=yes
 parts=${PARTS:-lbann weak strong large}
 # Of one P100, V100 and H100: TFLOP/s in f32 and GB/s, as their data sheets say.
 declare -A rate=([piz-daint]='9.3,732' [lassen]='15.7,900' [alps]='67,4000')

@@ -202,7 +202,16 @@ fn write_and<T>(
         name(temporary)?;
         sync_directory(directory_of(path))
     };
-    let wrong = |error: std::io::Error| Error::output(path, format!("cannot write {what}: {error}"));
+    let wrong = |error: io::Error| {
+        let said = match error.kind() {
+            ErrorKind::AlreadyExists => format!(
+                "another run made it while this one was at work, and it is not overwritten; choose another name for \
+                 {what}"
+            ),
+            _ => format!("cannot write {what}: {error}"),
+        };
+        Error::output(path, said)
+    };
     write(temporary).and_then(|value| settle().map(|()| value).map_err(wrong))
 }
 
@@ -333,6 +342,22 @@ mod tests {
         let half = |path: &Path| put("ha")(path).and_then(|()| Err::<(), _>(Error::usage("stopped")));
         assert_eq!(write_whole(&path, "it", half).unwrap_err().message, "stopped");
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something was left behind");
+    }
+
+    #[test]
+    fn who_loses_a_race_for_a_name_is_told_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.h5");
+        let put = |to: &Path, text: &str| fs::write(to, text).map_err(|e| Error::internal(e.to_string()));
+        let slower = |to: &Path| put(&path, "theirs").and_then(|()| put(to, "ours"));
+        let said = write_new(&path, "the weights", slower).unwrap_err().message;
+        assert!(
+            said.contains("a.h5: another run made it while this one was at work, and it is not overwritten")
+                && said.ends_with("choose another name for the weights"),
+            "{said}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "theirs");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "something was left behind");
     }
 

@@ -17,6 +17,7 @@ use crate::device::memory::bytes_of_mut;
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
+use crate::model::onnx::export::TensorValues;
 use crate::plan::Plan;
 use crate::record::{self, Array, Contents, ModelMetadata, WeightsFile};
 
@@ -281,10 +282,14 @@ pub fn save(
     let values = |name: &str| value(groups, device, plan, memories, (name, &parameters));
     let learned = plan.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.whole().0));
     let counted = plan.statistics.iter().map(|of| (of.name.clone(), of.spec.shape.0.clone()));
-    let mut shapes: Vec<_> = learned.chain(counted).collect();
+    let shapes: Vec<_> = learned.chain(counted).collect();
     let world = &groups.job;
+    let write = |shapes: &[(String, Vec<usize>)], values: TensorValues| {
+        let written = || record::write_weights(path, shapes, about, values, of);
+        world.agree(record::once(world, || written().map_err(|error| error.context("--save-weights"))))
+    };
     if !(groups.mesh.is_cut() || apart || split) {
-        world.agree(record::once(world, || record::write_weights(path, &shapes, about, &values, of)))?;
+        write(&shapes, &values)?;
     } else {
         let array = |(name, shape): &(String, Vec<usize>)| Array { path: name.clone(), shape: shape.clone() };
         let own: Vec<Array> = shapes.iter().map(array).collect();
@@ -294,11 +299,12 @@ pub fn save(
         all = all.filter(|_| groups.data.is_first());
         let arrays = stages::collect(groups, own, &mut all)?;
         let contents = Contents { arrays, values: all.unwrap_or_default(), ..Contents::default() };
-        shapes = contents.arrays.iter().map(|array| (array.path.clone(), array.shape.clone())).collect();
+        let shapes: Vec<_> =
+            contents.arrays.iter().map(|array| (array.path.clone(), array.shape.clone())).collect();
         let lacks = |name: &str| Error::internal(format!("no values of {name}"));
         let of_all =
             |name: &str| contents.array(name).map(|(_, values)| values.to_vec()).ok_or_else(|| lacks(name));
-        world.agree(record::once(world, || record::write_weights(path, &shapes, about, &of_all, of)))?;
+        write(&shapes, &of_all)?;
     }
     record::say(world, &format!("weights: {}", path.display()));
     Ok(())

@@ -6,7 +6,8 @@
 //!   it stands there
 //! - told to stop, jobs/requeue.sbatch goes back into the queue and on to the same bits; it survives the loss of a node
 //! - components of a heterogeneous job are one job's ranks; each rank has a GPU of its own, however Slurm binds them
-//! - in module `full`: 128 nodes plan, 32 train
+//! - in module `full`: a job that a more urgent one displaces, signals by which Slurm itself tells of a job's limit, a
+//!   node that boots anew, and `bench site` of two nodes; 128 nodes plan, 32 train
 
 use crate::support::gpu_job::with_cuda;
 use crate::support::job;
@@ -157,6 +158,15 @@ impl Job<'_> {
     fn states(&self) -> String {
         let words = format!("squeue --noheader --states=all --format=%T --jobs={}", self.number);
         self.slurm.run(&self.directory, &words)
+    }
+
+    /// Slurm leaves a requeued job alone for two minutes, so that nothing of it is left when it starts again. Here it is
+    /// told when that is so; credentials are told apart by the second.
+    fn begin_again(&self) {
+        let daemons = format!("pgrep --full slurmstepd:.*{}\\.", self.number);
+        self.wait("cleared away", || !self.slurm.output(&self.directory, &daemons).status.success());
+        std::thread::sleep(Duration::from_secs(1));
+        self.slurm.run(&self.directory, &format!("scontrol update JobId={} StartTime=now", self.number));
     }
 
     fn wait_until_completed(&self) {
@@ -457,12 +467,7 @@ fn a_job_that_is_told_to_stop_goes_back_into_the_queue_and_on_to_the_same_bits()
         said.contains("stopped by SIGUSR1 after ") && !said.contains("stopped by SIGUSR1 after 600"),
         "{said}"
     );
-    // Slurm leaves a requeued job alone for two minutes, so that nothing of it is left when it starts again. Here it is
-    // told when that is so; credentials are told apart by the second.
-    let daemons = format!("pgrep --full slurmstepd:.*{}\\.", job.number);
-    job.wait("cleared away", || !slurm.output(directory.path(), &daemons).status.success());
-    std::thread::sleep(Duration::from_secs(1));
-    slurm.run(directory.path(), &format!("scontrol update JobId={} StartTime=now", job.number));
+    job.begin_again();
     job.wait_until_completed();
     assert!(job.log().contains("going on after step "), "{}", job.log());
     let whole = directory.path().join("whole.h5");
@@ -502,6 +507,118 @@ mod full {
 
     /// 128 nodes leave nothing of the machine to a job that must go on within its time.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+    /// Slurm tells it by SIGTERM, and after GraceTime would end it: it writes a checkpoint, and goes back into the queue.
+    #[test]
+    #[ignore = "minutes"]
+    fn a_job_that_a_more_urgent_one_displaces_goes_on_after_it() {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slurm) = Slurm::up(2, cores()) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let flags = "--batch 4 --threads 1 --checkpoint-every 20steps";
+        let flags = format!("--model mnist_small --data {DIGITS} --steps 900 {flags}");
+        let job = slurm.submit(directory.path(), "requeue.sbatch", "--nodes=2", &flags);
+        let run = job.directory.join(format!("dltrain-{}", job.number));
+        job.wait("checkpointed", || run.join("step-00000020.h5").exists());
+        slurm.run(directory.path(), "srun --partition=urgent -N 2 --exclusive hostname");
+        let log = job.log();
+        assert!(log.contains("stopped by SIGTERM after ") && !log.contains("after 900"), "{log}");
+        job.begin_again();
+        job.wait_until_completed();
+        assert!(job.log().contains("going on after step "), "{}", job.log());
+        let steps = series(&run.with_extension("h5"), "steps/step");
+        assert!(steps.len() == 900 && steps.iter().enumerate().all(|(row, &step)| step == row as f64));
+    }
+
+    /// A slurmd that begins anew takes the machine's place (tests/support/slurm.sh): what Slurm does about the job that
+    /// its node has is real.
+    #[test]
+    #[ignore = "minutes"]
+    fn a_node_boots_anew_when_its_job_has_ended_and_takes_the_next() {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slurm) = Slurm::up(2, cores()) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let flags = "--batch 4 --threads 1 --checkpoint-every 20steps";
+        let flags = format!("--model mnist_small --data {DIGITS} --steps 300 {flags}");
+        let job = slurm.submit(directory.path(), "requeue.sbatch", "--nodes=2", &flags);
+        let run = job.directory.join(format!("dltrain-{}", job.number));
+        job.wait("checkpointed", || run.join("step-00000020.h5").exists());
+        let booted = || {
+            let node = slurm.run(directory.path(), "scontrol show node n1");
+            node.split_whitespace().find(|word| word.starts_with("BootTime=")).expect("a time").to_string()
+        };
+        let before = booted();
+        slurm.run(directory.path(), "scontrol reboot ASAP nextstate=RESUME reason=tests n1");
+        let next = slurm.submit(directory.path(), "cpu.sbatch", "--nodes=2", SMALL);
+        assert!(job.states().contains("RUNNING") && next.states().contains("PENDING"), "{}", job.log());
+        job.wait_until_completed();
+        assert!(!job.log().contains("stopped by") && !job.log().contains("restart 1"), "{}", job.log());
+        next.wait_until_completed();
+        assert_ne!(booted(), before);
+    }
+
+    /// `--signal=USR1@SECONDS` tells the ranks, and `--signal=B:` the script alone, which tells srun.
+    #[test]
+    #[ignore = "minutes"]
+    fn slurm_tells_of_a_jobs_limit_and_a_checkpoint_is_written() {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slurm) = Slurm::up(2, cores()) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let flags = format!("--model mnist_small --data {DIGITS} --batch 4 --steps 90000000 --threads 1");
+        let options = "--nodes=1 --time=2 --signal=USR1@80";
+        let job = slurm.submit(directory.path(), "requeue.sbatch", options, &flags);
+        let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/GUIDE.md")).unwrap();
+        let lines = guide.split("```").find(|block| block.contains("\ntrap ")).expect("a block with a trap");
+        let lines = lines.replace('…', &format!("{flags} --results run.h5"));
+        let head = "#!/bin/bash\n#SBATCH --nodes=1 --exclusive --time=2 --signal=B:USR1@80";
+        let script = directory.path().join("job.sbatch");
+        std::fs::write(&script, format!("{head}\n{lines}\necho code $?\n")).unwrap();
+        let log = directory.path().join("log");
+        let submitted = format!("sbatch --wait --output={} {}", log.display(), script.display());
+        let output = slurm.output(directory.path(), &submitted);
+        let said = text(&output) + &std::fs::read_to_string(&log).unwrap();
+        assert!(said.contains("stopped by SIGUSR1 after ") && said.contains("code 75"), "{said}");
+        job.wait("requeued", || job.states().contains("PENDING"));
+        let told = job.log();
+        assert!(told.contains("stopped by SIGUSR1 after ") && !told.contains("restart 1"), "{told}");
+        slurm.run(directory.path(), &format!("scancel {}", job.number));
+    }
+
+    /// Of two nodes, whose ranks have a core each of this machine. What else works there is not of the job.
+    #[test]
+    #[ignore = "minutes"]
+    fn a_rank_whose_core_others_use_is_slow_and_named_with_its_node() {
+        if cores() == 1 {
+            return println!("SKIPPED: one core");
+        }
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slurm) = Slurm::up(2, cores()) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("rank.sh");
+        let lines = format!(
+            "if [ $SLURM_PROCID = 1 ]; then for each in 1 2 3; do\n\
+             taskset -c 1 timeout 60 sh -c 'while :; do :; done' & done; fi\n\
+             taskset -c $SLURM_PROCID {DLTRAIN} bench site --seconds 0.1 --threads 1 --directory .; code=$?\n\
+             kill $(jobs -p) 2>/dev/null; exit $code\n"
+        );
+        std::fs::write(&script, lines).unwrap();
+        let srun = format!("srun -N 2 -n 2 --cpu-bind=none --overcommit bash {}", script.display());
+        let said = slurm.run(directory.path(), &srun);
+        let slow: Vec<&str> = said.lines().filter(|line| line.starts_with("SLOW: ")).collect();
+        for (what, against) in [
+            ("time left to the rank", "a core that nobody else uses"),
+            ("products", "the median of all ranks"),
+        ] {
+            let found = |line: &&str| {
+                line.starts_with(&format!("SLOW: {what}, rank 1 on n")) && line.ends_with(against)
+            };
+            assert!(slow.iter().any(found), "{what}: {said}");
+        }
+        let between = said.lines().find_map(|line| line.strip_prefix("messages between nodes GB/s "));
+        let rates = between.unwrap_or_else(|| panic!("{said}")).split_whitespace();
+        let rates: Vec<f64> = rates.take(2).filter_map(|rate| rate.parse().ok()).collect();
+        assert!(rates.len() == 2 && rates.iter().all(|&rate| rate > 0.0), "{said}");
+    }
 
     /// Eight nodes, of which two crash one after the other.
     #[test]

@@ -55,8 +55,18 @@ PropagateResourceLimitsExcept=MEMLOCK
 SlurmdParameters=config_overrides
 GresTypes=gpu
 NodeName=n[0-$last] NodeAddr=10.79.0.1 Port=17000-$((17000 + last)) CPUs=$2 RealMemory=100000 Feature=gpu Gres=gpu:4
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+RebootProgram=$state/reboot
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 END
+    # slurmd begins anew, and says that its node does.
+    cat >"$state/reboot" <<END
+#!/bin/sh
+setsid sh -c 'sleep 1; kill \$(cat $state/pid/\$0); sleep 1; exec slurmd -b -N \$0' "\$(hostname)" &
+END
+    chmod +x "$state/reboot"
     echo "NodeName=n[0-$last] Name=gpu File=/dev/null,/dev/zero,/dev/full,/dev/random" >/etc/slurm/gres.conf
     # From 23.11 on slurmd can do without cgroups, and before it does not ask.
     version=$(slurmd -V | sed 's/[^0-9]*\([0-9]*\)\.\([0-9]*\).*/\1\2/')
@@ -77,6 +87,8 @@ within() { # nodes, cpus, command
     hostname login
     printf '127.0.0.1 localhost\n10.79.0.1 login\n' >/run/hosts
     mount --bind /run/hosts /etc/hosts
+    # Modules of this machine are not those that jobs/ name, and login shells would have them.
+    [ ! -d /etc/profile.d ] || mount -t tmpfs tmpfs /etc/profile.d
     # With no address but the loopback's, the C library finds none for the daemons to listen at.
     ip link add eth0 type veth peer name switch
     ip addr add 10.79.0.1/24 dev eth0

@@ -25,7 +25,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard test-fields lint lint-arm kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-fields bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall dist test-dist test-site test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard test-fields lint lint-arm kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-fields bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall dist test-dist test-site test-site-fast test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -44,7 +44,7 @@ run: build ## train on the handwritten digits with two ranks
 test: ## run every test, under the second MPI those that depend on it (docs/testing.md)
 	@.ci/deps $(MPIS) tests slurm
 	@set -e; list=; for mpi in $(MPIS); do .ci/test $$mpi $(or $(TESTS),$$list); list=@tests/second-mpi.txt; done
-	@$(if $(TESTS),,$(MAKE) --no-print-directory test-install MPIS="$(MPIS)" PROFILE=$(PROFILE))
+	@$(if $(TESTS),,$(MAKE) --no-print-directory test-install test-site-fast MPIS="$(MPIS)" PROFILE=$(PROFILE))
 
 test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of them
 	@.ci/deps $(MPI) tests
@@ -201,6 +201,10 @@ test-dist: ## what make dist leaves builds in a network namespace that has none 
 test-site: ## dltrain as sites install it: EasyBuild, ReFrame, containers (PARTS="easybuild"; root; an hour)
 	@.ci/deps $(MPIS) wheels slurm
 	@tests/site.sh $(PARTS)
+
+test-site-fast: ## of test-dist and test-site what takes seconds: the tarball, a build without a network, ReFrame on one node (make test has it)
+	@FAST=1 PROFILE=$(PROFILE) tests/dist.sh $(MPI)
+	@FAST=1 DLTRAIN=$(CURDIR)/target/openmpi/$(or $(PROFILE:dev=debug),debug)/dltrain tests/site.sh reframe
 
 uninstall: ## remove it from PREFIX
 	@.ci/install --remove $(PREFIX)

@@ -5,6 +5,7 @@
 //! - so does every line of README.md, docs/GUIDE.md and docs/coming-from.md that starts something by srun or sbatch, as
 //!   it stands there
 //! - told to stop, jobs/requeue.sbatch goes back into the queue and on to the same bits; it survives the loss of a node
+//! - threads follow what srun binds a rank to
 //! - components of a heterogeneous job are one job's ranks; each rank has a GPU of its own, however Slurm binds them
 //! - in module `full`: a job that a more urgent one displaces, signals by which Slurm itself tells of a job's limit, a
 //!   node that boots anew, and `bench site` of two nodes; 128 nodes plan, 32 train
@@ -400,6 +401,33 @@ fn a_rank_with_one_core_of_its_node_says_so_and_what_to_type() {
     // Who asks for one core, or for one thread, means it.
     assert!(!run("--cpus-per-task=1", "").contains("may use"));
     assert!(!run("", "--threads 1").contains("may use"));
+}
+
+/// On a node of its own, so that all of its cores could be had.
+#[test]
+fn threads_follow_what_srun_binds_a_rank_to() {
+    if cores() == 1 {
+        return println!("SKIPPED: one core");
+    }
+    let Some(slurm) = Slurm::shared() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let all = format!("--cpu-bind=cores --cpus-per-task={}", cores());
+    for (binding, ranks, threads) in [
+        ("--cpu-bind=none", 1, cores()),
+        (&all, 1, cores()),
+        ("--cpu-bind=mask_cpu:0x2", 1, 1),
+        ("-n 2 --cpu-bind=map_cpu:1,0", 2, 1),
+    ] {
+        let srun = format!("srun --exclusive -N 1 {binding} dltrain {SMALL}");
+        let said = slurm.run(directory.path(), &srun);
+        assert!(said.contains(&format!("ranks x threads  {ranks} x {threads} on")), "{binding}: {said}");
+        // One message, where cores are left over.
+        assert_eq!(
+            said.matches("may use").count(),
+            usize::from(ranks * threads < cores()),
+            "{binding}: {said}"
+        );
+    }
 }
 
 /// As srun with a colon, and as `#SBATCH hetjob`.

@@ -14,8 +14,8 @@
 #
 # Expected times on an H200: a model and a precision 3 minutes, with MODES' compile (max-autotune) 3 to 8 more; sharing
 # 1 minute. What is kept (each output, the card's rates) goes to RESULTS, else gpu-bundle/results.
-# A loss that is not that of guessing at the start, or not finite at the end: no answer, no numbers. Ends with 1 if any
-# is missing.
+# A loss that is not that of guessing at the start, or not finite at the end, or a figure above the roofline: no answer,
+# no numbers. Ends with 1 if any is missing.
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 results=${RESULTS:-$here/results}
@@ -88,6 +88,11 @@ limit() { awk -v name="$1" '$1 == name { print $2 }' "$results/limits.txt"; }
 
 finite() { [[ $1 =~ ^[0-9.]+$ ]]; }
 
+# Images a second: above 0, and not above the roofline where that is known.
+possible() { # rate, roofline
+    finite "$1" && awk -v rate="$1" -v roof="$2" 'BEGIN { exit !(rate > 0 && (roof == "" || rate <= roof)) }'
+}
+
 no_answer() {
     echo "$1: no answer; see $results/$2.txt and .err"
     missing=$((missing + 1))
@@ -100,6 +105,7 @@ compare() {
     roof=$(sed -n 's/^roofline at .*, \([0-9.]*\) images\/s$/\1/p' "$output")
     printf '\n%s %s, batch %s; at %s TFLOP/s and %s GB/s at most %s images/s\n' "$model" "$precision" "$batch" \
         "$(limit "$precision")" "$(limit copy)" "${roof:-?}"
+    [ -n "$roof" ] || no_answer roofline "$model-$precision-plan"
     printf '%-16s%12s%14s%12s%12s%14s%14s\n' '' images/s '% of roofline' 'busy %' 'GPU MB' 'dltrain is' 'its memory is'
     for who in dltrain apart $modes; do
         name=$model-$precision-$who
@@ -112,6 +118,7 @@ compare() {
             *) peer_run "$name" "$who" ;;
         esac || { no_answer "$who" "$name"; continue; }
         finite "$last" || { no_answer "$who (loss $last)" "$name"; continue; }
+        possible "$rate" "$roof" || { no_answer "$who ($rate images/s)" "$name"; continue; }
         if [ "$who" = dltrain ]; then ours=$rate memory=$peak; fi
         awk -v who="$who" -v rate="$rate" -v busy="$busy" -v peak="$peak" -v ours="$ours" -v memory="$memory" -v roof="$roof" '
             function times(a, b) { return who == "dltrain" || a == "" || b == 0 ? "" : sprintf("%.2fx", a / b) }
@@ -127,7 +134,7 @@ sharing() {
     while read -r ranks way; do
         name="$ranks $way"
         if ! dltrain_run "sharing-$ranks-$way" "$ranks" --model "$shared" --batch $((batch / ranks)) --precision bf16 \
-            --allreduce "$way" --steps "$steps" --warmup 15 </dev/null || ! finite "$last"; then
+            --allreduce "$way" --steps "$steps" --warmup 15 </dev/null || ! finite "$last" || ! possible "$rate" ''; then
             no_answer "$name" "sharing-$ranks-$way"
             continue
         fi

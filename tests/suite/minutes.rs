@@ -91,6 +91,7 @@ fn what_is_whole_passes_every_check() {
     ran.expect([
         ("machine", "ok", "NVIDIA H100"),
         ("one-step", "ok", "6200.00 images/s"),
+        ("graphs-same-bits", "ok", "6200.00 images/s, loss 6.5000"),
         ("graphs-bf16", "ok", "6200.00 images/s"),
         ("kernels", "ok", "5 passed, 0 failed"),
         ("limits", "ok", "bf16 798.0, f16 801.0, copy 3000"),
@@ -202,6 +203,16 @@ fn what_fails_behind_the_first_steps_is_named() {
     }
     let ran = timetable(directory.path(), "second", "20", "diverged");
     ran.expect([("resnet50-f16-apart", "FAILED", "no figure"), ("resnet50-losses", "FAILED", "NaN")]);
+    // Graphs that learn something else: the rest goes on without them.
+    let ran = timetable(directory.path(), "first", "8", "captured");
+    ran.expect([
+        ("graphs", "ok", "6200.00 images/s"),
+        ("graphs-same-bits", "FAILED", "other weights than graphs's"),
+        ("resnet50-bf16", "ok", "6200.00 images/s"),
+    ]);
+    assert!(ran.code == Some(1) && ran.printed.contains("1 failed"), "{}", ran.printed);
+    let ran = timetable(directory.path(), "first", "8", "replayed");
+    ran.expect([("graphs-same-bits", "FAILED", "other losses than graphs's: < 10 6.5000")]);
     // Neither with fusions nor without: nothing that needs halves is begun.
     let ran = timetable(directory.path(), "first", "8", "all-halves");
     ran.expect([("bf16-apart", "FAILED", "as graphs-bf16"), ("one-step-blocking", "TIMED OUT", "")]);
@@ -566,13 +577,13 @@ fn every_check_fails_where_what_it_checks_is_broken() {
     assert_eq!(whole.code, Some(0), "{}{}", whole.printed, whole.said);
     let checks: Vec<&str> = whole.printed.lines().filter(|line| line.contains(" ok  ")).collect();
     let names: Vec<&str> = checks.iter().map(|line| line.split_whitespace().next().unwrap()).collect();
-    assert!(names.len() == 23, "{names:?}");
-    let broken = "step tests curve digits sums nccl leak sanitizer";
+    assert!(names.len() == 24, "{names:?}");
+    let broken = "step tests curve captured digits sums nccl leak sanitizer";
     let ran = check(directory.path(), &[], broken);
     for name in &names {
         ran.expect([(name, "FAILED", "")]);
     }
-    assert!(ran.code == Some(1) && ran.printed.contains("23 failed"), "{}", ran.printed);
+    assert!(ran.code == Some(1) && ran.printed.contains("24 failed"), "{}", ran.printed);
     // A filter that meets no test has tested nothing.
     check(directory.path(), &["models-full"], "names").expect([("models-full", "FAILED", "")]);
     check(directory.path(), &["sanitizer"], "container").expect([("sanitizer", "not run", "")]);
@@ -581,6 +592,52 @@ fn every_check_fails_where_what_it_checks_is_broken() {
     check(directory.path(), &["leak"], "host-leak").expect([("leak", "FAILED", "")]);
     let ran = check(directory.path(), &["kernels"], "tests");
     assert!(ran.said.contains("kernels: dlopen failed"), "{}", ran.said);
+}
+
+/// Each row of `bench` fails whose figure or loss is missing or cannot be, and a table without a roofline.
+#[test]
+fn every_row_of_bench_can_lack_its_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    bundle(directory.path());
+    let bench = |broken: &str| {
+        let mut command = script(directory.path(), "bench", broken);
+        // Ranks that share a card have 256 images each.
+        command.args(["resnet50", "sharing"]).envs([
+            ("BATCH", "512"),
+            ("PRECISIONS", "bf16"),
+            ("MODES", "eager"),
+        ]);
+        let out = directory.path().join("out");
+        fs::remove_dir_all(&out).ok();
+        Ran::new(command.env("RESULTS", out).output().unwrap())
+    };
+    let rows = ["dltrain  ", "apart  ", "eager  ", "1 auto  ", "2 ipc  ", "2 shm  "];
+    let has = |ran: &Ran, row: &str| ran.printed.lines().any(|line| line.starts_with(row));
+    let whole = bench("");
+    assert!(
+        whole.code == Some(0) && rows.iter().all(|row| has(&whole, row)),
+        "{}{}",
+        whole.printed,
+        whole.said
+    );
+    let cases: [(&str, &[&str]); 6] = [
+        ("diverged loss", &rows[..]),
+        ("silent", &["dltrain  ", "apart  ", "1 auto  ", "2 ipc  ", "2 shm  "]),
+        ("figure", &["dltrain  ", "apart  ", "1 auto  ", "2 ipc  ", "2 shm  "]),
+        ("roofline", &["dltrain  ", "apart  "]),
+        ("ranks", &rows[4..]),
+        ("bench", &["roofline"]),
+    ];
+    for (broken, missing) in cases {
+        let ran = bench(broken);
+        let said = format!("{} without an answer", missing.len());
+        assert!(ran.code == Some(1) && ran.printed.contains(&said), "{broken}: {}{}", ran.printed, ran.said);
+        for row in rows {
+            assert_eq!(has(&ran, row), !missing.contains(&row), "{broken}, {row}: {}", ran.printed);
+        }
+    }
+    let ran = bench("torch");
+    assert!(ran.code == Some(1) && ran.said.contains("PyTorch cannot measure the card"), "{}", ran.said);
 }
 
 /// libtest says nothing of a name that it does not know: a part would be passed that has tested nothing.
@@ -647,6 +704,7 @@ mod full {
             ("machine", "ok", "Fake GPU 0"),
             ("one-step", "ok", "images/s"),
             ("graphs", "ok", "images/s"),
+            ("graphs-same-bits", "ok", "images/s, loss "),
             ("graphs-bf16", "ok", "images/s"),
             ("kernels", "ok", " 0 failed"),
             ("mnist_small-bf16-apart", "ok", "images/s, loss "),

@@ -115,7 +115,7 @@ kernels: ## make the PTX of kernels/ anew, see that all GPUs' assemblers take it
 	@kernels/sass.py
 	@echo "kernels: kernels/kernels.tsv; docs/gpu.md wants the rows that 'make test-one TESTS=kernels::speed' names"
 
-gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the three below (builds HDF5 along; with the tracked files 30 MB)
+gpu-bundle: ## gpu-bundle/: what a bare machine with a GPU needs for the three below (builds HDF5 along; with the tracked files 31 MB)
 	@.ci/gpu-bundle
 
 gpu-minutes: ## on a machine with a GPU: what ten minutes teach, the most important first (gpu-bundle/ten-minutes)

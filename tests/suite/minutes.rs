@@ -396,7 +396,8 @@ fn a_part_that_hangs_takes_nobody_elses_minutes_and_each_check_can_fail() {
         ("one-step", "ok", "images/s"),
         // Which test, and what it says.
         ("kernels", "FAILED", "4 passed, 1 failed: a::first; kernels: dlopen failed"),
-        ("resnet50-bf16-apart", "TIMED OUT", ""),
+        // How far it came.
+        ("resnet50-bf16-apart", "TIMED OUT", "sgd, learning rate 0.001"),
         ("resnet50-bf16", "ok", "9000.00 images/s"),
         ("peer-resnet50-bf16", "FAILED", "no figure"),
         ("figures", "FAILED", "above the roofline of 8000.0 images/s: 9000.00 (resnet50-bf16.txt)"),

@@ -29,7 +29,15 @@ case "$DLTRAIN_CUDNN_FUSION $*" in
     *--dry-run*)
         broken bench || echo "roofline at 798.0 TFLOP/s and 3000 GB/s: at least 64.0 ms, 8000.0 images/s"
         exit ;;
-    0*resnet50*) broken apart && { echo 'sgd, learning rate 0.001'; trap '' TERM; sleep 4321; sleep 4321; } ;;&
+    0*resnet50*)
+        broken apart && {
+            echo "[0] info: choosing engines" >&2
+            sleep 0.1
+            echo "sgd, learning rate 0.001"
+            trap '' TERM
+            sleep 4321
+            sleep 4321
+        } ;;&
     *" f16 "*" resnet50 "* | *resnet50*" f16 "*) broken f16 && { echo "engine 7 does not run" >&2; exit 8; } ;;
     *--allreduce\ nccl*)
         [ "$RANKS" != 2 ] || broken nccl || { echo "--allreduce nccl: ranks 0, 1 share a GPU" >&2; exit 1; }

@@ -126,6 +126,11 @@ fn what_is_whole_passes_every_check() {
         ("resnet50-traffic", "not run", "no time left"),
     ]);
     assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
+    // The call's end stops tests before the first has ended; where time is left that is a failure.
+    let ran = timetable(directory.path(), "first", "8", "slow");
+    ran.expect([("models", "stopped", "no test has ended")]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
+    timetable(directory.path(), "first", "12", "slow").expect([("models", "FAILED", "no figure")]);
     // Libraries may come from a slow disk.
     let cold = TAKES.replace("machine 15", "machine 39").replace("one-step 25", "one-step 99");
     let ran = timed(directory.path(), "first", "8", "", &cold);
@@ -243,6 +248,7 @@ fn the_second_call_has_its_figures_in_time() {
     // Where time ends it before it has a figure, what it has chosen is there for the next call.
     let ran = timetable(directory.path(), "second", "2.7", "choosing");
     ran.expect([("resnet50-f16", "stopped", "")]);
+    assert!(!ran.row("resnet50-f16").contains("no test"), "{}", ran.printed);
     assert_eq!(ran.code, Some(0), "{}{}", ran.printed, ran.said);
     let ran = timetable(directory.path(), "second", "20", "");
     as_documented(&ran, "second");

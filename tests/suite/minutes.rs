@@ -631,11 +631,12 @@ fn every_row_of_bench_can_lack_its_answer() {
         whole.printed,
         whole.said
     );
-    let cases: [(&str, &[&str]); 6] = [
+    let cases: [(&str, &[&str]); 7] = [
         ("diverged loss", &rows[..]),
         ("silent", &["dltrain  ", "apart  ", "1 auto  ", "2 ipc  ", "2 shm  "]),
         ("figure", &["dltrain  ", "apart  ", "1 auto  ", "2 ipc  ", "2 shm  "]),
         ("roofline", &["dltrain  ", "apart  "]),
+        ("guess", &rows[2..3]),
         ("ranks", &rows[4..]),
         ("bench", &["roofline"]),
     ];

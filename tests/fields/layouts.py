@@ -155,6 +155,17 @@ def cosmoflow(there):
     return Twin("CosmoFlow's originals by layers", there / "train", net, flags, 32, read)
 
 
+def tiles(there):
+    """The same in tiles, which are cubes."""
+    full = [RANDOM.poisson(2.0, size=(16, 16, 16, 4)).astype("i2") for _ in range(2)]
+    for at in range(2):
+        write(there / "train" / f"univ_ics_2019-03_a{at}.hdf5", plain(full=full[at], unitPar=RANDOM.uniform(-1, 1, size=4)))
+    view = "full[d/8,h/8,w/8,c]"
+    flags = ["--input", f"{view}:log1p", "--target", "unitPar[c]", "--classes", 4, "--loss", "mse"]
+    cut = np.concatenate(full).reshape(4, 8, 2, 8, 2, 8, 4).transpose(0, 2, 4, 6, 1, 3, 5)
+    return Twin("CosmoFlow's originals by tiles", there / "train", "mlp", flags, 16, {view: cut.reshape(16, 4, 8, 8, 8)})
+
+
 def shards(there):
     """NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, create_pretraining_data.py: input_ids (N, 128) i4,
     input_mask and segment_ids i1, masked_lm_positions and masked_lm_ids (N, 20) i4, next_sentence_labels (N) i1, all
@@ -212,7 +223,8 @@ class Job:
 
     def read(self, data, views, channels, places, flags=()):
         """The samples as dltrain reads them, one view behind the other as channels."""
-        kind, path, output = (nn.Conv1d if places == 1 else nn.Conv2d), self.there / "same.onnx", self.there / "read.h5"
+        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[places - 1]
+        path, output = self.there / "same.onnx", self.there / "read.h5"
         same = kind(channels, channels, 1, bias=False)
         same.weight.data = torch.eye(channels).reshape(channels, channels, *[1] * places)
         export(same, channels, [8] * places, path)
@@ -399,19 +411,11 @@ def check_spoilt(job, place):
     print(f"refused by one message each: {', '.join(said)}", flush=True)
 
 
-def check_cubes(job, place):
-    """A third axis of space is said, as long as no network has one."""
-    flags = ["--input", "full[d/8,h/8,w/8,c]:log1p", "--target", "unitPar[c]", "--loss", "mse"]
-    job.refused("mlp", place / "train", flags, 2, "samples with 3 axes beside channels")
-    print("CosmoFlow's cubes: refused, by what they have", flush=True)
-
-
 def main(program, directory, launcher, there):
     job, wrong = Job(program, launcher, there), 0
     cases = [(make.__name__, lambda make=make: check_twin(job, make(there / make.__name__), there / make.__name__))
-             for make in (deepcam, burgers, fluid, well, fourcastnet, cosmoflow, shards)]
-    cases += [("cubes", lambda: check_cubes(job, there / "cosmoflow")),
-              ("spoilt", lambda: check_spoilt(job, there / "spoilt")),
+             for make in (deepcam, burgers, fluid, well, fourcastnet, cosmoflow, tiles, shards)]
+    cases += [("spoilt", lambda: check_spoilt(job, there / "spoilt")),
               ("Met Office", lambda: check_met_office(job, directory)), ("CMIP6", lambda: check_cmip(job, directory))]
     for name, check in cases:
         try:

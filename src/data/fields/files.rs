@@ -88,15 +88,26 @@ fn in_order(path: &Path) -> Vec<(String, Option<u128>)> {
     parts
 }
 
-/// That every array with an axis of samples numbers them by the same ones: else every pair would be a sample.
+/// By which of its axes an array numbers samples, tiles aside.
+fn counted(samples: &ViewSamples) -> Vec<char> {
+    samples.numbered().iter().map(|(name, ..)| *name).filter(|name| "nt".contains(*name)).collect()
+}
+
+/// The axes of samples that an array has none of, where others number samples by them and it by some: it is then the
+/// same along these.
+pub fn repeated(samples: &ViewSamples, of_all: &[(char, i64, usize)]) -> Vec<char> {
+    let own = counted(samples);
+    let missing =
+        of_all.iter().map(|&(name, ..)| name).filter(|name| "nt".contains(*name) && !own.contains(name));
+    if own.is_empty() { Vec::new() } else { missing.collect() }
+}
+
+/// That where arrays number samples by unlike axes one has all of them: else every pair would be a sample.
 fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Result<()> {
-    let by = |samples: &ViewSamples| -> Vec<char> {
-        samples.numbered().iter().map(|(name, ..)| *name).filter(|name| "nt".contains(*name)).collect()
-    };
     let all = || fields.iter().zip(arrays);
     let bare = all().find(|(field, _)| field.view.axes.is_none());
     let is_numbered = |(field, (_, samples)): (&Field, &(FileArray, ViewSamples))| {
-        field.view.axes.is_some() && !by(samples).is_empty()
+        field.view.axes.is_some() && !counted(samples).is_empty()
     };
     let bracketed = all().find(|(field, _)| field.view.axes.is_some());
     if let (Some((bare, _)), Some((other, _)), false) = (bare, bracketed, all().any(is_numbered)) {
@@ -106,16 +117,16 @@ fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Resu
             bare.view, other.view
         )));
     }
-    let mut named = fields.iter().zip(arrays).filter(|(_, (_, samples))| !by(samples).is_empty());
-    let Some((first, (_, of_first))) = named.next() else { return Ok(()) };
-    match named.find(|(_, (_, samples))| by(samples) != by(of_first)) {
-        Some((other, (_, samples))) => Err(Error::usage(format!(
-            "{} numbers samples by {:?} and {} by {:?}: every pair would be a sample; give both the same, and in \
-             brackets what all samples have (NAME[c])",
-            first.view,
-            by(of_first),
-            other.view,
-            by(samples)
+    let named =
+        || all().map(|(field, (_, samples))| (field, counted(samples))).filter(|(_, by)| !by.is_empty());
+    let Some((first, by)) = named().next().filter(|_| named().all(|(_, by)| by.len() == 1)) else {
+        return Ok(());
+    };
+    match named().find(|(_, other)| *other != by) {
+        Some((other, of_other)) => Err(Error::usage(format!(
+            "{} numbers samples by {by:?} and {} by {of_other:?}: every pair would be a sample; give both the same, or \
+             one of them both, and in brackets what all samples have (NAME[c])",
+            first.view, other.view
         ))),
         None => Ok(()),
     }

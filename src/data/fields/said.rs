@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use super::{CodesMut, FieldSet};
+use super::{CodesMut, FieldSet, files};
 use crate::data::Dataset;
 use crate::error::Result;
 use crate::fields::{Amount, ArrayStorage, FileArray, ViewSamples};
@@ -51,6 +51,7 @@ impl FieldSet {
             let ArrayStorage::Library(why) = &array.storage else { return None };
             Some(format!("{text} is read through the HDF5 library, one thread at a time: {why}"))
         }));
+        lines.extend(self.repeated());
         lines.extend(self.left());
         lines
     }
@@ -153,6 +154,18 @@ impl FieldSet {
             (bytes + array.stored_chunks(), chunks + array.chunk_count())
         });
         bytes as f64 / chunks.max(1) as f64
+    }
+
+    /// Which arrays lack an axis by which others number samples.
+    fn repeated(&self) -> Option<String> {
+        let file = &self.files[0];
+        let of = |((_, samples), text): (&(FileArray, ViewSamples), &String)| {
+            let along =
+                files::repeated(samples, &file.numbered).iter().map(char::to_string).collect::<Vec<_>>();
+            (!along.is_empty()).then(|| format!("{text} along {}", along.join(" and ")))
+        };
+        let of_all: Vec<String> = file.arrays.iter().zip(&self.list.texts).filter_map(of).collect();
+        (!of_all.is_empty()).then(|| format!("the same for all samples: {}", of_all.join(", ")))
     }
 
     /// What of the files belongs to no sample.

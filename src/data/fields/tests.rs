@@ -54,6 +54,26 @@ fn samples_of_fields_belong_together_by_their_numbers_and_arrays_without_are_in_
     assert_eq!(target, [1003.0, 1004.0, 1005.0]);
 }
 
+/// The Well has fields that do not change in time beside those that do.
+#[test]
+fn an_array_without_one_of_the_axes_of_samples_is_the_same_along_it_and_that_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    let fields = options(&["labels[n,t,w]", "mask[t,w]"], &["labels[n,t+1,w]"]);
+    let error =
+        FieldSet::open(None, &path, &options(&["s[n,c]"], &["mask[t,w]"]), &[]).err().unwrap().message;
+    assert!(error.contains("every pair would be a sample"), "{error}");
+    let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
+    assert_eq!((set.len(), set.image()), (30, [2, 1, 6].into()));
+    // n 2, t 1.
+    let [input, target] = read(&set, 7);
+    let (labels, row) = ((0..6).map(|w| ((24 * 2 + 6 + w) % 3) as f32), (0..6).map(|w| -((6 + w) as f32)));
+    assert_eq!(input, labels.chain(row).collect::<Vec<_>>());
+    assert_eq!(target, (0..6).map(|w| ((24 * 2 + 12 + w) % 3) as f32).collect::<Vec<_>>());
+    let lines = set.lines(&path, "train", None);
+    assert!(lines.contains(&"the same for all samples: mask[t,w] along n".to_string()), "{lines:?}");
+}
+
 /// Images cut by rows: a rank decodes only the chunks that hold its own.
 #[test]
 fn rows_of_a_sample_are_read_alone() {

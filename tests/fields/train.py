@@ -45,16 +45,16 @@ def cubic():
 
 
 class Within(nn.Module):
-    """Of params and flux: what it gives, and its loss."""
+    """Of params, flux and weight: what it gives, and its loss, in which each sample has its weight."""
 
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
 
-    def forward(self, params, flux):
+    def forward(self, params, flux, weight):
         given = self.net(params)
         penalty = 0.001 * self.net[0].weight.square().sum()
-        return given, 0.5 * (given - flux).square().mean() + (given - flux).abs().mean() + penalty
+        return given, 0.5 * (weight * (given - flux).square()).mean() + (given - flux).abs().mean() + penalty
 
 
 def convolutions(channels, classes, last=None):
@@ -81,6 +81,7 @@ def data(path, rng):
         file.create_dataset("kinds", data=rng.integers(0, 3, size=(SAMPLES, 8, 8, 4)).astype("u1"))
         file.create_dataset("v", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
         file.create_dataset("chance", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
+        file.create_dataset("weight", data=rng.uniform(0, 2, size=SAMPLES))
 
 
     with h5py.File(path.parent / "stats.h5", "w") as file:
@@ -95,7 +96,7 @@ def standard(array, axes):
 def cases(path):
     """Name, network, what it reads, its target, loss of output and target, flags, and the metric."""
     with h5py.File(path) as file:
-        names = ["climate/data", "climate/labels", "params", "flux", "series", "u", "v", "chance", "cubes"]
+        names = ["climate/data", "climate/labels", "params", "flux", "weight", "series", "u", "v", "chance", "cubes"]
         get = {name: file[name][()] for name in [*names, "kinds"]}
     climate = standard(get["climate/data"], (0, 1, 2)).transpose(0, 3, 1, 2)
     labels = torch.tensor(get["climate/labels"].astype("i8"))
@@ -121,6 +122,12 @@ def cases(path):
     yield ("classes of points", convolutions(4, 3), climate, labels, entropy,
            ["--input", "climate/data[n,h,w,c]:standard", "--target", "climate/labels[n,h,w]", "--loss", "cross-entropy",
             "--class-weights", "1,2.5,1.7", "--ignore-label", "255", "--metric", "iou"], ("iou", iou))
+    def smoothed(output, target):
+        return F.cross_entropy(output, target, ignore_index=255, label_smoothing=0.1, reduction="none").mean()
+
+    yield ("classes of points, smoothed", convolutions(4, 3), climate, labels, smoothed,
+           ["--input", "climate/data[n,h,w,c]:standard", "--target", "climate/labels[n,h,w]", "--loss", "cross-entropy",
+            "--label-smoothing", "0.1", "--ignore-label", "255", "--metric", "iou"], ("iou", iou))
     flux = torch.tensor(get["flux"].astype("f4"))[:, None]
     yield ("vectors", nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1)), get["params"], flux, F.mse_loss,
            ["--input", "params", "--target", "flux", "--loss", "mse", "--metric", "r2"],
@@ -151,8 +158,10 @@ def cases(path):
     net = Beside()
     yield ("two inputs by name", net, (params, mesh.permute(0, 3, 1, 2).contiguous() / 300), flux, F.l1_loss,
            ["--input", f"climate/data[n,h,w,c]:minmax({path.parent}/stats.h5)", "--input", "params", "--target", "flux", "--loss", "mae"], None)
-    yield ("a loss in the network, with a penalty of weights", Within(), (params, flux), None,
-           lambda output, _: output[1], ["--input", "params", "--target", "flux", "--loss", "output:loss"], None)
+    weight = torch.tensor(get["weight"].astype("f4"))[:, None]
+    yield ("a loss in the network, with a weight a sample and a penalty", Within(), (params, flux, weight), None,
+           lambda output, _: output[1],
+           ["--input", "params", "--target", "flux", "--input", "weight", "--loss", "output:loss"], None)
     chance = torch.tensor(get["chance"])[:, None]
     yield ("shares", convolutions(1, 1), v[:, None], chance, F.binary_cross_entropy_with_logits,
            ["--input", "v[n,h,w]", "--target", "chance[n,h,w]", "--loss", "bce"],
@@ -169,9 +178,10 @@ def main(program, directory, launcher):
         file, results = directory / "net.onnx", directory / "run.h5"
         results.unlink(missing_ok=True)
         is_own = isinstance(net, Within)
-        names = ["params", "flux" if is_own else "data"] if len(sample) > 1 else ["x"]
+        names = ["params", "flux", "weight"] if is_own else ["params", "data"] if len(sample) > 1 else ["x"]
+        # Else the squares of a penalty are computed in advance, and the weight is no part of it.
         torch.onnx.export(net, tuple(part[:1] for part in sample), file, dynamo=False, input_names=names,
-                          output_names=["given", "loss"] if is_own else ["given"])
+                          output_names=["given", "loss"] if is_own else ["given"], do_constant_folding=not is_own)
         optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
         losses, first = [], (net(*sample)[0] if is_own else net(*sample)).detach()
         for _ in range(STEPS):
@@ -198,6 +208,7 @@ def main(program, directory, launcher):
                 bad |= abs(ours - theirs) > 1e-4 * max(1, abs(theirs))
         output = directory / "output.h5"
         output.unlink(missing_ok=True)
+        flags = flags[:2] if is_own else flags
         inputs = [word for at in range(0, len(flags), 2) if flags[at] in ("--input", "--missing") for word in flags[at:at + 2]]
         if "cross-entropy" in flags:
             inputs += ["--loss", "cross-entropy"]

@@ -143,6 +143,8 @@ pub struct Import<'a> {
     operands: HashMap<String, TensorId>,
     /// Parameters that an op reads as they are, by their names.
     layers: HashMap<String, TensorId>,
+    /// Means over the batch that the file computes, each sample's part of them.
+    pub means: Vec<TensorId>,
     /// What each softplus is of.
     pub softplus_of: HashMap<TensorId, TensorId>,
     /// How many numbers may still be computed in advance.
@@ -214,6 +216,7 @@ pub fn as_described(
         made: Vec::new(),
         operands: HashMap::new(),
         layers: HashMap::new(),
+        means: Vec::new(),
         softplus_of: HashMap::new(),
         weights: Vec::new(),
         names: HashSet::new(),
@@ -239,6 +242,7 @@ pub fn as_described(
     if import.weights.is_empty() {
         return Err(wrong("has nothing to learn: no layer with weights leads to its output".into()));
     }
+    import.penalties().map_err(wrong)?;
     let nodes: Vec<OnnxNode> = needed.iter().map(|&index| node(file, index)).collect();
     let notes = notes::notes(file, &nodes, &import.noted);
     Ok(Imported { logits, weights: import.weights, notes })
@@ -465,6 +469,20 @@ impl<'a> Import<'a> {
         given.into_iter().next().ok_or_else(|| "gives nothing".into())
     }
 
+    /// Refuses a loss with a penalty of what no layer has: its weight is no longer there.
+    fn penalties(&self) -> std::result::Result<(), String> {
+        let behind = self.means.iter().flat_map(|&mean| self.net.names_behind(mean)).collect::<HashSet<_>>();
+        let alone = self.weights.iter().find(|weight| !behind.contains(&*weight.name));
+        match alone.filter(|_| self.file.is_loss) {
+            Some(weight) => Err(format!(
+                "its loss has a penalty of {}, which no layer has: an exporter has computed it of a weight in advance; \
+                 export with do_constant_folding=False (with dynamo=True: optimize=False)",
+                weight.name
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// What a name stands for. One that is left out is an empty constant.
     pub fn named(&self, name: &str) -> Value {
         match self.values.get(name) {
@@ -613,6 +631,18 @@ impl<'a> Import<'a> {
         }
     }
 
+    /// A layer's bias. One that is stored is learned, also where it is a single number, which elsewhere is none that
+    /// was learned.
+    ///
+    /// # Errors
+    /// As for `tensor`.
+    pub fn bias(&mut self, node: OnnxNode, value: &Value) -> std::result::Result<TensorId, Stop> {
+        match value {
+            Value::Stored(stored) if self.file.is_initializer(stored.index) => self.operand(stored),
+            other => self.tensor(node, other),
+        }
+    }
+
     /// A stored tensor that is no weight of a layer, but an operand: learned, once however many read it.
     fn operand(&mut self, stored: &StoredTensor) -> std::result::Result<TensorId, Stop> {
         if let Some(&id) = self.operands.get(&stored.name) {
@@ -752,6 +782,11 @@ impl<'a> Import<'a> {
     /// Whether no layer has this weight yet.
     pub fn is_free(&self, stored: &StoredTensor) -> bool {
         !self.weights.iter().any(|weight| weight.name == stored.name)
+    }
+
+    /// Whether arithmetic reads it: a layer then has what that reads, so that it has the gradient of both.
+    pub fn is_operand(&self, stored: &StoredTensor) -> bool {
+        self.operands.contains_key(&stored.name)
     }
 
     /// The layer that a weight belongs to by its name, or the node's.

@@ -249,8 +249,12 @@ impl OnnxFile {
 
     /// Whether one of its tensors may be learned: real numbers, and more than one.
     fn may_be_learned(&self, tensor: usize) -> bool {
-        let of = &self.tensors[tensor];
-        tensor < self.initializers && of.is_real() && of.elements() > 1 && !self.is_mask[tensor]
+        self.is_initializer(tensor) && self.tensors[tensor].elements() > 1 && !self.is_mask[tensor]
+    }
+
+    /// Whether one of its tensors stands where what was learned does.
+    fn is_initializer(&self, tensor: usize) -> bool {
+        tensor < self.initializers && self.tensors[tensor].is_real()
     }
 
     /// Whether a tensor has the same numbers for each image of the file's batch: then it is learned once.

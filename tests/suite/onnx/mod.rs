@@ -9,7 +9,7 @@
 //! tests/fixtures/make_onnx.py makes the files, with PyTorch. `zoo` is for files that others make.
 
 mod mixing;
-mod nodes;
+pub mod nodes;
 mod zoo;
 
 use crate::support::{bound, job};

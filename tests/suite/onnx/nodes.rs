@@ -204,6 +204,18 @@ fn a_normalisation_by(averaged: &str) {
     assert_eq!(model.file().unwrap().weights().len(), 4);
 }
 
+/// A decoder that ends in one channel has a bias of one number, which is learned as those of more are.
+#[test]
+fn a_bias_of_a_single_number_is_learned() {
+    let (_place, model) = opened(|graph| {
+        graph.initializer = vec![weight("up.weight", &[1, 1, 2, 2]), weight("up.bias", &[1])];
+        graph.node = vec![node("up", "ConvTranspose", &["x", "up.weight", "up.bias"], "y")];
+        graph.output = vec![value("y", &[0, 1, 3, 3])];
+    });
+    let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
+    assert_eq!(names, ["up.weight", "up.bias"]);
+}
+
 /// A token that an exporter wrote down for each of the two images, which is put before them and added to them, as CaiT
 /// has it: one for any number of images.
 #[test]

@@ -647,8 +647,12 @@ fn kept<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, y: TensorId, axes: &[us
         return Ok(Value::Tensor(y));
     }
     let extents = import.net.shape(y).0.iter().enumerate();
-    let left: Vec<usize> =
+    let mut left: Vec<usize> =
         extents.filter(|(axis, _)| !axes.contains(axis)).map(|(_, &extent)| extent).collect();
+    // One number of weights, which is one for all samples: a penalty.
+    if left.is_empty() && !import.of_images(y) {
+        left.push(1);
+    }
     super::shapes::shaped(import, node, y, left)
 }
 

@@ -75,5 +75,7 @@ fn mean<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Re
     }
     let (layer, each) = (import.layer(&node.layer()), shape.elements() / batch);
     let x = import.net.reshape(&format!("{layer}.samples"), x, dims([batch, each]))?;
-    Ok(Some(Value::MeanOf(import.net.sum(&layer, x, &[1], 1.0 / each as f32)?)))
+    let part = import.net.sum(&layer, x, &[1], 1.0 / each as f32)?;
+    import.means.push(part);
+    Ok(Some(Value::MeanOf(part)))
 }

@@ -112,7 +112,9 @@ pub fn layer_norm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Val
     let last = &shape.0[axis..];
     let learned_of = |import: &Import, value: &Value| {
         let stored = import.stored(value, "scale or shift", last.len()).ok();
-        stored.filter(|(_, of)| of == last && import.known_reals(value).is_none())
+        stored.filter(|(stored, of)| {
+            of == last && import.known_reals(value).is_none() && !import.is_operand(stored)
+        })
     };
     let both = (learned_of(import, scale), shift.and_then(|shift| learned_of(import, shift)));
     if let ((Some((scale, _)), Some((shift, _))), 1..) = (both, axis) {

@@ -46,7 +46,7 @@ fn convolution<'a>(
     }
     let stored = import.stored(w, "weight", extents.len()).ok().filter(|(of, _)| import.is_free(of));
     let bias = bias_of(rest);
-    let own = bias.map(|bias| import.stored(bias, "bias", 1));
+    let own = bias.map(|bias| own_bias(import, bias));
     if let (Some((weight, _)), None | Some(Ok(_))) = (stored, &own) {
         let bias = own.and_then(Result::ok).map(|(stored, _)| stored);
         let layer = import.layer_of(node, &weight);
@@ -79,7 +79,7 @@ fn with_shared_weight<'a>(
     match bias {
         None => Ok(y),
         Some(bias) => {
-            let bias = import.tensor(node, bias)?;
+            let bias = import.bias(node, bias)?;
             let bias = shapes::shaped(import, node, bias, of_channels(import, x, channels))?;
             elements::add(import, node, &[y, bias])
         }
@@ -159,7 +159,7 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
         None => Ok(Value::Tensor(y)),
         Some(bias) => {
             import.stored(bias, "bias", 1)?;
-            let bias = import.tensor(node, bias)?;
+            let bias = import.bias(node, bias)?;
             let Value::Tensor(bias) = shapes::shaped(import, node, bias, of_channels(import, x, channels))?
             else {
                 return Err("its bias is computed, not stored".into());
@@ -220,8 +220,7 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -
     if let Some((mut weight, extents)) = own_weight(import, &w) {
         weight.transposed ^= !is_set("transB");
         let outputs = if is_set("transB") { extents[0] } else { extents[1] };
-        let fits =
-            bias.is_none_or(|bias| import.stored(bias, "bias", 1).is_ok_and(|(_, of)| of == [outputs]));
+        let fits = bias.is_none_or(|bias| own_bias(import, bias).is_ok_and(|(_, of)| of == [outputs]));
         if fits {
             // alpha·x·w + beta·b = beta·(alpha/beta·x·w + b)
             let beta = if bias.is_some() { beta } else { 1.0 };
@@ -236,9 +235,18 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -
     match bias {
         None => Ok(y),
         Some(bias) => {
-            let bias = elements::scaled(import, node, bias, beta)?;
+            let bias = Value::Tensor(import.bias(node, bias)?);
+            let bias = elements::scaled(import, node, &bias, beta)?;
             elements::add(import, node, &[y, bias])
         }
+    }
+}
+
+/// A stored bias that no arithmetic reads.
+fn own_bias(import: &Import, bias: &Value) -> std::result::Result<(StoredTensor, Vec<usize>), Reason> {
+    match import.stored(bias, "bias", 1)? {
+        (stored, _) if import.is_operand(&stored) => Err("its bias is computed with".into()),
+        own => Ok(own),
     }
 }
 
@@ -257,7 +265,7 @@ pub fn matmul<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
     let add = import.reader(node).filter(|reader| reader.op() == "Add");
     let bias = add.and_then(|add| {
         let other = add.inputs().iter().find(|name| !node.outputs().contains(name))?;
-        let fits = |value: &Value| import.stored(value, "bias", 1).is_ok_and(|(_, of)| of == [extents[1]]);
+        let fits = |value: &Value| own_bias(import, value).is_ok_and(|(_, of)| of == [extents[1]]);
         Some(import.named(other)).filter(fits)
     });
     let y = linear(import, node, x, weight, bias.as_ref())?;

@@ -196,6 +196,9 @@ fn entry(command: &Command, key: &str, value: &DeValue) -> std::result::Result<V
             let values = values.collect::<Option<Vec<_>>>().ok_or_else(|| wants(key, arg))?;
             match arg.get_value_delimiter() {
                 Some(comma) => vec![format!("{flag}={}", values.join(&comma.to_string()))],
+                None if arg.get_num_args().is_none_or(|range| range.max_values() <= 1) => {
+                    values.iter().map(|value| format!("{flag}={value}")).collect()
+                }
                 None => [vec![flag], values].concat(),
             }
         }

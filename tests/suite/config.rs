@@ -4,7 +4,7 @@
 //! a file does what its flags would · the command line counts more · everything wrong is said at once, by line · a
 //! record repeats its run · a level of messages that is none · completions and manual pages know every flag
 
-use crate::support::job;
+use crate::support::{arrays, job};
 
 use std::fs;
 use std::path::Path;
@@ -53,6 +53,26 @@ fn a_file_does_what_its_flags_would_and_its_record_repeats_the_run() {
         assert!(kept.lines().any(|kept| kept == line), "{line} is missing in\n{kept}");
     }
     assert!(!kept.contains("strict") && kept.contains("threads = "), "{kept}");
+}
+
+/// A flag that may be given several times has a list, and so has the record of a run that was given two.
+#[test]
+fn a_file_has_several_arrays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let [data, typed, filed, repeated] = ["data.h5", "typed.h5", "filed.h5", "repeated.h5"].map(path);
+    arrays::write(Path::new(&data), 0, 12);
+    let views = ["air/wind[n,h,w,0]:standard", "air/wind[n,h,w,1]"];
+    let fixed =
+        ["--model", arrays::EMULATOR, "--data", &data, "--batch", "4", "--epochs", "1", "--loss", "mse"];
+    let flags = ["--input", views[0], "--input", views[1], "--target", "heat[n,h,w]", "--results", &typed];
+    run(1, &[&fixed[..], &flags].concat());
+    let text = format!("input = [\"{}\", \"{}\"]\ntarget = \"heat[n,h,w]\"\n", views[0], views[1]);
+    let file = written(directory.path(), &text);
+    run(1, &[&fixed[..], &["--config", &file, "--results", &filed]].concat());
+    run(1, &["--config", &filed, "--results", &repeated]);
+    let losses = |of: &str| series(Path::new(of), "steps/loss");
+    assert_eq!([losses(&filed), losses(&repeated)], [losses(&typed), losses(&typed)]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod guess;
 mod numbers;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -49,6 +50,19 @@ struct Alike {
     bytes: u64,
     /// For each file how many places the first axis of each array has; 0 where it has no axes.
     first: Vec<Vec<usize>>,
+}
+
+impl Alike {
+    /// How many samples a view makes of all files; 0 where they have no such array.
+    fn samples(&self, view: &View) -> usize {
+        let Some(at) = self.arrays.arrays.iter().position(|array| array.name == view.array) else { return 0 };
+        let of_file = |first: &Vec<usize>| {
+            let mut shape = self.arrays.arrays[at].shape.clone();
+            shape.iter_mut().take(1).for_each(|places| *places = first[at]);
+            view.samples(&shape).map_or(0, |samples| samples.len())
+        };
+        self.first.iter().map(of_file).sum()
+    }
 }
 
 /// Kinds of files that are described; more are counted.
@@ -158,11 +172,15 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
         }
     };
     let of = if kind.files > 1 { "in the first file: " } else { "" };
+    let mut known = HashMap::new();
     for array in &kind.arrays.arrays {
         record::print(&format!("  {}", line(array)));
         if !array.shape.contains(&0) && array.storage != ArrayStorage::Unwritten {
             let numbers = numbers::of(array, args.all, pool);
-            say(numbers.map(|numbers| record::print(&format!("      {of}{numbers}"))));
+            say(numbers.map(|numbers| {
+                record::print(&format!("      {of}{numbers}"));
+                known.insert(&*array.name, numbers);
+            }));
         }
     }
     for (name, what) in &kind.arrays.left_out {
@@ -179,22 +197,21 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
         );
     }
     for view in &views {
-        if let Some(at) = kind.arrays.arrays.iter().position(|array| array.name == view.array) {
-            let array = &kind.arrays.arrays[at];
-            let samples_of = |first: &Vec<usize>| {
-                let mut shape = array.shape.clone();
-                shape.iter_mut().take(1).for_each(|places| *places = first[at]);
-                view.samples(&shape).map_or(0, |samples| samples.len())
-            };
-            let all = kind.first.iter().map(samples_of).sum();
-            say(try_view(view, guessed, array, all, pool));
+        if let Some(array) = kind.arrays.arrays.iter().find(|array| array.name == view.array) {
+            say(try_view(view, guessed, array, kind.samples(view), pool));
         }
     }
     let data = match kind.files {
         1 => quoted(&kind.path),
         _ => quoted(kind.path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))),
     };
-    if let Some(command) = guess::command(&kind.arrays.arrays, &views, &data).filter(|_| guessed) {
+    let found = guess::Found {
+        arrays: &kind.arrays.arrays,
+        views: &views,
+        known,
+        samples: &|view| kind.samples(view),
+    };
+    if let Some(command) = found.command(&data).filter(|_| guessed) {
         record::print(&format!("  to train, as a first try: {command}"));
     }
     unread

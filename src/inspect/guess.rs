@@ -1,6 +1,9 @@
 //! Which axes of an array number the samples, by what the file calls them, else by their lengths.
 
+use std::collections::HashMap;
+
 use super::in_quotes;
+use super::numbers::ArrayNumbers;
 use crate::fields::{ArrayStorage, FileArray, View};
 
 /// What netCDF files call the axes that a view has names for.
@@ -32,6 +35,9 @@ const NAMES: [(char, &[&str]); 5] = [
 /// The most channels that an axis of a picture is taken for where nothing is said of it.
 const MOST_CHANNELS: usize = 32;
 
+/// Samples of which a batch of the size that a run has by itself may be made.
+const ENOUGH: usize = 64;
+
 /// A view of an array that may be input or target: one that was written, has several numbers, and is no coordinate.
 pub fn view(array: &FileArray) -> Option<View> {
     let several = array.shape.iter().product::<usize>() > 1;
@@ -46,49 +52,77 @@ pub fn view(array: &FileArray) -> Option<View> {
     format!("{}[{axes}]", array.name).parse().ok()
 }
 
-/// A command that trains from arrays with these views, as a first try: classes of points where an array of integers has
-/// the places of another one; else what follows in time; else the smaller of two arrays from the larger. None of arrays
-/// with three axes of space.
-pub fn command(arrays: &[FileArray], views: &[View], data: &str) -> Option<String> {
-    let array = |view: &View| arrays.iter().find(|array| array.name == view.array);
-    let mut known: Vec<(&View, &FileArray)> =
-        views.iter().filter_map(|view| Some((view, array(view)?))).collect();
-    known.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
-    let &(view, input) = known.iter().find(|(_, array)| !array.element.is_integer())?;
-    let names = view.names().into_iter().flatten();
-    let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
-    let along = |name: char| axes.iter().find(|(of, _)| *of == name).map(|&(_, along)| along);
-    if along('d').is_some() {
-        return None;
-    }
-    let is_picture = along('h').is_some() && along('w').is_some();
-    let model = if is_picture { "unet_small" } else { "mlp" };
-    let quoted = |view: &str| in_quotes(&format!("{view}:standard"));
-    let start = format!("dltrain --model {model} --data {data} --input {}", quoted(&view.to_string()));
-    if is_picture {
-        let points = axes.iter().filter(|(name, _)| *name != 'c');
-        let (names, shape): (Vec<String>, Vec<usize>) =
-            points.map(|(name, along)| (name.to_string(), *along)).unzip();
-        let of_points =
-            |array: &&FileArray| array.element.is_integer() && !array.is_coordinate && array.shape == shape;
-        if let Some(classes) = arrays.iter().find(of_points) {
-            let target = in_quotes(&format!("{}[{}]", classes.name, names.join(",")));
-            return Some(format!("{start} --target {target} --loss cross-entropy --classes CLASSES"));
+/// What was found in files.
+pub struct Found<'a> {
+    pub arrays: &'a [FileArray],
+    pub views: &'a [View],
+    /// The numbers of those arrays that could be read.
+    pub known: HashMap<&'a str, ArrayNumbers>,
+    /// How many samples a view makes.
+    pub samples: &'a dyn Fn(&View) -> usize,
+}
+
+impl Found<'_> {
+    /// A command that trains from arrays with these views, as a first try: classes of points where an array of integers
+    /// has the places of another one; else what follows in time; else the smaller of two arrays from the larger. None
+    /// of arrays with three axes of space.
+    pub fn command(&self, data: &str) -> Option<String> {
+        let array = |view: &View| self.arrays.iter().find(|array| array.name == view.array);
+        let mut known: Vec<(&View, &FileArray)> =
+            self.views.iter().filter_map(|view| Some((view, array(view)?))).collect();
+        known.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
+        let &(view, input) = known.iter().find(|(_, array)| !array.element.is_integer())?;
+        let names = view.names().into_iter().flatten();
+        let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
+        let along = |name: char| axes.iter().find(|(of, _)| *of == name).map(|&(_, along)| along);
+        if along('d').is_some() {
+            return None;
         }
+        let is_picture = along('h').is_some() && along('w').is_some();
+        let model = if is_picture { "unet_small" } else { "mlp" };
+        let standard = |view: &View| in_quotes(&format!("{view}:standard"));
+        let train = |target: &View, how: String| {
+            let samples = (self.samples)(view).min((self.samples)(target));
+            let missing = [view, target]
+                .map(|view| self.known.get(&*view.array).is_some_and(ArrayNumbers::are_missing));
+            let mask = if missing.contains(&true) { " --missing mask" } else { "" };
+            let batch =
+                if samples < ENOUGH { format!(" --batch {}", samples.clamp(1, 4)) } else { String::new() };
+            let input = standard(view);
+            format!("dltrain --model {model} --data {data} --input {input} --target {how}{mask}{batch}")
+        };
+        if is_picture {
+            let points = axes.iter().filter(|(name, _)| *name != 'c');
+            let (names, shape): (Vec<String>, Vec<usize>) =
+                points.map(|(name, along)| (name.to_string(), *along)).unzip();
+            let of_points = |array: &&FileArray| {
+                array.element.is_integer() && !array.is_coordinate && array.shape == shape
+            };
+            let mut of_points = self.arrays.iter().filter(of_points);
+            let classes = of_points.find_map(|array| Some((array, self.known.get(&*array.name)?.classes()?)));
+            if let Some((array, classes)) = classes {
+                let target: View = format!("{}[{}]", array.name, names.join(",")).parse().ok()?;
+                let classes = classes.max(2);
+                let how =
+                    format!("{} --loss cross-entropy --classes {classes}", in_quotes(&target.to_string()));
+                return Some(train(&target, how));
+            }
+        }
+        let samples = along('n')?;
+        if is_picture {
+            let next =
+                axes.iter().map(|(name, _)| if *name == 'n' { "n+1".into() } else { name.to_string() });
+            let next = format!("{}[{}]", view.array, next.collect::<Vec<String>>().join(","));
+            let (next, channels): (View, usize) = (next.parse().ok()?, along('c').unwrap_or(1));
+            return Some(train(&next, format!("{} --loss mse --classes {channels}", standard(&next))));
+        }
+        let is_target = |(other, array): &&(&View, &FileArray)| {
+            other.array != view.array && array.shape.first() == Some(&samples)
+        };
+        let &(target, array) = known.iter().rev().find(is_target)?;
+        let numbers = array.shape[1..].iter().product::<usize>();
+        Some(train(target, format!("{} --loss mse --classes {numbers}", standard(target))))
     }
-    let samples = along('n')?;
-    if is_picture {
-        let next = axes.iter().map(|(name, _)| if *name == 'n' { "n+1".into() } else { name.to_string() });
-        let next = quoted(&format!("{}[{}]", view.array, next.collect::<Vec<String>>().join(",")));
-        let channels = along('c').unwrap_or(1);
-        return Some(format!("{start} --target {next} --loss mse --classes {channels}"));
-    }
-    let is_target = |(other, array): &&(&View, &FileArray)| {
-        other.array != view.array && array.shape.first() == Some(&samples)
-    };
-    let &(target, array) = known.iter().rev().find(is_target)?;
-    let (target, numbers) = (quoted(&target.to_string()), array.shape[1..].iter().product::<usize>());
-    Some(format!("{start} --target {target} --loss mse --classes {numbers}"))
 }
 
 fn letter(axis: &str) -> Option<char> {

@@ -2,6 +2,7 @@
 //! often each is there.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use rayon::ThreadPool;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
@@ -147,11 +148,39 @@ fn six(number: f64) -> String {
     }
 }
 
-/// One line on the numbers of an array: of all, or of pieces that lie evenly in it.
+/// What numbers an array holds, of which some were looked at.
+pub struct ArrayNumbers {
+    found: NumberSummary,
+    looked_at: u64,
+    whole: usize,
+}
+
+impl ArrayNumbers {
+    /// How many classes there are, where these may be numbers of classes.
+    pub fn classes(&self) -> Option<usize> {
+        /// More are hardly told apart.
+        const MOST: f32 = 1000.0;
+        let is_of_classes = self.found.count > 0 && self.found.low >= 0.0 && self.found.high < MOST;
+        is_of_classes.then_some(self.found.high as usize + 1)
+    }
+
+    /// Whether a run needs to be told what becomes of some.
+    pub fn are_missing(&self) -> bool {
+        self.found.none + self.found.infinite > 0
+    }
+}
+
+impl fmt::Display for ArrayNumbers {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(&self.found.describe(self.looked_at, self.whole as u64))
+    }
+}
+
+/// The numbers of an array: of all, or of pieces that lie evenly in it.
 ///
 /// # Errors
 /// As for `ArrayReader::read`.
-pub fn of(array: &FileArray, all: bool, pool: &ThreadPool) -> Result<String> {
+pub fn of(array: &FileArray, all: bool, pool: &ThreadPool) -> Result<ArrayNumbers> {
     let whole: usize = array.shape.iter().product();
     let piece = piece(array);
     let grid: Vec<usize> =
@@ -179,7 +208,7 @@ pub fn of(array: &FileArray, all: bool, pool: &ThreadPool) -> Result<String> {
     let parts = parts?;
     let looked_at = parts.iter().map(|(count, _)| count).sum();
     let numbers = parts.into_iter().map(|(_, numbers)| numbers).reduce(|all, part| all.and(&part));
-    Ok(numbers.unwrap_or_default().describe(looked_at, whole as u64))
+    Ok(ArrayNumbers { found: numbers.unwrap_or_default(), looked_at, whole })
 }
 
 /// The shape of what is read at once: a chunk, or as much of the last axes as a piece has.

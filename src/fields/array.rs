@@ -200,6 +200,17 @@ fn first_line(error: &hdf5::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().trim().into()
 }
 
+/// Where the places of an axis are.
+#[derive(Debug)]
+pub struct Coordinate {
+    /// What it is called.
+    pub name: String,
+    /// Where each is.
+    pub places: Vec<f32>,
+    /// In which unit, where the file says it.
+    pub unit: Option<String>,
+}
+
 impl FileArray {
     /// # Errors
     /// `Data`: the file cannot be read, has no such array, or one that is not of numbers.

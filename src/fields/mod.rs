@@ -14,7 +14,7 @@ mod read;
 mod universe;
 mod view;
 
-pub use array::{ArrayStorage, Arrays, FileArray, lacking_filter};
+pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, lacking_filter};
 pub use element::{FileNumber, NumberType};
 pub use filter::{ChunkDecoder, Filter};
 pub use read::{Amount, ArrayReader};

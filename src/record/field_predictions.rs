@@ -10,7 +10,7 @@ use ndarray::{ArrayView, IxDyn};
 use super::check_new;
 use super::file::{describe, text, texts};
 use crate::error::{Error, Result};
-use crate::fields::place_in;
+use crate::fields::{Coordinate, place_in};
 use crate::files::Unfinished;
 
 /// Numbers that are in memory at a time when such a file is read, of outputs and of targets.
@@ -26,8 +26,8 @@ pub struct FieldOrigin {
     pub samples: Vec<String>,
     /// The axes of an output without that of samples: what the file calls them, or what they are.
     pub axes: Vec<String>,
-    /// What the input's file says of axes: the name of each, and where its places are.
-    pub coordinates: Vec<(String, Vec<f32>)>,
+    /// What the input's file says of axes.
+    pub coordinates: Vec<Coordinate>,
     /// The unit of the target, where that is known.
     pub unit: Option<String>,
     /// The axes of a target, where there is one to be written beside.
@@ -67,12 +67,13 @@ impl FieldPredictions {
             let file = File::create(&unfinished.temporary)?;
             text(&file, "format", FORMAT)?;
             file.new_dataset_builder().with_data(&texts(&origin.samples)?).create("sample")?;
-            for (name, places) in &origin.coordinates {
+            for Coordinate { name, places, unit } in &origin.coordinates {
                 // Other data sets of this file have these names.
                 let is_taken = ["sample", "output", "target", "class"].contains(&name.as_str())
                     || file.dataset(name).is_ok();
                 let name = if is_taken { format!("coordinate_{name}") } else { name.clone() };
-                file.new_dataset_builder().with_data(places).create(name.as_str())?;
+                let axis = file.new_dataset_builder().with_data(places).create(name.as_str())?;
+                unit.iter().try_for_each(|unit| text(&axis, "units", unit))?;
             }
             let all = |shape: &[usize]| [&[origin.samples.len()], shape].concat();
             let one = |shape: &[usize]| chunk(origin.samples.len(), shape);

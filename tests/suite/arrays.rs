@@ -14,13 +14,18 @@ use crate::support::arrays::{EMULATOR, write};
 use crate::support::exported::{Files, weights};
 use crate::support::{fake_cuda, gpu_job, job};
 
+use crate::onnx::nodes::{node, value, weight};
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use dltrain::error::Result;
 use dltrain::graph::{BatchNorm, Builder, Conv, Graph, Pool, SampleShape};
+use dltrain::model::onnx::schema::{AttributeProto, ModelProto, NodeProto, TensorProto, kind};
 use hdf5::File;
+use hdf5::types::VarLenUnicode;
 use job::{finish, misused, only_message, refused, run, series};
+use prost::Message;
 
 const VECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/vector.onnx");
 
@@ -320,6 +325,90 @@ fn a_network_is_trained_by_a_loss_that_is_its_own_output() {
     assert!(error.contains("a network by name"), "{error}");
 }
 
+/// A loss in the network with λ/2 of the sum of a weight's squares moves it as `--weight-decay` λ does without: what a
+/// layer and arithmetic read has the gradient of both, whichever is first.
+#[test]
+fn a_penalty_of_weights_is_weight_decay() {
+    let place = Place::new();
+    let data = place.text("train");
+    let given = |name: &str, model: &str, loss: &str, decay: &str| {
+        let [weights, output] = ["safetensors", "h5"].map(|kind| place.text(&format!("{name}.{kind}")));
+        let fixed = ["--model", model, "--data", &data, "--input", "params"];
+        let settings = "--target flux --batch 4 --epochs 2 --optimizer sgd --lr 0.05 --quiet";
+        let settings: Vec<&str> = settings.split_whitespace().collect();
+        let more = ["--loss", loss, "--weight-decay", decay, "--save-weights", &weights];
+        run(2, &[&fixed[..], &settings, &more].concat());
+        run(1, &[&["predict"], &fixed[..], &["--init-from", &weights, "--output", &output]].concat());
+        let output = File::open(output).unwrap().dataset("output").unwrap().read_raw::<f32>().unwrap();
+        output.into_iter().map(f64::from).collect::<Vec<f64>>()
+    };
+    let decayed = given("decay", WITHIN, "output:mse", "0.5");
+    for is_first in [false, true] {
+        let path = place.text(&format!("penalty-{is_first}.onnx"));
+        let mut file = ModelProto::decode(&*fs::read(WITHIN).unwrap()).unwrap();
+        let graph = file.graph.as_mut().unwrap();
+        let number = |name: &str, number: f32| TensorProto {
+            dims: vec![],
+            float_data: vec![number],
+            ..weight(name, &[1])
+        };
+        let mut penalty = Vec::new();
+        for name in ["net.0.weight", "net.2.weight"] {
+            let [square, sum, half] = ["square", "sum", "half"].map(|step| format!("{name}.{step}"));
+            let all =
+                AttributeProto { name: "keepdims".into(), kind: kind::INT, ..AttributeProto::default() };
+            penalty.push(node(&square, "Mul", &[name, name], &square));
+            penalty.push(NodeProto { attribute: vec![all], ..node(&sum, "ReduceSum", &[&square], &sum) });
+            penalty.push(node(&half, "Mul", &[&sum, "quarter"], &half));
+        }
+        let at = if is_first { 0 } else { graph.node.len() };
+        graph.node.splice(at..at, penalty);
+        graph.node.push(node("first", "Add", &["mse", "net.0.weight.half"], "first"));
+        graph.node.push(node("decayed", "Add", &["net.2.weight.half", "first"], "decayed"));
+        graph.initializer.push(number("quarter", 0.25));
+        graph.output.push(value("decayed", &[]));
+        fs::write(&path, file.encode_to_vec()).unwrap();
+        near(&given(&format!("{is_first}"), &path, "output:decayed", "0"), &decayed, "penalty");
+        // As an exporter leaves it that computes in advance what is of weights alone.
+        let graph = file.graph.as_mut().unwrap();
+        graph.node.retain(|node| node.name != "net.0.weight.square");
+        graph.initializer.push(weight("net.0.weight.square", &[16, 5]));
+        fs::write(&path, file.encode_to_vec()).unwrap();
+        let flags = ["--input", "params", "--target", "flux", "--loss", "output:decayed"];
+        let error = refused(&[(1, &[&["--model", &path, "--data", &data][..], &flags].concat())]);
+        assert!(error.contains("a penalty of net.0.weight.square, which no layer has"), "{error}");
+    }
+}
+
+/// What is predicted lies where its file says, in that file's units.
+#[test]
+fn predictions_have_the_axes_of_their_file() {
+    let place = Place::new();
+    let [data, output] = ["air.h5", "out.h5"].map(|name| place.text(name));
+    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/fields.hdf5"), &data).unwrap();
+    let file = File::append(&data).unwrap();
+    let unit: VarLenUnicode = "degrees_north".parse().unwrap();
+    file.dataset("lat")
+        .unwrap()
+        .new_attr::<VarLenUnicode>()
+        .create("units")
+        .unwrap()
+        .write_scalar(&unit)
+        .unwrap();
+    file.close().unwrap();
+    let input = ["--input", "temperature[n,h,w=1..4]", "--missing", "zero", "--loss", "mse"];
+    let net = ["predict", "--model", "mlp", "--classes", "2", "--data", &data, "--output", &output];
+    run(1, &[&net[..], &input].concat());
+    let file = File::open(output).unwrap();
+    let [lat, lon] = ["lat", "lon"].map(|name| file.dataset(name).unwrap());
+    assert_eq!(
+        (lat.read_raw::<f64>().unwrap(), lon.read_raw::<f64>().unwrap()),
+        (vec![0.0, 1.0, 2.0, 3.0], vec![1.0, 2.0, 3.0, 4.0])
+    );
+    let text = lat.attr("units").unwrap().read_scalar::<VarLenUnicode>().unwrap();
+    assert_eq!(text.as_str(), "degrees_north");
+}
+
 /// Predictions with their targets beside become maps of both with one scale, errors, and a scatter; without they are
 /// refused with what writes them.
 #[test]
@@ -381,7 +470,7 @@ fn a_report_draws_what_was_predicted_beside_what_is_true() {
     assert!(!done && error.contains("has no targets") && error.contains("--target VIEW"), "{error}");
 }
 
-/// The command that `dltrain inspect` ends with is one that trains.
+/// The command that `dltrain inspect` ends with is one that trains as it stands there, also where numbers are missing.
 #[test]
 fn what_inspect_says_to_train_with_does_train() {
     let place = Place::new();
@@ -389,22 +478,24 @@ fn what_inspect_says_to_train_with_does_train() {
     let file = hdf5::File::create(&path).unwrap();
     let temperature = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| (n * y + x) as f32);
     file.new_dataset_builder().with_data(&temperature).create("temperature").unwrap();
-    let labels = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| ((n + y + x) % 3) as u8);
+    let mut labels = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| ((n + y + x) % 3) as u8);
+    labels[[1, 2, 3]] = 9;
     file.close().unwrap();
-    for expected in
-        ["--target 'temperature[n+1,h,w]:standard' --loss mse --classes 1", "--loss cross-entropy"]
-    {
+    for expected in [
+        "--target 'temperature[n+1,h,w]:standard' --loss mse --classes 1 --batch 4",
+        "--loss cross-entropy --classes 3 --missing mask --batch 4",
+    ] {
         let said = run(1, &["inspect", &path]);
         let line = said.lines().find_map(|line| line.split_once("as a first try: dltrain ")).expect(&said).1;
         assert!(line.contains(expected), "{said}");
-        let command =
-            format!("'{}' {} --batch 2 --epochs 1 --quiet", job::DLTRAIN, line.replace("CLASSES", "3"));
+        let command = format!("'{}' {line} --epochs 1 --quiet", job::DLTRAIN);
         let command = format!("{command} --results '{}'", place.text(&format!("{}.h5", expected.len())));
         let done = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
         assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
         if expected.contains("mse") {
             let file = hdf5::File::append(&path).unwrap();
-            file.new_dataset_builder().with_data(&labels).create("front").unwrap();
+            let front = file.new_dataset_builder().with_data(&labels).create("front").unwrap();
+            front.new_attr::<u8>().create("_FillValue").unwrap().write_scalar(&9u8).unwrap();
             file.close().unwrap();
         }
     }

@@ -26,7 +26,9 @@ use super::picture::Picture;
 use super::{Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
-use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, Universe, ViewSamples, place_in};
+use crate::fields::{
+    ArrayBox, ArrayReader, ArrayStorage, Coordinate, FileArray, Universe, ViewSamples, place_in,
+};
 use crate::files::ChunkCache;
 use crate::graph::SampleShape;
 
@@ -163,12 +165,11 @@ impl FieldSet {
     }
 
     /// What the first input's file says of the axes of a sample beside channels: what each is called with how many
-    /// places it has, and where these are, where an array says it.
+    /// places it has, and where these are and in which unit, where an array says it.
     ///
     /// # Errors
     /// `Data`.
-    #[allow(clippy::type_complexity, reason = "two lists that belong to one question")]
-    pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<(String, Vec<f32>)>)> {
+    pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<Coordinate>)> {
         let file = &self.files[0];
         let (array, samples) = &file.arrays[0];
         let window = samples.window(0);
@@ -192,7 +193,7 @@ impl FieldSet {
                 let part = ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] };
                 let mut values = vec![0.0; window.len[axis]];
                 ArrayReader::default().read_box(&of_axis, &part, &mut values)?;
-                places.push((name.clone(), values));
+                places.push(Coordinate { name: name.clone(), places: values, unit: of_axis.unit.clone() });
             }
         }
         Ok((names, places))

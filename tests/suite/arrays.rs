@@ -396,9 +396,14 @@ fn predictions_have_the_axes_of_their_file() {
         .write_scalar(&unit)
         .unwrap();
     file.close().unwrap();
-    let input = ["--input", "temperature[n,h,w=1..4]", "--missing", "zero", "--loss", "mse"];
-    let net = ["predict", "--model", "mlp", "--classes", "2", "--data", &data, "--output", &output];
-    run(1, &[&net[..], &input].concat());
+    let weights = place.text("w.safetensors");
+    let net =
+        "--model mlp --classes 2 --input temperature[n,h,w=1..4] --missing zero --loss mse --quiet --data";
+    let net: Vec<&str> = net.split_whitespace().chain([&*data]).collect();
+    let target =
+        ["--target", "temperature[n,0,w=0..2]", "--batch", "2", "--epochs", "1", "--save-weights", &weights];
+    run(1, &[&net[..], &target].concat());
+    run(1, &[&["predict"], &net[..], &["--init-from", &weights, "--output", &output]].concat());
     let file = File::open(output).unwrap();
     let [lat, lon] = ["lat", "lon"].map(|name| file.dataset(name).unwrap());
     assert_eq!(

@@ -169,6 +169,7 @@ impl FieldSet {
     ///
     /// # Errors
     /// `Data`.
+    #[allow(clippy::type_complexity, reason = "two lists that belong to one question")]
     pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<Coordinate>)> {
         let file = &self.files[0];
         let (array, samples) = &file.arrays[0];

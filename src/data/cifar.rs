@@ -11,7 +11,7 @@ use super::about::InputSummary;
 use super::detect::Parts;
 use super::idx::label_bytes;
 use super::images::Images;
-use super::{Colours, Wanted};
+use super::{Colours, Dataset, Wanted};
 use crate::error::{Error, Result};
 use crate::files::{self, crc32};
 
@@ -104,9 +104,16 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
         return Ok(Parts::to_test(Arc::new(part(&[of.test], None)?), about, missing()));
     }
     let training = part(of.training, None)?;
-    let test = part(&[of.test], Some(training.colours))?;
-    let about = InputSummary::of("CIFAR's files", [&of.training.join(", "), of.test]);
-    Ok(Parts { training: Arc::new(training), test: Some(Arc::new(test)), about })
+    let test = present(of.test).then(|| part(&[of.test], Some(training.colours))).transpose()?;
+    let of_test = if test.is_some() { of.test.into() } else { format!("no {}", of.test) };
+    let mut about = InputSummary::of("CIFAR's files", [&of.training.join(", "), &of_test]);
+    about.only_training = test.is_none();
+    for other in FILES.iter().filter(|name| present(name) && **name != of.test && !of.training.contains(name))
+    {
+        about.left_out.add("files of the other CIFAR set", other);
+    }
+    let test = test.map(|test| Arc::new(test) as Arc<dyn Dataset>);
+    Ok(Parts { training: Arc::new(training), test, about })
 }
 
 fn read(path: &Path, variant: &Variant, pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {

@@ -45,7 +45,7 @@ pub fn check(
 }
 
 /// What is said of a class of the test images alone. The same letters may be other characters: a Mac writes é as two.
-pub fn unknown(class: &str) -> String {
+pub fn unknown(class: &str, known: &[String]) -> String {
     let escaped = |c: char| if c.is_ascii() { c.to_string() } else { c.escape_unicode().to_string() };
     let written: String = class.chars().map(escaped).collect();
     let alike = if written == class {
@@ -53,7 +53,9 @@ pub fn unknown(class: &str) -> String {
     } else {
         format!(", as its characters are {written}, and another name may look alike")
     };
-    format!("a class that the training set does not have{alike}")
+    let by_case = known.iter().find(|name| name.to_lowercase() == class.to_lowercase());
+    let by_case = by_case.map_or(String::new(), |name| format!("; it has {name}"));
+    format!("a class that the training set does not have{alike}{by_case}")
 }
 
 /// Checks the names of classes alone, for a set of this format.

@@ -46,6 +46,9 @@ pub fn open(directory: &Path, jpeg: Jpeg, meant: Meant) -> Result<Parts> {
         return Ok(Parts { training: Arc::new(training), test: None, about });
     };
     about.left_out.join(inner.loose.clone());
+    if meant == Meant::Unsaid {
+        inner.are_apart(directory, place)?;
+    }
     let test = inner.test(&mut about)?;
     for beside in inner.places.iter().filter(|beside| part(&DirectoryContent::name(beside)).is_none()) {
         about.left_out.add("directories beside the parts", &DirectoryContent::name(beside));
@@ -105,6 +108,8 @@ pub struct DirectoryContent {
     pub places: Vec<PathBuf>,
     /// What else lies there.
     loose: LeftOut,
+    /// Links that lead nowhere.
+    dangling: Vec<String>,
 }
 
 impl DirectoryContent {
@@ -114,16 +119,20 @@ impl DirectoryContent {
 
     /// What is among these entries of a directory.
     pub fn among(entries: &[PathBuf]) -> DirectoryContent {
-        let (mut places, mut loose) = (Vec::new(), LeftOut::default());
+        let (mut places, mut loose, mut dangling) = (Vec::new(), LeftOut::default(), Vec::new());
         for path in entries {
             match DirectoryContent::name(path) {
                 name if is_hidden(&name) => loose.add_file(&name),
                 _ if path.is_dir() => places.push(path.clone()),
+                name if !is_image(&name) && path.is_symlink() && !path.exists() => {
+                    loose.add("links that lead nowhere", &name);
+                    dangling.push(name);
+                }
                 name if is_image(&name) => loose.add("images outside of all classes", &name),
                 name => loose.add_file(&name),
             }
         }
-        DirectoryContent { places, loose }
+        DirectoryContent { places, loose, dangling }
     }
 
     /// What an entry of a directory is called.
@@ -142,6 +151,33 @@ impl DirectoryContent {
     /// The directory of training images: one that is called so and has the classes in it.
     pub fn training(&self) -> Option<&PathBuf> {
         self.parts(DataSplit::Training).into_iter().find(|path| has_directories(path))
+    }
+
+    /// Checks that no second directory is called as images to train on are, and that none to test on is the same one,
+    /// or a link that leads nowhere.
+    fn are_apart(&self, directory: &Path, training: &Path) -> Result<()> {
+        let wrong = |what: String| {
+            Err(Error::data(directory, format!("{what}; if it is meant so, say --data-format folder")))
+        };
+        let own = DirectoryContent::name(training);
+        let mut others = self.parts(DataSplit::Training).into_iter().filter(|place| *place != training);
+        if let Some(other) = others.find(|place| has_directories(place)) {
+            let other = DirectoryContent::name(other);
+            return wrong(format!(
+                "{own} and {other} are both called as images to train on are, and {own} alone would be read"
+            ));
+        }
+        let whole = |place: &Path| place.canonicalize().ok();
+        if let Some(same) =
+            self.parts(DataSplit::Test).into_iter().find(|place| whole(place) == whole(training))
+        {
+            let same = DirectoryContent::name(same);
+            return wrong(format!("{same} leads to {own}: images would be tested on that are trained on"));
+        }
+        match self.dangling.iter().find(|name| part(name).is_some()) {
+            Some(name) => wrong(format!("{name} is a link that leads nowhere, and would be left out")),
+            None => Ok(()),
+        }
     }
 
     /// The directory to test on, with what lies in it; says which others there are, and why not.
@@ -202,7 +238,7 @@ impl Folder {
         (jpeg, meant): (Jpeg, Meant),
         about: &mut InputSummary,
     ) -> Result<Folder> {
-        let DirectoryContent { places, loose } = inner;
+        let DirectoryContent { places, loose, .. } = inner;
         about.left_out.join(loose);
         let classes = names(&places)?;
         // What is not known must be empty.
@@ -213,7 +249,7 @@ impl Folder {
         if counts[all.len()] > 0 {
             let unknown = empty.find(|(_, class)| count(class).is_none());
             let (place, class) = unknown.map_or((directory, ""), |(place, class)| (place, class));
-            return Err(Error::data(place, doubts::unknown(class)));
+            return Err(Error::data(place, doubts::unknown(class, all)));
         }
         if known.is_some() {
             let empty: Vec<&str> = all.iter().filter(|of| count(of) == Some(0)).map(|c| &**c).collect();
@@ -274,10 +310,11 @@ impl Folder {
         for &index in &tried {
             let path = self.path(index);
             let mut start = [0; 26];
-            let mut file = files::open(&path).map_err(|error| Error::data(&path, error))?;
-            let count = file.read(&mut start).map_err(|error| Error::data(&path, error))?;
-            if !picture::is_known(&start[..count]) {
-                foreign.push(kind_of(&start[..count]));
+            let read = files::open(&path).and_then(|mut file| file.read(&mut start));
+            match read {
+                Ok(count) if picture::is_known(&start[..count]) => {}
+                Ok(count) => foreign.push(format!("neither JPEG nor PNG{}", kind_of(&start[..count]))),
+                Err(error) => foreign.push(error.to_string()),
             }
             // A PNG's header says so.
             let is_deep = start.starts_with(b"\x89PNG") && start[24] == 16;
@@ -286,7 +323,7 @@ impl Folder {
         // A single bad file is skipped later on.
         if !tried.is_empty() && foreign.len() == tried.len() {
             let what = format!(
-                "neither JPEG nor PNG{}, and so are all of the {} files that were looked at",
+                "{}, and none of the {} files that were looked at can be read",
                 foreign[0],
                 foreign.len()
             );

@@ -167,7 +167,7 @@ fn by_directory(
         match class(&entry, prefix).map(|class| label(&class).ok_or(class)) {
             Ok(Ok(label)) => tested.push((entry, label)),
             Ok(Err(class)) => {
-                return Err((entry.file, format!("{}: {}", entry.name, doubts::unknown(&class))));
+                return Err((entry.file, format!("{}: {}", entry.name, doubts::unknown(&class, &classes))));
             }
             Err(_) => about.left_out.add(UNLABELLED, &entry.name),
         }

@@ -78,6 +78,12 @@ impl TarMembers {
     pub fn add(&mut self, index: usize, file: &File) -> TarResult<()> {
         let first = self.images.len();
         let size = file.metadata().map_err(wrong)?.len();
+        let mut start = [0; 2];
+        if file.read_exact_at(&mut start, 0).is_ok() && start == [0x1f, 0x8b] {
+            return Err(
+                "is compressed by gzip, and tar files are read as they are; unpack it (gunzip)".into()
+            );
+        }
         self.numbers.push(HashMap::new());
         let mut links = Vec::new();
         let mut found = 0;

@@ -35,12 +35,11 @@ pub fn parts_within(name: &str) -> Vec<DataSplit> {
     parts
 }
 
-/// The part that a file's name says, where it says one.
-pub fn part_of_file(name: &str) -> Option<DataSplit> {
-    match parts_within(name)[..] {
-        [part] => Some(part),
-        _ => None,
-    }
+/// The part that a file's name says, where it says one, with the place of its word as `part` has it.
+pub fn part_of_file(name: &str) -> Option<(DataSplit, usize)> {
+    let mut words = name.split(|c: char| !c.is_ascii_alphabetic()).filter_map(part);
+    let first = words.next()?;
+    words.all(|(part, _)| part == first.0).then_some(first)
 }
 
 #[cfg(test)]
@@ -59,9 +58,9 @@ mod tests {
             assert_eq!(part(name), None, "{name}");
         }
         assert!(is_fold("fold1") && is_fold("Fold_02") && !is_fold("folder1") && !is_fold("fold"));
-        assert_eq!(part_of_file("imagenet1k-train-0001.tar"), Some(DataSplit::Training));
-        assert_eq!(part_of_file("ILSVRC2012_img_val.tar"), Some(DataSplit::Test));
-        assert_eq!(part_of_file("test0.tar"), Some(DataSplit::Test));
+        assert_eq!(part_of_file("imagenet1k-train-0001.tar"), Some((DataSplit::Training, 0)));
+        assert_eq!(part_of_file("ILSVRC2012_img_val.tar"), Some((DataSplit::Test, 0)));
+        assert_eq!(part_of_file("test0.tar"), Some((DataSplit::Test, 4)));
         assert_eq!(part_of_file("testament-1.tar"), None);
         assert_eq!(part_of_file("train-test.tar"), None);
     }

@@ -126,10 +126,21 @@ fn by_name(
         let inner = file.strip_prefix(path).ok().filter(|inner| *inner != Path::new(""))?;
         let mut names = inner.iter().map(|name| name.to_string_lossy());
         let name = names.next_back()?;
-        names.find_map(|name| part(&name)).map(|(part, _)| part).or_else(|| part_of_file(&name))
+        names.find_map(|name| part(&name)).or_else(|| part_of_file(&name))
     };
-    let mut parts: Vec<(PathBuf, Option<DataSplit>)> =
+    let parts: Vec<(PathBuf, Option<(DataSplit, usize)>)> =
         files.into_iter().map(|file| (file.clone(), said(&file))).collect();
+    let to_test = |part: &Option<(DataSplit, usize)>| part.filter(|(part, _)| *part == DataSplit::Test);
+    let tested: Option<(DataSplit, usize)> = parts.iter().filter_map(|(_, part)| to_test(part)).min();
+    let is_another =
+        |part: &Option<(DataSplit, usize)>| to_test(part).is_some_and(|part| Some(part) != tested);
+    for (file, _) in parts.iter().filter(|(_, part)| is_another(part)) {
+        let name = file.strip_prefix(path).unwrap_or(file).display().to_string();
+        about.left_out.add("tar files of parts besides the one to test on", &name);
+    }
+    let parts = parts.into_iter().filter(|(_, part)| !is_another(part));
+    let mut parts: Vec<(PathBuf, Option<DataSplit>)> =
+        parts.map(|(file, part)| (file, part.map(|(part, _)| part))).collect();
     if parts.iter().all(|(_, part)| *part == Some(DataSplit::Test)) {
         let what = format!(
             "tar files to test on alone, by their names; {} by itself is trained on",

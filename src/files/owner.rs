@@ -205,7 +205,12 @@ pub fn own(place: &Path, remedy: &str) -> Result<()> {
 
 /// The error for what another owns.
 pub fn owned(place: &Path, owner: &Owner, remedy: &str) -> Error {
-    Error::output(place, format!("another run is at work on it: {owner}; wait for its end, or {remedy}"))
+    let copied =
+        if place.is_dir() { " (where this is a copy of its directory, delete .owner in it)" } else { "" };
+    Error::output(
+        place,
+        format!("another run is at work on it: {owner}; wait for its end, or {remedy}{copied}"),
+    )
 }
 
 /// Owns a name if nobody, dead or alive, has a note for it; else returns false, and the caller tries another name.

@@ -345,15 +345,30 @@ impl Graph {
         Graph { probabilities: Some(probabilities), forward_nodes: self.forward_nodes + 1, ..self }
     }
 
-    /// What the network ends in where it gives no scores but shares of 1, which a loss of classes makes by itself.
+    /// What the network ends in where it gives no scores but shares of 1, which a loss of classes makes by itself. What
+    /// clips or scales them changes nothing of that.
     pub fn ends_in_shares(&self) -> Option<&'static str> {
+        let elements = |id: TensorId| self.tensor(id).spec.shape.elements();
+        // A file's numbers may all be weights.
+        let is_constant = |id: &&TensorId| match self.tensor(**id).role {
+            Role::Parameter => elements(**id) == 1,
+            role => role == Role::Constant,
+        };
         let mut last = self.logits;
         loop {
             let node = self.nodes.iter().find(|node| node.outputs.contains(&last))?;
             match node.op {
-                Op::Activation(Activation::Sigmoid) => return Some("a sigmoid"),
+                Op::Activation(Activation::Relu { max }) if max <= 1.0 => return Some("a hard sigmoid"),
+                Op::Activation(Activation::Sigmoid | Activation::HardSigmoid) => return Some("a sigmoid"),
                 Op::Softmax => return Some("a softmax"),
-                Op::Reshape | Op::Permute(_) => last = node.inputs[0],
+                Op::Reshape | Op::Permute(_) | Op::Activation(Activation::Relu { .. }) => {
+                    last = node.inputs[0]
+                }
+                // Scaled by a number.
+                Op::Expand { .. } if elements(node.inputs[0]) == elements(last) => last = node.inputs[0],
+                Op::Binary(_) if node.inputs.iter().any(|id| is_constant(&id)) => {
+                    last = *node.inputs.iter().find(|id| !is_constant(id))?;
+                }
                 _ => return None,
             }
         }

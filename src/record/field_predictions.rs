@@ -11,7 +11,7 @@ use super::check_new;
 use super::file::{describe, text, texts};
 use crate::error::{Error, Result};
 use crate::fields::{Coordinate, place_in};
-use crate::files::Unfinished;
+use crate::files::{self, Unfinished};
 
 /// Numbers that are in memory at a time when such a file is read, of outputs and of targets.
 const PIECE: usize = 1 << 20;
@@ -174,6 +174,7 @@ impl PredictedFields {
     /// # Errors
     /// `Data`: it has no targets, or other ones than outputs.
     pub fn open(path: &Path) -> Result<Option<PredictedFields>> {
+        files::check(path).map_err(|error| Error::data(path, error))?;
         let Ok(file) = File::open(path) else { return Ok(None) };
         let attribute = |of: &hdf5::Location, name: &str| {
             let text = of.attr(name).and_then(|text| text.read_scalar::<VarLenUnicode>());

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::Totals;
 use super::commit;
-use super::doubts::Weights;
+use super::doubts::{CHECKPOINT, Weights};
 use super::groups::Groups;
 use super::stages;
 use super::state::State;
@@ -119,7 +119,7 @@ impl Resumed {
     /// `Data` where that cannot be.
     pub fn said(&self) -> Result<Weights> {
         let about = ModelMetadata::read(&self.path, |name| self.contents.text(name).to_string())?;
-        Ok(Weights { whose: "the checkpoint", about })
+        Ok(Weights { whose: CHECKPOINT, about })
     }
 
     /// Bytes of the numbers that this rank has of it.
@@ -144,7 +144,13 @@ impl Resumed {
             let then = kept.get(name).map_or("unknown", String::as_str);
             (then != now).then(|| format!("{name} {then} there, {now} here"))
         };
-        let differences: Vec<String> = identity.iter().filter_map(|(name, now)| differ(name, now)).collect();
+        let none = |name: &str, now: &str| {
+            let is_none = |text: &str| matches!(text, "none");
+            name == TEST_IMAGES && (is_none(now) || kept.get(name).is_none_or(|then| is_none(then)))
+        };
+        // A best figure of other images would stand beside what is tested now; where there is none it does not.
+        let compared = identity.iter().filter(|(name, now)| !none(name, now));
+        let differences: Vec<String> = compared.filter_map(|(name, now)| differ(name, now)).collect();
         if !differences.is_empty() {
             return Err(Error::usage(format!(
                 "{}: is the checkpoint of another run: {}",
@@ -171,13 +177,16 @@ impl Resumed {
     }
 }
 
+/// What the images to test on are called in there. Older checkpoints do not have them.
+const TEST_IMAGES: &str = "test images";
+
 /// What a run's checkpoints must have in common, by the flags that say it.
 pub fn identity(
     config: &Config,
     model: &Model,
     classes: usize,
     image: &str,
-    images: &str,
+    [images, tested]: [&str; 2],
     states: &[&str],
 ) -> Vec<(String, String)> {
     let on = |given: bool| if given { "on" } else { "off" }.to_string();
@@ -187,6 +196,7 @@ pub fn identity(
         ("image shape", image.to_string()),
         ("--label-smoothing", config.network.label_smoothing.to_string()),
         ("training images", images.to_string()),
+        (TEST_IMAGES, tested.to_string()),
         ("--seed", config.seed.to_string()),
         ("--optimizer", config.optimizer.rule.name().replace('-', "")),
         ("optimizer states", states.join(", ")),

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::model::Preprocessing;
 use crate::record::ModelMetadata;
 
+/// What the checkpoint is called whose run goes on.
+pub const CHECKPOINT: &str = "the checkpoint";
+
 /// What is said by the weights that a run begins with.
 pub struct Weights {
     /// "the weights of --init-from".
@@ -136,6 +139,10 @@ fn names(sets: &Sets, path: &Path, config: &Config, weights: &Weights) -> Result
     let is_meant = config.input.format.is_some() || config.network.reset_head || config.predict.is_some();
     if alike || is_meant {
         return Ok(());
+    }
+    if config.session.resume.is_some() && !config.evaluate && weights.whose == CHECKPOINT {
+        let what = format!("{}, and {} is of {}", listed_classes(own), weights.whose, listed_classes(theirs));
+        return Err(Error::data(path, format!("{what}: a run goes on with the data that it began with")));
     }
     let anew = if config.evaluate { "" } else { ", or --reset-head to learn them anew" };
     // Of a folder an empty directory gives a class its number.

@@ -292,7 +292,13 @@ impl Network {
                         "its first output is not the scores of classes (N, K): it gives {of_sample} of a sample"
                     )
                 }
-                false => "what it is given is no batch of images (N, C, H, W)".into(),
+                false => {
+                    let inputs = self.model.file().map_or(1, |file| file.inputs().len());
+                    match inputs {
+                        1 => "what it is given is no batch of images (N, C, H, W)".into(),
+                        count => format!("it has {count} inputs, and images are one"),
+                    }
+                }
             };
             return Err(Error::usage(format!(
                 "{}: {what}. To train it from arrays say which (--input VIEW --target VIEW --loss NAME; \

@@ -349,7 +349,7 @@ impl Plans {
         &self,
         config: &Config,
         model: &Model,
-        images: &str,
+        images: [&str; 2],
         rule: &Rule,
     ) -> Vec<(String, String)> {
         let graph = &self.training.graph;

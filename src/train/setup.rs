@@ -195,6 +195,8 @@ struct OpenedRun<'a> {
     test: Option<TestLoader>,
     /// How many there are to train and to test on.
     samples: [usize; 2],
+    /// The checksum of those to test on, or "none".
+    tested: String,
     /// Which images there are, in words.
     images: String,
     about: record::ModelMetadata,
@@ -227,6 +229,8 @@ impl<'a> OpenedRun<'a> {
         let fields = fields.map_or_else(Vec::new, |fields| fields.scales().to_vec());
         let about = record::ModelMetadata { class_names, preprocessing, fields };
         let given = sets.clone();
+        let tested = sets.as_ref().and_then(|sets| sets.test.as_ref());
+        let tested = tested.map_or_else(|| "none".into(), Samples::fingerprint);
         let reading = sets.as_ref().and_then(|sets| sets.seconds);
         let samples = sets
             .as_ref()
@@ -247,6 +251,7 @@ impl<'a> OpenedRun<'a> {
             source,
             test,
             samples,
+            tested,
             images,
             about,
             reading,
@@ -352,7 +357,8 @@ impl<'a> PlannedRun<'a> {
         let expected = script.last().map_or(f64::NAN, |end| end.times[1]);
         tell(opened.started, "step rehearsed");
         let rule = &config.optimizer.rule;
-        let identity = plans.identity(config, &network.model, source.parts().0.fingerprint(), rule);
+        let images = [source.parts().0.fingerprint(), opened.tested.as_str()];
+        let identity = plans.identity(config, &network.model, images, rule);
         if let Some(resumed) = &kept.resumed {
             world.agree(resumed.check(world, config, &identity))?;
         }

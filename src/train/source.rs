@@ -11,7 +11,7 @@ use super::network::Network;
 use crate::comm::World;
 use crate::config::{Config, Input, JpegDecoder};
 use crate::data::{self, Batch, Jpeg, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Rows;
 use crate::record;
 
@@ -146,6 +146,13 @@ fn pictures(
     path: &Path,
     weights: Option<Weights>,
 ) -> Result<Sets> {
+    let channels = network.image.rows()[0];
+    if !matches!(channels, 1 | 3) {
+        let what =
+            "images have 1 (grey) or 3 (colours). Of arrays --input VIEW says what is read (docs/fields.md)";
+        let what = format!("{} reads {channels} channels, and {what}", network.model.name());
+        return world.agree(Err(Error::usage(what)));
+    }
     let jpeg_decoder = jpeg_decoder(world, config)?;
     let input = &Input { jpeg_decoder, ..config.input.clone() };
     let wanted = Wanted { sample: network.image.rows(), classes: network.classes, seed: config.seed, input };

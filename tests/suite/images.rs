@@ -98,7 +98,7 @@ fn what_is_wrong_with_a_folder_is_said_at_the_start() {
     put(root.path(), "train/ant/notes.txt", b"");
     refused(root.path(), &["train/ant: a class without images"]);
     put(root.path(), "train/ant/1.jpg", b"GIF89a");
-    refused(root.path(), &["train/ant/1.jpg: neither JPEG nor PNG", "all of the 1"]);
+    refused(root.path(), &["train/ant/1.jpg: neither JPEG nor PNG", "none of the 1 files"]);
     put(root.path(), "train/ant/1.jpg", &jpeg(&picture(0, 0, [8, 8])));
     open(root.path(), &Input::default()).unwrap();
     put(root.path(), "val/dog/1.jpg", &jpeg(&picture(0, 0, [8, 8])));
@@ -160,13 +160,17 @@ fn what_is_no_regular_file_is_not_opened() {
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         path
     };
-    // In the middle of a class it is an image that cannot be read, at its start it is found at once.
-    pipe("train/bee/nested/001.JPEG");
+    // Among others it is an image that cannot be read, wherever it stands; where all are it is found at once.
+    ["000", "001"].into_iter().for_each(|name| drop(pipe(&format!("train/bee/nested/{name}.JPEG"))));
     let sets = open(root.path(), &Input::default()).unwrap();
     let error = sets.training.set().read(4, &mut Picture::default()).unwrap_err();
     assert!(error.message.ends_with("001.JPEG: a pipe, not a regular file"), "{error}");
-    pipe("train/bee/nested/000.JPEG");
-    refused(root.path(), &["bee/nested/000.JPEG: a pipe, not a regular file"]);
+    let alone = TempDir::new().unwrap();
+    for class in ["ant", "bee"] {
+        fs::create_dir(alone.path().join(class)).unwrap();
+        fs::rename(pipe("train/bee/nested/000.JPEG"), alone.path().join(class).join("0.jpg")).unwrap();
+    }
+    refused(alone.path(), &["ant/0.jpg: a pipe, not a regular file, and none of the 2 files"]);
     for name in ["all.h5", "more/all.tar", "idx/train-images-idx3-ubyte", "cifar/data_batch_1.bin"] {
         fs::create_dir_all(root.path().join(name).parent().unwrap()).unwrap();
         let path = pipe(name);

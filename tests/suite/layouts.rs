@@ -163,6 +163,16 @@ fn files_to_test_on_are_enough_to_test_on() {
         says(&sets, &[&format!("{count} images to test on, all that are there ({file}); 10 classes")]);
         refused_by(data::open(path, &wanted), &[missing]);
     }
+    // Nor do those to train on need others; those of another set are counted.
+    for number in 1..6 {
+        fs::write(cifar.path().join(format!("data_batch_{number}.bin")), record(number)).unwrap();
+    }
+    fs::remove_file(cifar.path().join("test_batch.bin")).unwrap();
+    fs::write(cifar.path().join("train.bin"), b"").unwrap();
+    let wanted = Wanted { sample: [3, 32, 32], classes: 10, seed: 1, input: &input };
+    let sets = data::open(cifar.path(), &wanted).unwrap();
+    assert_eq!(counts(&sets).0, [5, 0]);
+    says(&sets, &["none to test on (no test_batch.bin)", "files of the other CIFAR set: 1 (train.bin)"]);
 }
 
 #[test]
@@ -320,6 +330,65 @@ fn weights_of_other_classes_than_the_data_are_refused() {
         job::run(1, &[&["evaluate"][..], &flags, &of, &more].concat());
     }
     job::run(1, &[&flags[..], &of, &[&theirs, "--epochs", "1", "--reset-head"]].concat());
+}
+
+/// One rule for directories and tar files: one part to train on, and the first of those to test on.
+#[test]
+fn of_parts_of_one_kind_one_counts_and_the_others_are_said() {
+    let root = TempDir::new().unwrap();
+    for (name, count) in [("train", 3), ("val", 2), ("test", 1)] {
+        let images: Vec<(String, Vec<u8>)> =
+            (0..2 * count).map(|i| (format!("{}/{i}.jpg", ["cat", "dog"][i % 2]), image(i % 2, i))).collect();
+        let images: Vec<(&str, &[u8])> = images.iter().map(|(name, bytes)| (&**name, &bytes[..])).collect();
+        put(root.path(), &format!("names/{name}-000.tar"), &tar_of(&images));
+        put(root.path(), &format!("places/{name}/000.tar"), &tar_of(&images));
+    }
+    for (place, left_out) in [("names", "test-000.tar"), ("places", "test/000.tar")] {
+        let sets = open(&root.path().join(place));
+        assert_eq!(counts(&sets), ([6, 4], vec!["cat", "dog"]));
+        says(&sets, &[&format!("tar files of parts besides the one to test on: 1 ({left_out})")]);
+    }
+    put(root.path(), "zipped.tar", b"\x1f\x8b\x08");
+    refused(&root.path().join("zipped.tar"), &["is compressed by gzip"]);
+    // Which of two is trained on nobody knows; nor whether what a link leads to is meant.
+    let images = [("train2014/cat", 2), ("train2014/dog", 2), ("train2017/cat", 2), ("train2017/dog", 2)];
+    let years = tree(&images);
+    refused(years.path(), &["train2014 and train2017 are both called", "say --data-format folder"]);
+    assert_eq!(open_as(years.path(), Some(DataFormat::Folder)).unwrap().training.len(), 4);
+    fs::remove_dir_all(years.path().join("train2017")).unwrap();
+    for (to, what) in
+        [("nowhere", "val is a link that leads nowhere"), ("train2014", "val leads to train2014")]
+    {
+        std::os::unix::fs::symlink(to, years.path().join("val")).unwrap();
+        refused(years.path(), &[what, "say --data-format folder"]);
+        fs::remove_file(years.path().join("val")).unwrap();
+    }
+    fs::create_dir_all(years.path().join("val/Cat")).unwrap();
+    put(years.path(), "val/Cat/0.jpg", &image(0, 0));
+    refused(years.path(), &["a class that the training set does not have; it has cat"]);
+}
+
+/// The best figure of other images would stand beside what is tested from then on.
+#[test]
+fn a_run_goes_on_with_the_images_that_it_tested_on() {
+    let root = tree(&[("train/cat", 4), ("train/dog", 4), ("val/cat", 2), ("val/dog", 2)]);
+    let at = |name: &str| root.path().join(name).display().to_string();
+    let [data, kept] = ["", "kept"].map(at);
+    let flags = ["--model", "cifar_net", "--batch", "2", "--classes", "2", "--threads", "1", "--data", &data];
+    let on = |epochs: &'static str, name: &str| {
+        let results = at(&format!("{name}.h5"));
+        let more = ["--epochs", epochs, "--checkpoint", &kept, "--resume", "auto", "--results", &results];
+        [&flags[..], &more].concat().into_iter().map(String::from).collect::<Vec<_>>()
+    };
+    let words = |flags: &[String]| flags.iter().map(String::as_str).map(String::from).collect::<Vec<_>>();
+    let run = |flags: Vec<String>| job::run(1, &words(&flags).iter().map(String::as_str).collect::<Vec<_>>());
+    run(on("1", "a"));
+    put(root.path(), "val/cat/9.jpg", &image(0, 9));
+    let flags = on("2", "b");
+    let said = job::refused(&[(1, &flags.iter().map(String::as_str).collect::<Vec<_>>())]);
+    assert!(said.contains("is the checkpoint of another run: test images"), "{said}");
+    fs::remove_dir_all(root.path().join("val")).unwrap();
+    run(on("2", "c"));
 }
 
 #[test]

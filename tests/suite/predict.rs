@@ -284,9 +284,10 @@ fn what_the_weights_say_of_images_goes_on() {
         ),
     ];
     // They are to test on.
-    fs::create_dir(place.path("both")).unwrap();
-    for part in ["train", "val"] {
-        std::os::unix::fs::symlink(&data, place.path("both").join(part)).unwrap();
+    fs::create_dir_all(place.path("both/val")).unwrap();
+    std::os::unix::fs::symlink(&data, place.path("both/train")).unwrap();
+    for class in fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path()) {
+        std::os::unix::fs::symlink(&class, place.path("both/val").join(class.file_name().unwrap())).unwrap();
     }
     let both = place.text("both");
     each(cases, |(mut flags, what)| {

@@ -15,10 +15,14 @@ use prost::Message;
 enum Said<'a> {
     One(&'a str, i64),
     All(&'a str, &'a [i64]),
+    Real(&'a str, f32),
 }
 
 fn saying(node: NodeProto, attributes: &[Said]) -> NodeProto {
     let attribute = |said: &Said| match *said {
+        Said::Real(name, f) => {
+            AttributeProto { name: name.into(), f, kind: kind::FLOAT, ..Default::default() }
+        }
         Said::One(name, i) => AttributeProto { name: name.into(), i, kind: kind::INT, ..Default::default() },
         Said::All(name, ints) => {
             AttributeProto { name: name.into(), ints: ints.into(), kind: kind::INTS, ..Default::default() }
@@ -239,6 +243,30 @@ fn what_ends_in_a_sigmoid_is_told_apart_and_not_trained() {
     std::fs::write(&net, file.encode_to_vec()).unwrap();
     let said = refused(&[(2, &["--model", &net, "--data", DIGITS])]);
     assert!(said.contains("net: ends in a sigmoid, and the loss takes a softmax"), "{said}");
+    // However that is called, clipped and scaled.
+    let other = place.path().join("other.onnx").display().to_string();
+    for (op, by) in [("HardSigmoid", "Mul"), ("Softmax", "Add")] {
+        let file = changed(|graph| {
+            graph.initializer =
+                vec![weight("fc.weight", &[4, 10]), weight("fc.bias", &[10]), weight("half", &[1])];
+            let shares = match op {
+                "HardSigmoid" => saying(node("s", op, &["y"], "z"), &[Said::Real("alpha", 1.0 / 6.0)]),
+                _ => node("s", op, &["y"], "z"),
+            };
+            graph.node.extend([shares, node("by", by, &["z", "half"], "scaled")]);
+            graph.output = vec![value("scaled", &[0, 10])];
+        });
+        std::fs::write(&other, file.encode_to_vec()).unwrap();
+        let said = refused(&[(1, &["--model", &other, "--data", DIGITS])]);
+        assert!(said.contains("other: ends in a ") && said.contains("squeezed twice"), "{op}: {said}");
+    }
+    let file = changed(|graph| {
+        graph.input = vec![value("x", &[0, 4, 1, 1])];
+        graph.output = vec![value("y", &[0, 3])];
+    });
+    std::fs::write(&other, file.encode_to_vec()).unwrap();
+    let said = refused(&[(1, &["--model", &other, "--data", DIGITS])]);
+    assert!(said.contains("reads 4 channels, and images have 1 (grey) or 3 (colours)"), "{said}");
     let said = run(1, &["evaluate", "--model", &net, "--data", DIGITS]);
     assert!(said.contains("ends in a sigmoid: the loss is that of the shares it gives"), "{said}");
     run(1, &["predict", "--model", &net, DIGITS, "--top", "10", "-o", &shares]);

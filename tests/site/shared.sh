@@ -32,7 +32,7 @@ fail() {
 }
 # Of two commands that began together on two hosts one alone succeeds; the other says why.
 one_alone() { # flag, file, command
-    local what=$1 says="$2.*(n[01]|already|another run made it)" codes=(0 0) host
+    local what=$1 says="$2.*(n[01]|already|another run)" codes=(0 0) host
     shift 2
     for host in 0 1; do (on $host "$@" >"$work/said$host" 2>&1) & pids[host]=$!; done
     for host in 0 1; do wait "${pids[host]}" || codes[host]=$?; done

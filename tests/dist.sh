@@ -3,8 +3,8 @@
 # takes some minutes; nothing but what lies in the tarball and on this machine is used.
 #
 # Usage: tests/dist.sh MPI    (make test-dist)
-#   FAST=1    in seconds (make test): cargo finds all crates in the tarball, and what builds there is this tree, of which
-#             PROFILE is built already
+#   FAST=1    in seconds (make test): cargo finds all crates in the tarball, and what builds there is this tree, of
+#             which PROFILE is built already
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

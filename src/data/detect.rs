@@ -142,8 +142,8 @@ fn too_many(empty: &[usize], classes: usize, of_model: usize) -> String {
 }
 
 /// Opens images to be told apart: those that a data set has to test with, or all of one that has none of these; or an
-/// image file, or a directory of image files, which have no classes. Their classes need not be the model's. `known`: what
-/// the weights call the classes, where they do.
+/// image file, or a directory of image files, which have no classes. Their classes need not be the model's. `known`:
+/// what the weights call the classes, where they do.
 ///
 /// # Errors
 /// As for `open`.

@@ -8,7 +8,7 @@ use super::fold;
 use super::layers;
 use super::node::OnnxNode;
 use super::notes::{self, Noted};
-use super::schema::NodeProto;
+use super::order::{head, needed, node, readers, tables};
 use super::tensor::Reason;
 use super::{OnnxFile, Weight};
 use crate::error::{Error, ErrorKind, Result};
@@ -143,8 +143,6 @@ pub struct Import<'a> {
     operands: HashMap<String, TensorId>,
     /// Parameters that an op reads as they are, by their names.
     layers: HashMap<String, TensorId>,
-    /// Means over the batch that the file computes, each sample's part of them.
-    pub means: Vec<TensorId>,
     /// What each softplus is of.
     pub softplus_of: HashMap<TensorId, TensorId>,
     /// How many numbers may still be computed in advance.
@@ -153,10 +151,10 @@ pub struct Import<'a> {
     readers: HashMap<&'a str, Vec<usize>>,
     /// The layer that gives the scores, and the classes that it is to have in place of its own.
     head: Option<(usize, usize)>,
-    weights: Vec<Weight>,
+    pub weights: Vec<Weight>,
     /// Names that are taken.
     names: HashSet<String>,
-    noted: Noted,
+    pub noted: Noted,
 }
 
 /// Describes the file's network to a builder. `classes` are those of its last layer, where they are not the file's.
@@ -216,7 +214,6 @@ pub fn as_described(
         made: Vec::new(),
         operands: HashMap::new(),
         layers: HashMap::new(),
-        means: Vec::new(),
         softplus_of: HashMap::new(),
         weights: Vec::new(),
         names: HashSet::new(),
@@ -242,19 +239,9 @@ pub fn as_described(
     if import.weights.is_empty() {
         return Err(wrong("has nothing to learn: no layer with weights leads to its output".into()));
     }
-    import.penalties().map_err(wrong)?;
     let nodes: Vec<OnnxNode> = needed.iter().map(|&index| node(file, index)).collect();
-    let notes = notes::notes(file, &nodes, &import.noted);
+    let notes = notes::notes(&import, &nodes).map_err(wrong)?;
     Ok(Imported { logits, weights: import.weights, notes })
-}
-
-/// The nodes that read a name, of these.
-fn readers<'a>(file: &'a OnnxFile, needed: &[usize]) -> HashMap<&'a str, Vec<usize>> {
-    let mut readers: HashMap<&str, Vec<usize>> = HashMap::new();
-    for node in needed.iter().map(|&index| node(file, index)) {
-        node.inputs().iter().for_each(|name| readers.entry(name).or_default().push(node.index));
-    }
-    readers
 }
 
 /// What the file's inputs are of the samples, which have the numbers of several one behind the other.
@@ -286,93 +273,6 @@ fn with_axes(net: &mut Builder, images: TensorId, axes: usize) -> Result<TensorI
     };
     let shape = if axes == 2 { dims([batch, channels]) } else { dims([batch, channels, width]) };
     net.reshape("samples", images, shape)
-}
-
-fn node(file: &OnnxFile, index: usize) -> OnnxNode<'_> {
-    OnnxNode::new(&file.graph.node[index], index)
-}
-
-/// The nodes that an output needs, in the order of the file, which must be one in which they can run.
-fn needed(file: &OnnxFile, output: &str) -> std::result::Result<Vec<usize>, String> {
-    let mut producer: HashMap<&str, usize> = HashMap::new();
-    for (index, node) in file.graph.node.iter().enumerate() {
-        for name in node.output.iter().filter(|name| !name.is_empty()) {
-            let is_tensor = file.tensor_of.contains_key(name) && node.op_type != "Constant";
-            if producer.insert(name, index).is_some() || is_tensor || file.is_input(name) {
-                return Err(format!("{name} is given twice, by node {index} too"));
-            }
-        }
-    }
-    let mut is_needed = vec![false; file.graph.node.len()];
-    let mut wanted = vec![(output, file.graph.node.len())];
-    while let Some((name, reader)) = wanted.pop() {
-        match producer.get(name) {
-            _ if name.is_empty() || file.is_input(name) || file.tensor_of.contains_key(name) => {}
-            None if reader == file.graph.node.len() => {
-                return Err(format!("its output {name} is given by no node"));
-            }
-            None => return Err(format!("{} reads {name}, which nothing gives", node(file, reader).name())),
-            Some(&index) if index >= reader => {
-                return Err(format!(
-                    "{} reads {name}, which only comes behind it: nodes read each other in a circle, or are in no \
-                     order in which they can run",
-                    node(file, reader).name()
-                ));
-            }
-            Some(&index) if !is_needed[index] => {
-                is_needed[index] = true;
-                wanted.extend(reads(&file.graph.node[index]).map(|name| (name, index)));
-            }
-            Some(_) => {}
-        }
-    }
-    Ok((0..is_needed.len()).filter(|&index| is_needed[index]).collect())
-}
-
-/// What a node reads; one with graphs also what these read of what is around them.
-pub fn reads(node: &NodeProto) -> impl Iterator<Item = &str> {
-    let graphs = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
-    let inner = graphs.flat_map(|graph| {
-        let given: HashSet<&str> =
-            graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
-        let own = graph.output.iter().map(|output| &*output.name);
-        let all: Vec<&str> = graph.node.iter().flat_map(reads).chain(own).collect();
-        all.into_iter().filter(move |name| !given.contains(name))
-    });
-    let inner: Box<dyn Iterator<Item = &str>> = Box::new(inner);
-    node.input.iter().map(String::as_str).chain(inner)
-}
-
-/// Tensors of the file of which only numbers that are known in advance are computed, such as the frequencies of the
-/// sines of places: these are not learned.
-fn tables<'a>(file: &'a OnnxFile, needed: &[usize]) -> Vec<(&'a str, usize)> {
-    let mut all_readers: HashMap<&str, bool> = HashMap::new();
-    for node in needed.iter().rev().map(|&index| node(file, index)) {
-        let leads = || node.outputs().iter().all(|name| all_readers.get(&**name) == Some(&true));
-        let in_advance = fold::is_folded(node.op()) && (matches!(layers::handler(node), Ok(None)) || leads());
-        for name in reads(&file.graph.node[node.index]) {
-            *all_readers.entry(name).or_insert(true) &= in_advance;
-        }
-    }
-    let is_table =
-        |&(name, index): &(&str, usize)| all_readers.get(name) == Some(&true) && file.may_be_learned(index);
-    file.tensor_of.iter().map(|(name, &index)| (&**name, index)).filter(is_table).collect()
-}
-
-/// The layer whose outputs are the scores: the last with weights on the way to them.
-fn head(file: &OnnxFile, needed: &[usize], output: &str) -> Option<usize> {
-    let mut name = output;
-    for &index in needed.iter().rev() {
-        let node = node(file, index);
-        if !node.outputs().iter().any(|given| given == name) {
-            continue;
-        }
-        if matches!(node.op(), "Gemm" | "MatMul" | "Conv") {
-            return Some(index);
-        }
-        name = node.inputs().iter().find(|input| !file.tensor_of.contains_key(*input))?;
-    }
-    None
 }
 
 impl<'a> Import<'a> {
@@ -467,20 +367,6 @@ impl<'a> Import<'a> {
         let given: Vec<Value> = graph.output.iter().map(|output| self.named(&output.name)).collect();
         given.iter().enumerate().skip(1).for_each(|(place, value)| self.give(node, place, value.clone()));
         given.into_iter().next().ok_or_else(|| "gives nothing".into())
-    }
-
-    /// Refuses a loss with a penalty of what no layer has: its weight is no longer there.
-    fn penalties(&self) -> std::result::Result<(), String> {
-        let behind = self.means.iter().flat_map(|&mean| self.net.names_behind(mean)).collect::<HashSet<_>>();
-        let alone = self.weights.iter().find(|weight| !behind.contains(&*weight.name));
-        match alone.filter(|_| self.file.is_loss) {
-            Some(weight) => Err(format!(
-                "its loss has a penalty of {}, which no layer has: an exporter has computed it of a weight in advance; \
-                 export with do_constant_folding=False (with dynamo=True: optimize=False)",
-                weight.name
-            )),
-            None => Ok(()),
-        }
     }
 
     /// What a name stands for. One that is left out is an empty constant.

@@ -1,7 +1,8 @@
 //! Networks from ONNX files: `OnnxFile` is one, opened and found to be trainable; `import` describes its nodes to a
 //! builder, for a batch and an image; `layers` says what each op becomes; `open_batch` describes it for several images,
-//! where their number is open; `notes` is what a user should know; `fold` computes what exporters write to compute
-//! shapes and masks, of `constant`s. `export` writes a network as such a file. docs/onnx.md has the table of ops.
+//! where their number is open; `order` says which nodes are needed; `notes` is what a user should know; `fold` computes
+//! what exporters write to compute shapes and masks, of `constant`s. `export` writes a network as such a file.
+//! docs/onnx.md has the table of ops.
 
 mod constant;
 pub mod export;
@@ -11,6 +12,7 @@ mod layers;
 mod node;
 mod notes;
 mod open_batch;
+mod order;
 pub mod schema;
 mod tensor;
 
@@ -354,7 +356,7 @@ fn read_for(graph: &GraphProto) -> HashSet<&str> {
     let mut read: HashSet<&str> = graph.output.iter().take(1).map(|output| &*output.name).collect();
     for node in graph.node.iter().rev() {
         if node.output.iter().any(|name| read.contains(&**name)) {
-            read.extend(import::reads(node));
+            read.extend(order::reads(node));
         }
     }
     read

@@ -1,7 +1,10 @@
 //! What a user should know of a file that can be trained.
 
-use super::OnnxFile;
+use std::collections::HashSet;
+
+use super::import::Import;
 use super::node::OnnxNode;
+use crate::graph::TensorId;
 
 /// What is to be told of the nodes that were walked over.
 #[derive(Default)]
@@ -10,12 +13,26 @@ pub struct Noted {
     pub shared: Vec<String>,
     /// Nodes that compute along the axis of the images, of which the file has one.
     pub alone: Vec<String>,
+    /// Means over the batch, each sample's part of them.
+    pub means: Vec<TensorId>,
 }
 
 /// What a user should know of the file, and what whoever trains it should: what its export may have left out, and what
 /// became of it.
-pub fn notes(file: &OnnxFile, nodes: &[OnnxNode], noted: &Noted) -> [Vec<String>; 2] {
-    let Noted { shared, alone } = noted;
+///
+/// # Errors
+/// A loss with a penalty of what no layer has: its weight is no longer there.
+pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], String> {
+    let (file, Noted { shared, alone, means }) = (import.file, &import.noted);
+    let behind = means.iter().flat_map(|&mean| import.net.names_behind(mean)).collect::<HashSet<_>>();
+    let penalty = import.weights.iter().find(|weight| !behind.contains(&*weight.name));
+    if let Some(weight) = penalty.filter(|_| file.is_loss) {
+        return Err(format!(
+            "its loss has a penalty of {}, which no layer has: an exporter has computed it of a weight in advance; \
+             export with do_constant_folding=False (with dynamo=True: optimize=False)",
+            weight.name
+        ));
+    }
     let [mut notes, mut of_training] = [Vec::new(), Vec::new()];
     let trains = |node: &OnnxNode| node.op() == "BatchNormalization" && node.int("training_mode") == Some(1);
     let draws = |node: &OnnxNode| ["Dropout", "Bernoulli", "RandomUniformLike"].contains(&node.op());
@@ -48,5 +65,5 @@ pub fn notes(file: &OnnxFile, nodes: &[OnnxNode], noted: &Noted) -> [Vec<String>
             alone.join(", ")
         ));
     }
-    [notes, of_training]
+    Ok([notes, of_training])
 }

@@ -76,6 +76,6 @@ fn mean<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Re
     let (layer, each) = (import.layer(&node.layer()), shape.elements() / batch);
     let x = import.net.reshape(&format!("{layer}.samples"), x, dims([batch, each]))?;
     let part = import.net.sum(&layer, x, &[1], 1.0 / each as f32)?;
-    import.means.push(part);
+    import.noted.means.push(part);
     Ok(Some(Value::MeanOf(part)))
 }

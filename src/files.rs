@@ -247,9 +247,13 @@ pub fn name(temporary: &Path, path: &Path) -> io::Result<()> {
         // The answer may be lost of a server that did it: how many names the file has tells (open(2), O_EXCL).
         Err(_) if fs::metadata(temporary).is_ok_and(|one| one.nlink() == 2) => Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(error),
-        // A file system may know no second name of a file.
-        Err(_) if path.symlink_metadata().is_ok() => Err(ErrorKind::AlreadyExists.into()),
-        Err(_) => fs::rename(temporary, path),
+        // A file system may know no second name of a file. There the name is made first, which one alone can do.
+        Err(_) => File::create_new(path).and_then(|_| {
+            fs::rename(temporary, path).inspect_err(|_| {
+                // What it stands for is not there; the error says why.
+                let _ = fs::remove_file(path);
+            })
+        }),
         Ok(()) => Ok(()),
     };
     let named = owner::check_own(path).and_then(|()| linked());

@@ -35,8 +35,8 @@ buildah build --layers --isolation chroot --network host "${given[@]}" --build-a
 bytes=$(podman image inspect --format '{{.Size}}' localhost/dltrain)
 packed=$(podman save localhost/dltrain | gzip -1 | wc -c)
 say "$(buildah --version | cut -d' ' -f1-3): the image: $((bytes / 1000000)) MB, $((packed / 1000000)) MB as it travels"
-# A program that is not optimised has 20 MB more.
-[ $((bytes / 1000000)) -lt $((${SITE_OPT_LEVEL:-3} == 0 ? 170 : 150)) ] || { say "it is to be under 150 MB"; exit 1; }
+# A program that is not optimised has 24 MB more.
+[ $((bytes / 1000000)) -lt $((${SITE_OPT_LEVEL:-3} == 0 ? 174 : 150)) ] || { say "it is to be under 150 MB"; exit 1; }
 
 # Limits that a machine sets on root, too. crun wants one version of control groups, runc takes both.
 podman=(podman --runtime "$(PATH=$PATH:/usr/sbin command -v runc)" --cgroup-manager cgroupfs run --rm --network host

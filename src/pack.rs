@@ -104,23 +104,22 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     world.check_same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&PackFile> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
     let progress = ProgressLine::start(place, mine.iter().map(|job| job.images.len() as u64).sum());
-    let written = mine.iter().map(|job| write(job, args, pool, &progress)).collect::<Result<Vec<usize>>>();
+    let written =
+        mine.iter().map(|job| write(job, args, pool, &progress)).collect::<Result<Vec<PackOutcome>>>();
     progress.end();
-    let mut left_out = [world.agree(written)?.iter().sum::<usize>() as f64];
-    world.sum_f64(&mut left_out)?;
+    let written = world.agree(written)?;
+    let found = written.iter().filter(|file| file.was_there).count();
+    let mut sums = [written.iter().map(|file| file.left_out).sum::<usize>() as f64, found as f64];
+    world.sum_f64(&mut sums)?;
+    let [left_out, found] = sums;
     let images: usize = jobs.iter().map(|job| job.images.len()).sum();
     let files = jobs.len();
-    let text = format!(
-        "{} images in {files} file{}",
-        images as f64 - left_out[0],
-        if files == 1 { "" } else { "s" }
-    );
-    let skipped = if left_out[0] > 0.0 {
-        format!(", {} left out that cannot be read", left_out[0])
-    } else {
-        String::new()
-    };
-    record::say(place, &format!("{text}{skipped}: {}", jobs[0].path.display()));
+    let text =
+        format!("{} images in {files} file{}", images as f64 - left_out, if files == 1 { "" } else { "s" });
+    let skipped =
+        if left_out > 0.0 { format!(", {left_out} left out that cannot be read") } else { String::new() };
+    let there = if found > 0.0 { format!(" ({found} of them there already, whole)") } else { String::new() };
+    record::say(place, &format!("{text}{there}{skipped}: {}", jobs[0].path.display()));
     Ok(())
 }
 
@@ -209,8 +208,16 @@ fn encoded_size(set: &dyn Dataset) -> Result<usize> {
     Ok(sizes.iter().sum::<usize>() / sizes.len().max(1) + 1)
 }
 
-/// Writes one file, or finds it whole; returns how many images were left out.
-fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &ProgressLine) -> Result<usize> {
+/// What became of a file.
+struct PackOutcome {
+    /// Images that are not in it, since they cannot be read.
+    left_out: usize,
+    /// Whether another run had written it.
+    was_there: bool,
+}
+
+/// Writes one file, or finds it whole.
+fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &ProgressLine) -> Result<PackOutcome> {
     let cannot = |what: String| Error::output(&job.path, what);
     if job.path.exists() {
         let file = files::open(&job.path).map_err(|error| cannot(error.to_string()))?;
@@ -221,9 +228,11 @@ fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &ProgressLine
             return Err(cannot(format!("is there already, from another source ({})", header.source)));
         }
         progress.advance(job.images.len() as u64);
-        return Ok(job.images.len() - header.images as usize);
+        let left_out = job.images.len() - header.images as usize;
+        return Ok(PackOutcome { left_out, was_there: true });
     }
-    files::write_new(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
+    let left_out = files::write_new(&job.path, "packed images", |new| fill(new, job, args, pool, progress))?;
+    Ok(PackOutcome { left_out, was_there: false })
 }
 
 /// Writes one file to a place of its own; returns how many images were left out.

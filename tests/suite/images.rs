@@ -831,6 +831,9 @@ fn packing_gives_the_same_files_on_any_number_of_ranks_and_can_be_taken_up_again
     assert!(fs::read(name("three", 2)).unwrap() == whole);
     assert!(!name("three", 2).with_extension("h5.tmp").exists());
     assert_eq!(fs::metadata(name("three", 1)).unwrap().modified().unwrap(), before, "left alone");
+    let images = root.path().join("images").display().to_string();
+    let said = job::run(2, &[&["pack", &images, &three][..], &flags].concat());
+    assert!(said.contains("(4 of them there already, whole)"), "{said}");
     // Other choices do not replace what is there.
     let source = root.path().join("images").display().to_string();
     let message = job::refused(&[(2, &["pack", &source, &three, "--size", "65", "--file-mb", "1"])]);

@@ -148,15 +148,16 @@ fn too_many(empty: &[usize], classes: usize, of_model: usize) -> String {
 /// # Errors
 /// As for `open`.
 pub fn open_to_predict(path: &Path, wanted: &Wanted, known: &[String]) -> Result<Sets> {
-    let albums = || wanted.input.format.is_none() && !holds_images(path) && are_albums(path, wanted, known);
-    let (parts, said) = if wanted.input.format.is_none() && holds_images(path) || albums() {
+    let is_unsaid = wanted.input.format.is_none();
+    let are_loose = is_unsaid && holds_images(path);
+    let (parts, said) = if are_loose || is_unsaid && are_albums(path, wanted, known) {
         let (files, left_out) = folder::files(path, Jpeg::find(wanted.input.jpeg_decoder)?)?;
         if files.len() == 0 {
             return Err(Error::data(path, "no .jpg, .jpeg or .png images there, nor in its directories"));
         }
         let about = InputSummary { left_out, colours: "ImageNet's", ..InputSummary::default() };
         let mut said = vec![format!("data: {}, image files: {}", path.display(), files.len())];
-        if !holds_images(path) {
+        if !are_loose {
             said[0].push_str("; no directory is a class (--data-format folder makes each of them one)");
         }
         said.extend(about.left_out.line());
@@ -185,12 +186,10 @@ fn are_albums(path: &Path, wanted: &Wanted, known: &[String]) -> bool {
         return false;
     }
     let Ok(content) = DirectoryContent::of(path) else { return false };
-    let names: Vec<String> = content.places.iter().map(|place| DirectoryContent::name(place)).collect();
-    content.training().is_none()
-        && match about::are_numbers(known) && !names.iter().all(|name| known.contains(name)) {
-            true => names.len() != wanted.classes,
-            false => !names.iter().all(|name| known.contains(name)),
-        }
+    let has_parts = content.training().is_some();
+    let are_classes = content.places.iter().all(|place| known.contains(&DirectoryContent::name(place)));
+    let may_be_classes = about::are_numbers(known) && content.places.len() == wanted.classes;
+    !(has_parts || are_classes || may_be_classes)
 }
 
 /// Whether it is an image file, or a directory with one in it.

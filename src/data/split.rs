@@ -26,10 +26,14 @@ pub fn is_fold(name: &str) -> bool {
     word.len() < name.len() && word.eq_ignore_ascii_case("fold")
 }
 
+/// What the words of a longer name say, of those that are called as parts are.
+fn words(name: &str) -> impl Iterator<Item = (DataSplit, usize)> {
+    name.split(|c: char| !c.is_ascii_alphabetic()).filter_map(part)
+}
+
 /// The parts whose words are among those of a longer name ("imagenet-train-000017.tar", "seg_test").
 pub fn parts_within(name: &str) -> Vec<DataSplit> {
-    let words = name.split(|c: char| !c.is_ascii_alphabetic()).filter_map(part).map(|(part, _)| part);
-    let mut parts: Vec<DataSplit> = words.collect();
+    let mut parts: Vec<DataSplit> = words(name).map(|(part, _)| part).collect();
     parts.sort_unstable();
     parts.dedup();
     parts
@@ -37,7 +41,7 @@ pub fn parts_within(name: &str) -> Vec<DataSplit> {
 
 /// The part that a file's name says, where it says one, with the place of its word as `part` has it.
 pub fn part_of_file(name: &str) -> Option<(DataSplit, usize)> {
-    let mut words = name.split(|c: char| !c.is_ascii_alphabetic()).filter_map(part);
+    let mut words = words(name);
     let first = words.next()?;
     words.all(|(part, _)| part == first.0).then_some(first)
 }

@@ -57,7 +57,8 @@ impl Network {
         for note in network.model.file().iter().flat_map(|file| file.notes(trains)) {
             record::say(world, &format!("{}: {note}", config.model));
         }
-        if config.evaluate && !network.predicts {
+        // Building a network takes time, and those by name end in scores.
+        if network.model.file().is_some() && config.evaluate && !network.predicts {
             let graph = world.agree(network.model.build_to_test(1, network.image, network.classes))?;
             if let Some(shares) = network.shares(&graph) {
                 let what =

@@ -375,20 +375,14 @@ fn a_run_goes_on_with_the_images_that_it_tested_on() {
     let at = |name: &str| root.path().join(name).display().to_string();
     let [data, kept] = ["", "kept"].map(at);
     let flags = ["--model", "cifar_net", "--batch", "2", "--classes", "2", "--threads", "1", "--data", &data];
-    let on = |epochs: &'static str, name: &str| {
-        let results = at(&format!("{name}.h5"));
-        let more = ["--epochs", epochs, "--checkpoint", &kept, "--resume", "auto", "--results", &results];
-        [&flags[..], &more].concat().into_iter().map(String::from).collect::<Vec<_>>()
-    };
-    let words = |flags: &[String]| flags.iter().map(String::as_str).map(String::from).collect::<Vec<_>>();
-    let run = |flags: Vec<String>| job::run(1, &words(&flags).iter().map(String::as_str).collect::<Vec<_>>());
-    run(on("1", "a"));
+    let of_run = ["--checkpoint", &kept, "--resume", "auto", "--results"];
+    let [first, second, third] = ["a.h5", "b.h5", "c.h5"].map(at);
+    job::run(1, &[&flags[..], &of_run, &[&first, "--epochs", "1"]].concat());
     put(root.path(), "val/cat/9.jpg", &image(0, 9));
-    let flags = on("2", "b");
-    let said = job::refused(&[(1, &flags.iter().map(String::as_str).collect::<Vec<_>>())]);
+    let said = job::refused(&[(1, &[&flags[..], &of_run, &[&second, "--epochs", "2"]].concat())]);
     assert!(said.contains("is the checkpoint of another run: test images"), "{said}");
     fs::remove_dir_all(root.path().join("val")).unwrap();
-    run(on("2", "c"));
+    job::run(1, &[&flags[..], &of_run, &[&third, "--epochs", "2"]].concat());
 }
 
 #[test]

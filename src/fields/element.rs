@@ -57,6 +57,17 @@ macro_rules! numbers {
     }};
 }
 
+/// One channel of groups of four numbers of 16 bits, whose lower and upper bytes lie apart: a group's bytes are one word
+/// of either, so that processors take several groups at once.
+macro_rules! one_of_four {
+    ($low:expr, $high:expr, $channel:expr, $to:expr, $number:expr) => {{
+        let byte = |word: &[u8; 4]| u32::from_le_bytes(*word) >> (8 * $channel) & 0xff;
+        let words = $low.iter().zip($high);
+        let number = |(low, high)| $number((byte(low) | byte(high) << 8) as u16);
+        $to.iter_mut().zip(words.map(number)).for_each(|(to, number)| *to = number);
+    }};
+}
+
 /// How a number of a file is handed on: as `f32`, or where it has 8 or 16 bits as these, its code. What a code stands
 /// for is `NumberType::of_codes`.
 pub trait FileNumber: Copy + Default {
@@ -65,6 +76,9 @@ pub trait FileNumber: Copy + Default {
 
     /// Numbers as they lie in the file.
     fn read(element: NumberType, from: &[u8], to: &mut [Self]);
+
+    /// One channel of groups of four numbers of 16 bits, whose lower and upper bytes lie apart.
+    fn one_of_four(element: NumberType, bytes: [&[[u8; 4]]; 2], channel: usize, to: &mut [Self]);
 
     /// A number, where it has such a code.
     fn of(element: NumberType, number: f32) -> Option<Self>;
@@ -77,6 +91,14 @@ impl FileNumber for f32 {
         element.numbers(from, to);
     }
 
+    fn one_of_four(element: NumberType, [low, high]: [&[[u8; 4]]; 2], channel: usize, to: &mut [f32]) {
+        match element.kind {
+            NumberKind::I16 => one_of_four!(low, high, channel, to, |code| f32::from(code as i16)),
+            NumberKind::F16 => one_of_four!(low, high, channel, to, |code| f16::from_bits(code).to_f32()),
+            _ => one_of_four!(low, high, channel, to, f32::from),
+        }
+    }
+
     fn of(_: NumberType, number: f32) -> Option<f32> {
         Some(number)
     }
@@ -87,6 +109,10 @@ impl FileNumber for u8 {
 
     fn read(_: NumberType, from: &[u8], to: &mut [u8]) {
         to.copy_from_slice(from);
+    }
+
+    fn one_of_four(_: NumberType, [low, _]: [&[[u8; 4]]; 2], channel: usize, to: &mut [u8]) {
+        to.iter_mut().zip(low).for_each(|(to, group)| *to = group[channel]);
     }
 
     fn of(element: NumberType, number: f32) -> Option<u8> {
@@ -103,6 +129,10 @@ impl FileNumber for u16 {
             (_, false) => numbers!(from, to, 2, u16::from_le_bytes),
             (_, true) => numbers!(from, to, 2, u16::from_be_bytes),
         }
+    }
+
+    fn one_of_four(_: NumberType, [low, high]: [&[[u8; 4]]; 2], channel: usize, to: &mut [u16]) {
+        one_of_four!(low, high, channel, to, |code| code);
     }
 
     fn of(element: NumberType, number: f32) -> Option<u16> {

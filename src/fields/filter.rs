@@ -159,11 +159,16 @@ fn gather<const N: usize>(from: &[u8], first: usize, to: &mut [u8]) {
     const BLOCK: usize = 64;
     let (count, (numbers, _)) = (from.len() / N, to.as_chunks_mut::<N>());
     let planes: [&[u8]; N] = std::array::from_fn(|plane| &from[plane * count + first..][..numbers.len()]);
-    for (block, at) in numbers.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
-        let planes: [&[u8]; N] = planes.map(|plane| &plane[at..at + block.len()]);
-        for (at, number) in block.iter_mut().enumerate() {
+    let parts = planes.map(|plane| plane.as_chunks::<BLOCK>());
+    let (blocks, rest) = numbers.as_chunks_mut::<BLOCK>();
+    for (block, numbers) in blocks.iter_mut().enumerate() {
+        let planes = parts.map(|(whole, _)| &whole[block]);
+        for (at, number) in numbers.iter_mut().enumerate() {
             *number = std::array::from_fn(|plane| planes[plane][at]);
         }
+    }
+    for (at, number) in rest.iter_mut().enumerate() {
+        *number = parts.map(|(_, rest)| rest[at]);
     }
 }
 

@@ -163,7 +163,7 @@ impl ArrayReader {
 
     /// Forgets the chunks that were decoded: the next sample is read as if it came alone.
     pub fn forget(&mut self) {
-        self.chunks.clear();
+        self.chunks.forget();
     }
 
     /// What reading took since the last call.
@@ -368,16 +368,18 @@ impl Numbers<'_> {
     fn place<T: FileNumber>(&self, at: usize, walk: &[[usize; 3]], to: &mut [T], first: usize) {
         match walk {
             [] => self.read(at, &mut to[first..first + 1]),
+            &[[len, 4, 1], [4, 1, stride]] if self.in_planes && self.element.bytes() == 2 => {
+                self.four_channels(at, stride, &mut to[first..][..3 * stride + len], len);
+            }
             // Channels last become channels first: some places at a time, so that what is read stays near.
             &[[len, from, 1], [channels, 1, stride]] if stride != 1 && from <= NEAR => {
                 let (step, mut near) = (NEAR / from, [T::default(); NEAR]);
                 for start in (0..len).step_by(step) {
                     let places = step.min(len - start);
-                    let near = &mut near[..(places - 1) * from + channels];
-                    self.read(at + start * from, near);
+                    self.read(at + start * from, &mut near[..(places - 1) * from + channels]);
                     for channel in 0..channels {
                         let target = &mut to[first + start + channel * stride..][..places];
-                        apart(&near[channel..], from, target);
+                        apart(&near[..places * from], from, channel, target);
                     }
                 }
             }
@@ -397,6 +399,20 @@ impl Numbers<'_> {
         }
     }
 
+    /// Four channels of 16 bits that are last become first, from one number on.
+    fn four_channels<T: FileNumber>(&self, at: usize, stride: usize, to: &mut [T], len: usize) {
+        let (first, second) = self.bytes.split_at(self.bytes.len() / 2);
+        let planes = [first, second].map(|plane| plane[at..at + 4 * len].as_chunks::<4>().0);
+        let [low, high] = if self.element.big_endian { [planes[1], planes[0]] } else { planes };
+        for start in (0..len).step_by(PART) {
+            let part = start..len.min(start + PART);
+            for channel in 0..4 {
+                let target = &mut to[channel * stride..][part.clone()];
+                T::one_of_four(self.element, [&low[part.clone()], &high[part.clone()]], channel, target);
+            }
+        }
+    }
+
     /// Numbers that are one after the other, from one on.
     fn read<T: FileNumber>(&self, first: usize, to: &mut [T]) {
         let size = self.element.bytes();
@@ -412,20 +428,18 @@ impl Numbers<'_> {
     }
 }
 
-/// Takes every `step`-th number. Of steps that are known beforehand processors take several at once.
-fn apart<T: Copy>(from: &[T], step: usize, to: &mut [T]) {
-    fn known<const STEP: usize, T: Copy>(from: &[T], to: &mut [T]) {
-        let (groups, rest) = from.as_chunks::<STEP>();
-        let firsts = groups.iter().map(|group| group[0]).chain(rest.first().copied());
-        to.iter_mut().zip(firsts).for_each(|(to, number)| *to = number);
+/// Takes one number of each group of `size`. Of sizes that are known beforehand processors take several at once.
+fn apart<T: Copy>(from: &[T], size: usize, at: usize, to: &mut [T]) {
+    fn known<const SIZE: usize, T: Copy>(from: &[T], at: usize, to: &mut [T]) {
+        to.iter_mut().zip(from.as_chunks::<SIZE>().0).for_each(|(to, group)| *to = group[at]);
     }
-    match step {
-        2 => known::<2, T>(from, to),
-        3 => known::<3, T>(from, to),
-        4 => known::<4, T>(from, to),
-        8 => known::<8, T>(from, to),
-        16 => known::<16, T>(from, to),
-        _ => to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, number)| *to = *number),
+    match size {
+        2 => known::<2, T>(from, at, to),
+        3 => known::<3, T>(from, at, to),
+        4 => known::<4, T>(from, at, to),
+        8 => known::<8, T>(from, at, to),
+        16 => known::<16, T>(from, at, to),
+        _ => to.iter_mut().zip(from.chunks_exact(size)).for_each(|(to, group)| *to = group[at]),
     }
 }
 
@@ -434,5 +448,35 @@ fn fill<T: Copy>(number: T, walk: &[[usize; 3]], to: &mut [T], first: usize) {
     match walk {
         [] => to[first] = number,
         [[len, _, stride], inner @ ..] => (0..*len).for_each(|k| fill(number, inner, to, first + k * stride)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of groups of four every other way takes the numbers one after the other.
+    #[test]
+    fn four_channels_of_16_bits_are_the_same_in_planes() {
+        fn check<T: FileNumber + PartialEq>(element: NumberType) {
+            let (places, stride) = (2 * PART + 17, 2 * PART + 20);
+            // Neither byte of an f16 makes it NaN.
+            let whole: Vec<u8> = (0..(places + 3) * 8).map(|at| (at * 131 % 251) as u8 & 59).collect();
+            let planes: Vec<u8> =
+                (0..2).flat_map(|plane| whole.iter().skip(plane).step_by(2).copied()).collect();
+            let placed = [(&whole, false), (&planes, true)].map(|(bytes, in_planes)| {
+                let mut to = vec![T::default(); 4 * stride];
+                let numbers = Numbers { element, bytes, in_planes };
+                numbers.place(8, &[[places, 4, 1], [4, 1, stride]], &mut to, 2);
+                to
+            });
+            assert!(placed[0] == placed[1], "{element}");
+        }
+        for kind in [NumberKind::I16, NumberKind::U16, NumberKind::F16] {
+            for big_endian in [false, true] {
+                check::<f32>(NumberType { kind, big_endian });
+                check::<u16>(NumberType { kind, big_endian });
+            }
+        }
     }
 }

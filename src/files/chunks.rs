@@ -53,9 +53,12 @@ impl ChunkCache {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// Lets go of all.
-    pub fn clear(&self) {
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = KeptChunks::default();
+    /// Forgets what is in the chunks that no thread reads. Their memory is there for the next ones.
+    pub fn forget(&self) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        for chunk in kept.places.values_mut().filter_map(|(_, chunk)| Arc::get_mut(chunk)) {
+            chunk.get_mut().unwrap_or_else(PoisonError::into_inner).made = None;
+        }
     }
 
     /// Reads a chunk, which is made first where it is not kept; who makes it says something of it.

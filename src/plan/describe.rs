@@ -250,6 +250,12 @@ impl Plan {
         if ledger.own_memory {
             line("on the GPU", ledger.of_device());
         }
+        if ledger.its_own() < ledger.of_host() {
+            line("its own", ledger.its_own() + ledger.of_device());
+            out.push_str(
+                "  the rest other ranks bring: it counts for each rank that maps it, and a node has it once\n",
+            );
+        }
         if ledger.sharers > 1 {
             let _ = writeln!(
                 out,

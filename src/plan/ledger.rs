@@ -114,6 +114,12 @@ impl Ledger {
         self.sum(|line| if line.on_device { 0 } else { line.bytes })
     }
 
+    /// Bytes of these that no other rank brings: a node has so much for each of its ranks.
+    pub fn its_own(&self) -> usize {
+        let of_others = |line: &LedgerLine| if line.kind == MemoryKind::Program { 0 } else { line.there };
+        self.of_host() - self.sum(of_others)
+    }
+
     /// Bytes on a device with memory of its own.
     pub fn of_device(&self) -> usize {
         self.sum(|line| if line.on_device { line.bytes } else { 0 })

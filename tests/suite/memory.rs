@@ -6,10 +6,28 @@ use crate::support::job::{finish, job, run, scalar, within_plan};
 /// What a plan says of memory before the run: "  in all   1.16 GB  (1,160,000,000 bytes)".
 fn planned_memory(ranks: usize, flags: &[&str]) -> f64 {
     let plan = run(ranks, &[flags, &["--dry-run"]].concat());
-    let line = plan.lines().find(|line| line.starts_with("  in all")).expect("the plan adds its memory up");
-    let (_, bytes) = line.split_once('(').expect("the sum in bytes");
-    let digits: String = bytes.chars().filter(char::is_ascii_digit).collect();
-    digits.parse().expect("a number")
+    line_of(&plan, "in all").expect("the plan adds its memory up")
+}
+
+/// The bytes of one line of it.
+fn line_of(plan: &str, what: &str) -> Option<f64> {
+    let line =
+        plan.lines().find(|line| line.strip_prefix("  ").is_some_and(|line| line.starts_with(what)))?;
+    let (_, bytes) = line.split_once('(')?;
+    bytes.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok()
+}
+
+/// Gradients of three other ranks, which are summed in place, and three quarters of the parameters.
+#[test]
+fn a_plan_says_what_other_ranks_of_the_node_bring() {
+    let flags = ["--model", "alexnet", "--image-size", "63", "--batch", "2", "--dry-run"];
+    let plan = run(4, &flags);
+    let of = |what| line_of(&plan, what).unwrap();
+    let rest = of("in all") - of("its own");
+    let expected = of("allreduce") + 0.75 * of("parameters");
+    assert!((rest - expected).abs() < 1e-3 * expected, "{rest}, not {expected}\n{plan}");
+    let alone = run(1, &flags);
+    assert_eq!(line_of(&alone, "its own"), None, "{alone}");
 }
 
 /// Runs two steps, with everything in the directory `kept` in one of their own.

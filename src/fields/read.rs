@@ -1,6 +1,7 @@
 //! Reading a sample: its window of the array, the chunks that hold it, their bytes decoded, the numbers as `f32` in a
 //! network's order. No lock is taken but those of the list of open files and of the list of decoded chunks.
 
+use std::cmp::Reverse;
 use std::iter::Sum;
 use std::ops::Range;
 use std::sync::Arc;
@@ -271,7 +272,7 @@ impl ArrayReader {
             let inside = walk(&part, &from, strides);
             let stored = array.chunk(number)?;
             if stored.bytes == 0 {
-                fill(unwritten(array)?, &inside, to, target);
+                fill(unwritten(array)?, inside, to, target);
                 continue;
             }
             self.decoded(array, (number, stored), |numbers| numbers.place(source, &inside, to, target))?;
@@ -443,12 +444,19 @@ fn apart<T: Copy>(from: &[T], size: usize, at: usize, to: &mut [T]) {
     }
 }
 
-/// Puts one number to all places of a box.
-fn fill<T: Copy>(number: T, walk: &[[usize; 3]], to: &mut [T], first: usize) {
-    match walk {
-        [] => to[first] = number,
-        [[len, _, stride], inner @ ..] => (0..*len).for_each(|k| fill(number, inner, to, first + k * stride)),
+/// Puts one number to all places of a box, in the order of the output.
+fn fill<T: Copy>(number: T, mut walk: Walk, to: &mut [T], first: usize) {
+    fn inside<T: Copy>(number: T, walk: &[[usize; 3]], to: &mut [T], first: usize) {
+        match walk {
+            [] => to[first] = number,
+            [[len, _, 1]] => to[first..first + len].fill(number),
+            [[len, _, stride], inner @ ..] => {
+                (0..*len).for_each(|k| inside(number, inner, to, first + k * stride));
+            }
+        }
     }
+    walk.sort_by_key(|&[_, _, stride]| Reverse(stride));
+    inside(number, &walk, to, first);
 }
 
 #[cfg(test)]

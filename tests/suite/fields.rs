@@ -201,6 +201,26 @@ fn channels_that_lie_last_are_taken_apart() {
     }
 }
 
+/// Between chunks that were never written lies one that was; channels go first.
+#[test]
+fn what_was_never_written_has_the_fill_value() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sparse.h5");
+    let written = ndarray::Array2::from_shape_fn((8, 3), |(at, channel)| (10 * at + channel) as i16);
+    {
+        let file = hdf5::File::create(&path).unwrap();
+        let a = file.new_dataset::<i16>().shape((40, 3)).chunk((8, 3)).fill_value(-7i16).create("a").unwrap();
+        a.write_slice(&written, (8..16, ..)).unwrap();
+    }
+    let array = FileArray::open(&path, "a").unwrap();
+    let samples = "a[w=4..24,c]".parse::<View>().unwrap().samples(&array.shape).unwrap();
+    let mut ours = vec![0.0; samples.shape().iter().product()];
+    ArrayReader::default().read(&array, &samples, 0, &mut ours).unwrap();
+    let number = |at: usize, channel| if (8..16).contains(&at) { written[[at - 8, channel]] } else { -7 };
+    let all = (0..3).flat_map(|channel| (4..28).map(move |at| f32::from(number(at, channel))));
+    assert!(all.eq(ours.iter().copied()), "{ours:?}");
+}
+
 /// Each byte of a chunk changed in turn, a file that was cut, and one that is cut while it is open.
 #[test]
 fn damaged_files_end_in_messages() {

@@ -83,7 +83,7 @@ test-tensorboard: build ## what --tensorboard writes, read by TensorBoard's own 
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/tensorboard/bin/python tests/tensorboard/read.py $$DLTRAIN_MPIRUN -n 2 $(DLTRAIN)
 
 test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and of published layouts, as h5py reads them, and trained from as by PyTorch (installs it: 5.5 GB; minutes)
-	@.ci/deps $(MPI) fields torch
+	@.ci/deps $(MPI) fields zoo
 	@$(WITH_MPI) .deps/fields/bin/python tests/fields/read.py $(DLTRAIN) .deps/fields/lib
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/train.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/cubes.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
@@ -143,7 +143,7 @@ bench-data: build ## measure decoding and preparing images against torchvision
 	@$(WITH_MPI) benchmarks/data/run.sh $(DLTRAIN)
 
 bench-fields: build ## measure reading samples of HDF5 files, and training from them, against h5py and PyTorch
-	@.ci/deps $(MPI) torch fields
+	@.ci/deps $(MPI) zoo fields
 	@$(WITH_MPI) benchmarks/fields/run.sh $(DLTRAIN)
 	@$(WITH_MPI) benchmarks/fields/train.sh $(DLTRAIN) "$$(find .deps/fields/lib/ -name A1B_north_america.nc)"
 	@$(WITH_MPI) benchmarks/fields/cubes.sh $(DLTRAIN)

@@ -175,6 +175,42 @@ fn any_box_of_any_array_is_that_of_the_library() {
     });
 }
 
+/// What the library's own filter decodes: both ways to code, a sample of several chunks, beside shuffled bytes.
+#[test]
+fn szip_is_read_through_the_library() {
+    use hdf5::filters::{Filter, SZip};
+    /// Its number, which the crate does not name.
+    const SZIP: hdf5::filters::H5Z_filter_t = 4;
+    if !Filter::get_info(SZIP).encode_enabled {
+        println!("SKIPPED: this HDF5 library writes no szip");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("szip.h5");
+    let content = ndarray::Array3::from_shape_fn((6, 9, 16), |(n, y, x)| (1000 * n + x * y) as f32 / 8.0);
+    {
+        let file = hdf5::File::create(&path).unwrap();
+        let build = || file.new_dataset_builder().chunk((2, 4, 16));
+        build().szip(SZip::NearestNeighbor, 16).with_data(&content).create("nn").unwrap();
+        build().szip(SZip::Entropy, 8).fletcher32().with_data(&content).create("ec").unwrap();
+        build().szip(SZip::Entropy, 4).with_data(&content.mapv(|v| v as i16)).create("i16").unwrap();
+    }
+    for (name, content) in [("nn", &content), ("ec", &content), ("i16", &content.mapv(f32::trunc))] {
+        let array = FileArray::open(&path, name).unwrap();
+        assert!(
+            matches!(&array.storage, ArrayStorage::Library(why) if why.contains("SZip")),
+            "{:?}",
+            array.storage
+        );
+        assert_eq!(whole_of(&array).unwrap(), content.flatten().to_vec(), "{name}");
+        let view = format!("{name}[n,w,h=3..4]").parse::<View>().unwrap();
+        let samples = view.samples(&array.shape).unwrap();
+        let mut sample = vec![0.0; samples.shape().iter().product()];
+        ArrayReader::default().read(&array, &samples, 3, &mut sample).unwrap();
+        assert_eq!(sample, content.slice(ndarray::s![3, .., 3..7]).t().flatten().to_vec(), "{name}");
+    }
+}
+
 /// One channel of several that lie last, more numbers than are put together at a time; and all, in both orders.
 #[test]
 fn channels_that_lie_last_are_taken_apart() {

@@ -23,14 +23,27 @@ struct Part {
     }
 };
 
-// What the scores of a point come to.
+// Targets of samples, which are `apart` numbers apart: behind those of the points is what these weigh, where that is
+// said: as many numbers, or as many as the points of a channel.
+struct Targets {
+    const float *values;
+    Long points, apart;
+
+    __device__ float value(Long sample, Long i) const { return values[sample * apart + i]; }
+
+    __device__ float weight(Long sample, Long i) const {
+        return apart == points ? 1.0f : values[sample * apart + points + i % (apart - points)];
+    }
+};
+
+// What the scores of a point come to; `scores` is their sum, each times its class's weight, and `weights` that of these.
 struct Scores {
-    float largest, exponentials, scores;
+    float largest, exponentials, scores, weights;
     int found;
 
     // `at` is that of the first channel; the others are `points` apart.
-    __device__ Scores(const float *at, int channels, Long points)
-        : largest(-infinity()), exponentials(0.0f), scores(0.0f), found(0) {
+    __device__ Scores(const float *at, int channels, Long points, const float *of_classes)
+        : largest(-infinity()), exponentials(0.0f), scores(0.0f), weights(0.0f), found(0) {
         ROLLED for (int k = 0; k < channels; ++k) {
             const float v = at[k * points];
             if (v > largest) {
@@ -40,8 +53,10 @@ struct Scores {
         }
         ROLLED for (int k = 0; k < channels; ++k) {
             const float v = at[k * points] - largest;
+            const float weight = of_classes == nullptr ? 1.0f : of_classes[k];
             exponentials += expf(v);
-            scores += v;
+            scores += weight * v;
+            weights += weight;
         }
         // No class is found among scores that are no numbers.
         if (is_nan(exponentials)) found = channels;
@@ -70,19 +85,22 @@ struct ClassSums {
     }
 };
 
-static __device__ inline ClassSums class_sums(const float *output, const float *target, const float *weights,
-                                              Part part, int channels, Long points, float smoothing, int metric) {
+static __device__ inline ClassSums class_sums(const float *output, Targets target, int sample, const float *weights,
+                                              Part part, int channels, float smoothing, int metric) {
+    const Long points = target.points;
     ClassSums sums = {0.0f, 0.0f, 0.0f};
     ROLLED for (Long i = part.begin + threadIdx.x; i < part.end; i += BLOCK) {
-        const int label = class_of(target[i], channels);
+        const int label = class_of(target.value(sample, i), channels);
         if (label < 0) continue;
-        const Scores scores(output + i, channels, points);
+        const Scores scores(output + i, channels, points, weights);
         const bool wrong = label >= channels;
         const float own = output[(wrong ? 0 : label) * points + i] - scores.largest;
-        const float aim = own + smoothing * (scores.scores / channels - own);
-        const float weight = wrong ? __uint_as_float(0x7fc00000u) : weights == nullptr ? 1.0f : weights[label];
-        sums.loss += weight * (logf(scores.exponentials) - aim);
-        sums.count += 1.0f;
+        const float of_class = wrong ? __uint_as_float(0x7fc00000u) : weights == nullptr ? 1.0f : weights[label];
+        const float all = logf(scores.exponentials), share = smoothing / channels;
+        const float weight = target.weight(sample, i);
+        sums.loss += weight * ((1.0f - smoothing) * of_class * (all - own) +
+                               share * (scores.weights * all - scores.scores));
+        sums.count += weight;
         bool right = scores.found == label;
         if (metric == OF_TOP5 && !wrong && scores.found < channels) {
             int before = 0;
@@ -92,23 +110,25 @@ static __device__ inline ClassSums class_sums(const float *output, const float *
             }
             right = before < 5;
         }
-        sums.right += right && !wrong ? 1.0f : 0.0f;
+        sums.right += right && !wrong ? weight : 0.0f;
     }
     return over_block<ClassSums>(sums);
 }
 
-// Points of each class that are found to be of it, all that are found to be of it, all that are.
-static __device__ inline void count_classes(const float *output, const float *target, float *to, Part part,
-                                            int channels, Long points) {
+// Points of each class that are found to be of it, all that are found to be of it, all that are; of those that weigh
+// something.
+static __device__ inline void count_classes(const float *output, Targets target, int sample, float *to, Part part,
+                                            int channels) {
     __shared__ u32 bins[3 * WINDOW];
     ROLLED for (int first = 0; first < channels; first += WINDOW) {
         __syncthreads();
         ROLLED for (int k = threadIdx.x; k < 3 * WINDOW; k += BLOCK) bins[k] = 0;
         __syncthreads();
         ROLLED for (Long i = part.begin + threadIdx.x; i < part.end; i += BLOCK) {
-            const int label = class_of(target[i], channels);
-            if (label < 0) continue;
-            const int found = Scores(output + i, channels, points).found - first, own = label - first;
+            const int label = class_of(target.value(sample, i), channels);
+            if (label < 0 || target.weight(sample, i) == 0.0f) continue;
+            const Scores scores(output + i, channels, target.points, nullptr);
+            const int found = scores.found - first, own = label - first;
             if (found == own && own >= 0 && own < WINDOW) atomicAdd(&bins[own], 1u);
             if (found >= 0 && found < WINDOW) atomicAdd(&bins[WINDOW + found], 1u);
             if (own >= 0 && own < WINDOW) atomicAdd(&bins[2 * WINDOW + own], 1u);
@@ -121,39 +141,43 @@ static __device__ inline void count_classes(const float *output, const float *ta
 }
 
 extern "C" __global__ void field_cross_entropy(const float *output, const float *target, const float *weights,
-                                               float *partials, int n, int channels, Long points, int parts,
-                                               float smoothing, int metric) {
+                                               float *partials, int n, int channels, Long points, Long apart,
+                                               int parts, float smoothing, int metric) {
     require_block(BLOCK, 1);
     const int width = BEFORE + (metric == OF_IOU ? 3 * channels : 1);
     const Part part(points, blockIdx.x, parts);
     ROLLED for (int sample = blockIdx.y; sample < n; sample += gridDim.y) {
-        const float *own = output + sample * channels * points, *aim = target + sample * points;
+        const float *own = output + sample * channels * points;
+        const Targets aim = {target, points, apart};
         float *to = partials + ((Long)sample * parts + blockIdx.x) * width;
-        const ClassSums sums = class_sums(own, aim, weights, part, channels, points, smoothing, metric);
+        const ClassSums sums = class_sums(own, aim, sample, weights, part, channels, smoothing, metric);
         if (threadIdx.x == 0) {
             to[0] = sums.loss;
             to[1] = sums.count;
             if (metric != OF_IOU) to[BEFORE] = sums.right;
         }
-        if (metric == OF_IOU) count_classes(own, aim, to + BEFORE, part, channels, points);
+        if (metric == OF_IOU) count_classes(own, aim, sample, to + BEFORE, part, channels);
     }
 }
 ENTRY(field_cross_entropy)
 
 extern "C" __global__ void field_cross_entropy_backward(const float *output, const float *target,
                                                         const float *weights, float *doutput, int n, int channels,
-                                                        Long points, float divisor, float smoothing,
+                                                        Long points, Long apart, float divisor, float smoothing,
                                                         const Scalars *scalars) {
-    const float scale = scalars->gradient_scale / divisor;
+    const float scale = scalars->gradient_scale / divisor, share = smoothing / channels;
+    const Targets targets = {target, points, apart};
     each(n * points, false, [&](Long i, auto) {
-        const Long at = i / points * channels * points + i % points;
-        const int label = class_of(target[i], channels);
-        const Scores scores(output + at, channels, points);
-        const float weight = weights == nullptr || label < 0 || label >= channels ? 1.0f : weights[label];
+        const Long sample = i / points, at = sample * channels * points + i % points;
+        const int label = class_of(targets.value(sample, i % points), channels);
+        const Scores scores(output + at, channels, points, weights);
+        const bool is_known = weights != nullptr && label >= 0 && label < channels;
+        const float own = (1.0f - smoothing) * (is_known ? weights[label] : 1.0f);
+        const float all = own + share * scores.weights, weight = targets.weight(sample, i % points) * scale;
         ROLLED for (int k = 0; k < channels; ++k) {
             const float probability = expf(output[at + k * points] - scores.largest) / scores.exponentials;
-            const float aim = (k == label ? 1.0f - smoothing : 0.0f) + smoothing / channels;
-            doutput[at + k * points] = label < 0 ? 0.0f : (probability - aim) * weight * scale;
+            const float aim = (k == label ? own : 0.0f) + share * (weights == nullptr ? 1.0f : weights[k]);
+            doutput[at + k * points] = label < 0 ? 0.0f : (probability * all - aim) * weight;
         }
     });
 }
@@ -193,23 +217,24 @@ struct NumberSums {
 };
 
 extern "C" __global__ void field_numbers(const float *output, const float *target, float *partials, int n,
-                                         Long points, int parts, int loss, int metric) {
+                                         Long points, Long apart, int parts, int loss, int metric) {
     require_block(BLOCK, 1);
     const int width = BEFORE + (metric == OF_R2 ? 3 : 1);
     const Part part(points, blockIdx.x, parts);
+    const Targets targets = {target, points, apart};
     ROLLED for (int sample = blockIdx.y; sample < n; sample += gridDim.y) {
         NumberSums sums = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
         ROLLED for (Long i = part.begin + threadIdx.x; i < part.end; i += BLOCK) {
-            const float y = output[sample * points + i], t = target[sample * points + i];
+            const float y = output[sample * points + i], t = targets.value(sample, i);
             if (is_nan(t)) continue;
-            const float error = (loss == BCE ? sigmoid_of(y) : y) - t;
-            sums.loss += number_loss(loss, y, t);
-            sums.count += 1.0f;
-            sums.error += metric == OF_ACCURACY ? ((y > 0.0f) == (t > 0.5f) ? 1.0f : 0.0f)
-                          : metric == OF_MAE    ? fabsf(error)
-                                                : error * error;
-            sums.target += t;
-            sums.square += t * t;
+            const float error = (loss == BCE ? sigmoid_of(y) : y) - t, weight = targets.weight(sample, i);
+            sums.loss += weight * number_loss(loss, y, t);
+            sums.count += weight;
+            sums.error += weight * (metric == OF_ACCURACY ? ((y > 0.0f) == (t > 0.5f) ? 1.0f : 0.0f)
+                                    : metric == OF_MAE    ? fabsf(error)
+                                                          : error * error);
+            sums.target += weight * t;
+            sums.square += weight * (t * t);
         }
         sums = over_block<NumberSums>(sums);
         if (threadIdx.x != 0) continue;
@@ -226,8 +251,18 @@ extern "C" __global__ void field_numbers(const float *output, const float *targe
 ENTRY(field_numbers)
 
 extern "C" __global__ void field_numbers_backward(const float *output, const float *target, float *doutput, Long n,
-                                                  float divisor, int loss, const Scalars *scalars) {
+                                                  Long points, Long apart, float divisor, int loss,
+                                                  const Scalars *scalars) {
     const float scale = scalars->gradient_scale / divisor;
+    const Targets targets = {target, points, apart};
+    if (apart != points) {
+        each(n, false, [&](Long i, auto) {
+            const Long sample = i / points, own = i % points;
+            const float t = targets.value(sample, own), weight = targets.weight(sample, own);
+            doutput[i] = is_nan(t) ? 0.0f : number_slope(loss, output[i], t) * weight * scale;
+        });
+        return;
+    }
     each(n, aligned(output) && aligned(target) && aligned(doutput), [&](Long i, auto count) {
         constexpr int N = decltype(count)::value;
         float y[N], t[N];

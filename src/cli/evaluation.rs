@@ -80,7 +80,7 @@ pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Resu
 }
 
 /// What may be said of a run that only tests, and is worth saying.
-const OF_TEST: [&str; 25] = [
+const OF_TEST: [&str; 26] = [
     "batch",
     "class-weights",
     "classes",
@@ -106,6 +106,7 @@ const OF_TEST: [&str; 25] = [
     "target",
     "threads",
     "verbose",
+    "weight",
 ];
 /// Besides, what may be said of one that looks at images.
 const OF_PREDICTION: [&str; 2] = ["output", "top"];

@@ -430,7 +430,8 @@ impl Args {
             length: self.length.or_usual(synthetic),
             data: self.data,
             input: self.input,
-            fields: self.fields,
+            // What is only predicted is compared with nothing.
+            fields: FieldOptions { weight: self.fields.weight.filter(|_| !self.predict), ..self.fields },
             optimizer: decided.optimizer,
             rate: decided.rate,
             seed: self.seed,

@@ -46,6 +46,10 @@ pub struct FieldOptions {
     /// What is shown of how good the network is [default: accuracy, rmse or mae, by the loss].
     #[arg(long, value_name = "NAME", value_parser = Named::<Metric, _>::new(Metric::named))]
     pub metric: Option<Metric>,
+    /// Array that the losses of points are multiplied by, as for --target, of which it may lack axes: `area[h]`,
+    /// `land[h,w]`, `quality[n]`. Metrics are weighted means.
+    #[arg(long, value_name = "VIEW")]
+    pub weight: Option<String>,
     /// What the loss of a point is multiplied by, for each class.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number)]
     pub class_weights: Vec<f32>,
@@ -101,6 +105,7 @@ impl FieldOptions {
             (self.test_data.is_some(), "test-data"),
             (self.loss.is_some(), "loss"),
             (self.metric.is_some(), "metric"),
+            (self.weight.is_some(), "weight"),
             (!self.class_weights.is_empty(), "class-weights"),
             (self.ignore_label.is_some(), "ignore-label"),
             (self.missing != Missing::Refuse, "missing"),
@@ -129,9 +134,19 @@ impl FieldOptions {
             return Err(Error::usage(format!("arrays are trained from; what lacks is {what}")));
         }
         let Some(loss) = self.loss() else { return Ok(()) };
+        self.check_loss(loss, smoothing)
+    }
+
+    /// That what is said beside a loss goes with it.
+    fn check_loss(&self, loss: Loss, smoothing: f32) -> Result<()> {
         let of_classes = loss.is_of_classes();
         if let Some(metric) = self.metric.filter(|metric| !metric.fits(loss)) {
             return Err(Error::usage(format!("--metric {}: does not go with this --loss", metric.name())));
+        }
+        if self.weight.is_some() && loss == Loss::Output {
+            return Err(Error::usage(
+                "--weight: a loss that is in the network reads what it multiplies by as an --input",
+            ));
         }
         if loss == Loss::Output && self.missing == Missing::Mask {
             return Err(Error::usage(

@@ -41,4 +41,8 @@ pub struct NetworkOptions {
     #[arg(skip)]
     #[serde(skip)]
     pub sample: Option<SampleShape>,
+    /// Weights of points behind each target.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub weights: usize,
 }

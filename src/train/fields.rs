@@ -45,7 +45,8 @@ pub fn shaped(
         model = Some(world.agree(model::find_for(&config.model, config.fields.loss_output()))?);
     }
     let inputs = inputs(model.as_ref());
-    config.network.sample = Some(world.agree(FieldSet::shape(Some(world), path, &config.fields, &inputs))?);
+    let (sample, weights) = world.agree(FieldSet::shape(Some(world), path, &config.fields, &inputs))?;
+    (config.network.sample, config.network.weights) = (Some(sample), weights);
     Ok((config, model))
 }
 

@@ -21,6 +21,8 @@ pub struct Network {
     label_smoothing: f32,
     /// Where it learns from arrays: by what, and what the classes of a target weigh.
     objective: Option<(Objective, Vec<f32>)>,
+    /// Weights of points behind each target.
+    weights: usize,
     /// Whether it learns from mixed images.
     mixed: bool,
     precision: Precision,
@@ -91,6 +93,7 @@ impl Network {
                 .fields
                 .objective(config.network.label_smoothing)
                 .map(|objective| (objective, config.fields.class_weights.clone())),
+            weights: config.network.weights,
             classes: config.network.classes.unwrap_or(model.classes),
             model,
             label_smoothing: config.network.label_smoothing,
@@ -280,8 +283,9 @@ impl Network {
 
     fn forward(&self, graph: Graph) -> Result<Graph> {
         if let Some((objective, weights)) = &self.objective {
-            return graph
-                .with_objective(*objective, Some(&weights[..]).filter(|weights| !weights.is_empty()));
+            let weights = Some(&weights[..]).filter(|weights| !weights.is_empty());
+            let graph = graph.with_objective(*objective, weights)?;
+            return if self.weights > 0 { graph.with_weights(self.weights) } else { Ok(graph) };
         }
         let shape = &graph.tensor(graph.logits).spec.shape;
         let reads_images = self.image.len() == 3 && self.model.file().is_none_or(OnnxFile::reads_images);

@@ -82,7 +82,8 @@ def data(path, rng):
         file.create_dataset("v", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
         file.create_dataset("chance", data=rng.uniform(size=(SAMPLES, 8, 8)).astype("f4"))
         file.create_dataset("weight", data=rng.uniform(0, 2, size=SAMPLES))
-
+        file.create_dataset("area", data=np.cos(np.linspace(-1.4, 1.4, 12)))
+        file.create_dataset("each", data=rng.integers(0, 5, size=(12, 18, 4)).astype("u1"))
 
     with h5py.File(path.parent / "stats.h5", "w") as file:
         file["climate/minval"], file["climate/maxval"] = np.zeros(4, "f4"), np.full(4, 300, "f4")
@@ -97,7 +98,7 @@ def cases(path):
     """Name, network, what it reads, its target, loss of output and target, flags, and the metric."""
     with h5py.File(path) as file:
         names = ["climate/data", "climate/labels", "params", "flux", "weight", "series", "u", "v", "chance", "cubes"]
-        get = {name: file[name][()] for name in [*names, "kinds"]}
+        get = {name: file[name][()] for name in [*names, "kinds", "area", "each"]}
     climate = standard(get["climate/data"], (0, 1, 2)).transpose(0, 3, 1, 2)
     labels = torch.tensor(get["climate/labels"].astype("i8"))
     weights = torch.tensor([1.0, 2.5, 1.7])
@@ -128,6 +129,23 @@ def cases(path):
     yield ("classes of points, smoothed", convolutions(4, 3), climate, labels, smoothed,
            ["--input", "climate/data[n,h,w,c]:standard", "--target", "climate/labels[n,h,w]", "--loss", "cross-entropy",
             "--label-smoothing", "0.1", "--ignore-label", "255", "--metric", "iou"], ("iou", iou))
+    area = torch.tensor(get["area"].astype("f4"))[:, None]
+
+    def weighed(output, target):
+        each = F.cross_entropy(output, target, weight=weights, ignore_index=255, label_smoothing=0.1, reduction="none")
+        return (area * each).mean()
+
+    yield ("classes of points that weigh by latitude, smoothed, with weights of classes", convolutions(4, 3), climate,
+           labels, weighed,
+           ["--input", "climate/data[n,h,w,c]:standard", "--target", "climate/labels[n,h,w]", "--loss", "cross-entropy",
+            "--weight", "area[h]", "--class-weights", "1,2.5,1.7", "--label-smoothing", "0.1", "--ignore-label", "255",
+            "--metric", "iou"], ("iou", iou))
+    each, goal = torch.tensor(get["each"].astype("f4")).permute(2, 0, 1), torch.tensor(climate.astype("f4"))
+    yield ("points and channels that weigh", convolutions(4, 4), climate, goal,
+           lambda output, target: (each * (output - target).square()).mean(),
+           ["--input", "climate/data[n,h,w,c]:standard", "--target", "climate/data[n,h,w,c]:standard", "--loss", "mse",
+            "--weight", "each[h,w,c]", "--metric", "rmse"],
+           ("rmse", lambda o: (((each * (o - goal).square()).sum((1, 2, 3)) / each.sum()).mean().sqrt()).item()))
     flux = torch.tensor(get["flux"].astype("f4"))[:, None]
     yield ("vectors", nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1)), get["params"], flux, F.mse_loss,
            ["--input", "params", "--target", "flux", "--loss", "mse", "--metric", "r2"],

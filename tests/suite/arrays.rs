@@ -82,20 +82,124 @@ fn every_way_to_share_the_work_has_the_losses_of_one_rank() {
     let place = Place::new();
     let test = place.text("test.h5");
     let plain = format!("--epochs 1 --test-data {test} --metric r2");
-    let one = place.train(1, "one", &format!("{plain} --batch 8"));
-    for (ranks, name, flags) in [
-        (2, "two", "--batch 4"),
-        (2, "zero", "--batch 4 --zero 3"),
-        (2, "pipeline", "--batch 8 --pipeline 2"),
-        (2, "spatial", "--batch 8 --spatial 2"),
-        (2, "shards", "--batch 4 --shards 2"),
-        (2, "threads", "--batch 4 --loader-threads 2 --recompute"),
-        (1, "reference", "--batch 8 --device reference"),
+    let weighed = |weight: &str| format!("{plain} --weight {weight}");
+    let [one, area, quality] =
+        [("one", &plain), ("area", &weighed("area[h]")), ("quality", &weighed("quality"))]
+            .map(|(name, flags)| place.train(1, name, &format!("{flags} --batch 8")));
+    for (ranks, name, like, flags) in [
+        (2, "two", &one, "--batch 4"),
+        (2, "zero", &one, "--batch 4 --zero 3"),
+        (2, "pipeline", &one, "--batch 8 --pipeline 2"),
+        (2, "spatial", &one, "--batch 8 --spatial 2"),
+        (2, "shards", &one, "--batch 4 --shards 2"),
+        (2, "threads", &one, "--batch 4 --loader-threads 2 --recompute"),
+        (1, "reference", &one, "--batch 8 --device reference"),
+        // The numbers of points are no multiples of those of ranks.
+        (3, "rows that weigh", &area, "--batch 8 --spatial 3 --weight area[h]"),
+        (2, "stages that weigh", &area, "--batch 8 --pipeline 2 --weight area[h]"),
+        (2, "samples that weigh", &quality, "--batch 4 --loader-threads 1 --weight quality"),
+        (2, "rows of samples that weigh", &quality, "--batch 8 --spatial 2 --weight quality"),
+        (1, "reference that weighs", &quality, "--batch 8 --device reference --weight quality"),
     ] {
         let other = place.train(ranks, name, &format!("{plain} {flags}"));
         for series_name in ["steps/loss", "epochs/train_r2", "epochs/test_loss", "epochs/test_r2"] {
-            near(&series(&other, series_name), &series(&one, series_name), &format!("{name}: {series_name}"));
+            near(&series(&other, series_name), &series(like, series_name), &format!("{name}: {series_name}"));
         }
+    }
+}
+
+/// What a test says, by the outputs that `predict` writes and the definition: whatever array weighs, beside points that
+/// are missing and weights of classes, over ranks that have unlike parts of the set.
+#[test]
+fn what_points_weigh_multiplies_their_losses() {
+    let place = Place::new();
+    let [test, output, scores, weights] =
+        ["test.h5", "out.h5", "scores.h5", "mlp.safetensors"].map(|name| place.text(name));
+    let of =
+        |path: &str, name: &str| File::open(path).unwrap().dataset(name).unwrap().read_raw::<f64>().unwrap();
+    let [area, land, quality] = ["area", "land", "quality"].map(|name| of(&test, name));
+    let wind = of(&test, "air/wind");
+    // By sample and point.
+    let weight = |view: &str, n: usize, point: usize| match view {
+        "area[h]" => area[point / 10],
+        "land[h,w]" => land[point],
+        "quality" => quality[n],
+        "air/wind[n,h,w,1]" => wind[2 * (120 * n + point) + 1],
+        _ => 1.0,
+    };
+    let found = |net: &[&str], names: [&str; 2]| {
+        let said = run(3, &[&["evaluate", "--data", &test, "--batch", "3"], net].concat());
+        names.map(|name| {
+            let (_, behind) = said.split_once(name).unwrap_or_else(|| panic!("{said}"));
+            behind.split([',', '\n', '%']).next().unwrap().trim().parse::<f64>().unwrap()
+        })
+    };
+    // Means over samples of the loss, which is over all points, and of the metric, which is over what they weigh.
+    let means = |samples: usize, points: usize, of: &dyn Fn(usize, usize) -> Option<(f64, f64, f64)>| {
+        let mut all = [0.0; 2];
+        for n in 0..samples {
+            let sums =
+                (0..points).filter_map(|point| of(n, point)).fold([0.0; 3], |sums, (w, loss, metric)| {
+                    [sums[0] + w * loss, sums[1] + w * metric, sums[2] + w]
+                });
+            all[0] += sums[0] / points as f64 / samples as f64;
+            all[1] += if sums[2] > 0.0 { sums[1] / sums[2] / samples as f64 } else { 0.0 };
+        }
+        all
+    };
+    let input = ["--input", "air/wind[n,h,w,c]"];
+    run(1, &[&["predict", "--model", EMULATOR, "--data", &test, "--output", &output], &input[..]].concat());
+    let given = of(&output, "output");
+    let holes = of(&test, "holes");
+    for (view, loss, metric) in [
+        ("area[h]", "mse", "rmse"),
+        ("land[h,w]", "mae", "mae"),
+        ("quality", "huber", "mae"),
+        ("air/wind[n,h,w,1]", "mse", "rmse"),
+    ] {
+        let flags = ["--target", "holes[n,h,w]", "--missing", "mask", "--loss", loss, "--weight", view];
+        let said = found(&[&["--model", EMULATOR], &input[..], &flags].concat(), ["test loss", metric]);
+        let [loss_mean, metric_mean] = means(20, 120, &|n, point| {
+            let error = given[120 * n + point] - holes[120 * n + point];
+            let size = error.abs();
+            let compared = match loss {
+                "mse" => error * error,
+                "huber" if size > 1.0 => size - 0.5,
+                "huber" => error * error / 2.0,
+                _ => size,
+            };
+            let metric = if metric == "rmse" { error * error } else { size };
+            (!error.is_nan()).then(|| (weight(view, n, point), compared, metric))
+        });
+        let metric_mean = if metric == "rmse" { metric_mean.sqrt() } else { metric_mean };
+        near(&said, &[loss_mean, metric_mean], view);
+    }
+    let mlp = ["--model", "mlp", "--classes", "3", "--input", "params", "--loss", "cross-entropy"];
+    let train =
+        ["--target", "kind", "--steps", "2", "--batch", "8", "--data", &test, "--save-weights", &weights];
+    run(1, &[&mlp[..], &train].concat());
+    let mlp = [&mlp[..], &["--init-from", &weights]].concat();
+    run(1, &[&["predict", "--data", &test, "--output", &scores], &mlp[..]].concat());
+    let (given, kinds) = (of(&scores, "output"), of(&test, "kind"));
+    let classes = [0.5, 1.0, 3.0];
+    for (smoothing, view) in [("0", "quality"), ("0.2", "quality"), ("0.2", "ones")] {
+        let flags = ["--target", "kind", "--class-weights", "0.5,1,3", "--label-smoothing", smoothing];
+        let weighed = ["--weight", view];
+        let flags = [&mlp[..], &flags, if view == "ones" { &[] } else { &weighed[..] }].concat();
+        let smoothing: f64 = smoothing.parse().unwrap();
+        // PyTorch's: what is spread over the classes has the weight of each.
+        let expected = means(20, 1, &|n, _| {
+            let scores = &given[3 * n..3 * n + 3];
+            let all = scores.iter().map(|score| score.exp()).sum::<f64>().ln();
+            let own = kinds[n] as usize;
+            let share = |k: usize| smoothing / 3.0 + if k == own { 1.0 - smoothing } else { 0.0 };
+            let loss = (0..3).map(|k| share(k) * classes[k] * (all - scores[k])).sum();
+            let is_right = (0..3).all(|k| scores[own] >= scores[k]);
+            Some((weight(view, n, 0), loss, f64::from(u8::from(is_right))))
+        });
+        let said = found(&flags, ["test loss", "accuracy"]);
+        near(&said[..1], &expected[..1], "cross-entropy");
+        assert!((said[1] - 100.0 * expected[1]).abs() < 0.01, "{said:?}, {expected:?}");
     }
 }
 
@@ -109,8 +213,11 @@ fn a_gpu_has_the_losses_of_the_cpu() {
         place.text("train")
     );
     let mut results = gpu_job::Results::new();
-    let losses = ["cpu", "cuda"].map(|device| results.losses(2, &format!("{flags} --device {device}")));
-    near(&losses[1], &losses[0], "cuda");
+    for weight in ["", "--weight land[h,w]"] {
+        let device = |name| format!("{flags} {weight} --device {name}");
+        let losses = ["cpu", "cuda"].map(|name| results.losses(2, &device(name)));
+        near(&losses[1], &losses[0], "cuda");
+    }
 }
 
 /// Files whose numbers have 16 bits, some of which are missing: `wind` and `heat`, and as long ones `long`.
@@ -150,6 +257,7 @@ fn a_gpu_is_sent_numbers_as_files_have_them() {
     for (ranks, more, variables) in [
         (2, "--batch 4 --loader-threads 1", &[("FAKE_CUDA_DELAYED", "1")][..]),
         (2, "--batch 8 --spatial 2", &[]),
+        (2, "--batch 8 --spatial 2 --weight wind[n,h,w,0]", &[]),
         (2, "--batch 8 --pipeline 2", &[]),
         (1, "--batch 4 --precision bf16", &[]),
     ] {
@@ -191,11 +299,11 @@ fn a_gpu_is_sent_numbers_as_files_have_them() {
 #[test]
 fn a_run_goes_on_in_the_middle_of_an_epoch_with_other_ranks() {
     let place = Place::new();
-    let whole = place.train(1, "whole", "--epochs 2 --batch 8");
+    let whole = place.train(1, "whole", "--epochs 2 --weight area[h] --batch 8");
     let checkpoint = place.text("checkpoints");
-    let first = format!("--epochs 2 --batch 8 --checkpoint {checkpoint} --steps 3");
+    let first = format!("--epochs 2 --weight area[h] --batch 8 --checkpoint {checkpoint} --steps 3");
     place.train(1, "part", &first);
-    let rest = format!("--epochs 2 --batch 4 --checkpoint {checkpoint} --resume auto");
+    let rest = format!("--epochs 2 --weight area[h] --batch 4 --checkpoint {checkpoint} --resume auto");
     let part = place.train(2, "part", &rest);
     near(&series(&part, "steps/loss"), &series(&whole, "steps/loss"), "resumed");
 }
@@ -690,6 +798,15 @@ fn what_does_not_fit_is_said_in_one_message() {
             vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--class-weights", "1"],
             "cross-entropy",
         ),
+        (
+            vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--weight", "area[c]"],
+            "--weight area[c]: it has an axis c of 12 places, and a target has h of 12, w of 10",
+        ),
+        (
+            vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--weight", "flux"],
+            "is no weight; weights are 0 or more",
+        ),
+        (vec!["--input", wind, "--loss", "output:x", "--weight", "flux"], "a loss that is in the network"),
     ] {
         let error = refused(&[(2, &[&fixed[..], &flags].concat())]);
         assert!(error.contains(expected), "{flags:?}: {error}");

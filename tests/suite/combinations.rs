@@ -104,7 +104,7 @@ impl Draw {
             (3, "--accumulation 2"),
             (4, "--clip-norm 0.5"),
             (4, "--ema 0.9"),
-            (4, if model == "emulator" { "" } else { "--label-smoothing 0.1" }),
+            (4, if model == "emulator" { "--weight area[h]" } else { "--label-smoothing 0.1" }),
             (4, "--no-overlap"),
             (6, "--freeze backbone"),
         ] {

@@ -9,7 +9,7 @@
 use crate::support::bound::Bound;
 use crate::support::fake_cuda;
 use crate::support::in_domain;
-use crate::support::objectives::{objectives, operands};
+use crate::support::objectives::{Weighed, objectives, operands};
 
 use std::path::Path;
 use std::process::Command;
@@ -2264,8 +2264,9 @@ fn losses_of_fields_are_what_they_are_defined_to_be() {
         if extents.len() < 2 && is_of_classes {
             continue;
         }
-        for weighted in [false, true].into_iter().take(1 + usize::from(is_of_classes)) {
-            let hosts: Vec<Host> = operands(objective, extents, weighted)
+        let of_classes = [false, true].into_iter().take(1 + usize::from(is_of_classes));
+        for (weighted, weighed) in of_classes.flat_map(|of| Weighed::ALL.map(|weighed| (of, weighed))) {
+            let hosts: Vec<Host> = operands(objective, extents, weighted, weighed)
                 .into_iter()
                 .map(|(extents, values)| Host { spec: spec(&extents), values })
                 .collect();
@@ -2274,7 +2275,7 @@ fn losses_of_fields_are_what_they_are_defined_to_be() {
             let sums = spec(&[extents[0], objective.metric.sums(channels)]);
             let of = FieldLoss { objective, rows: None };
             let (forward, backward) = (Op::FieldLoss(of), Op::Backward(BackwardOp::FieldLoss(of)));
-            let what = format!("{objective:?} {extents:?} {weighted}");
+            let what = format!("{objective:?} {extents:?} {weighted} {weighed:?}");
             // Exponents up to 8, and sums of as many numbers as a lane or a thread and a tree have: up to 32 additions.
             let relative = U * (8.0 + 40.0);
             let run = |device: &dyn Device| {
@@ -2287,13 +2288,15 @@ fn losses_of_fields_are_what_they_are_defined_to_be() {
             let found: Vec<_> = devices.iter().map(|&device| run(device)).collect();
             // Bits do not depend on threads.
             assert!(found.iter().all(|of| *of == found[0]), "{what}");
+            // Weights are multiples of 1/4, and their sums exact.
             let counts = matches!(objective.metric, Metric::Accuracy | Metric::Iou | Metric::Top5);
             let scales = [4.0, if counts { 0.0 } else { 4.0 }, f64::from(SCALARS.gradient_scale)];
             for ((found, expected), scale) in found[0].iter().zip(&expected).zip(scales) {
                 let bounds = expected.iter().map(|&v| relative * (scale + f64::from(v.abs())));
                 close(found, expected, bounds, &what).unwrap();
             }
-            if extents.len() == 2 && is_of_classes && !weighted && objective.metric == Metric::Accuracy {
+            let is_plain = !weighted && weighed == Weighed::Nothing && objective.metric == Metric::Accuracy;
+            if extents.len() == 2 && is_of_classes && is_plain {
                 let labels = hosts[1].values.iter().map(|v| if v.is_nan() { -1.0 } else { *v }).collect();
                 let labels = Host { spec: Spec { dtype: DType::I32, ..spec(&extents[..1]) }, values: labels };
                 let smoothing = objective.smoothing;
@@ -2313,8 +2316,9 @@ fn losses_of_fields_are_what_they_are_defined_to_be() {
 #[test]
 fn losses_of_rows_are_those_of_whole_fields() {
     let extents = [3, 2, 7, 5];
-    for objective in objectives() {
-        let hosts: Vec<Host> = operands(objective, &extents, true)
+    let cases = objectives().into_iter().flat_map(|of| Weighed::ALL.map(|weighed| (of, weighed)));
+    for (objective, weighed) in cases {
+        let hosts: Vec<Host> = operands(objective, &extents, true, weighed)
             .into_iter()
             .map(|(extents, values)| Host { spec: spec(&extents), values })
             .collect();

@@ -392,8 +392,18 @@ fn losses_of_fields() {
         } else {
             output.iter_mut().for_each(|v| *v *= 3.0);
         }
-        let values = case["target"].as_array().unwrap().iter();
-        let values = values.map(|v| v.as_f64().map_or(f32::NAN, |v| v as f32)).collect();
+        let numbers = |key: &str| -> Vec<f32> {
+            let values = case[key].as_array().unwrap().iter();
+            values.map(|v| v.as_f64().map_or(f32::NAN, |v| v as f32)).collect()
+        };
+        let (mut values, weights) = (numbers("target"), numbers("weights"));
+        if !weights.is_empty() {
+            // Behind each sample's target is what its points weigh.
+            let [own, more] = [&values, &weights].map(|all| all.len() / shape[0]);
+            values =
+                values.chunks(own).zip(weights.chunks(more)).flat_map(|(a, b)| [a, b].concat()).collect();
+            target.shape.0 = vec![shape[0], own + more];
+        }
         let mut inputs = vec![(spec.clone(), output), (target, values)];
         if case["weighted"].as_bool().unwrap() {
             let weights = (0..shape[1]).map(|class| 0.5 + class as f32 / 8.0).collect();

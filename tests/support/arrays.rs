@@ -10,7 +10,8 @@ use ndarray::{Array1, Array2, Array3, Array4};
 pub const EMULATOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/emulator.onnx");
 
 /// Writes `air/wind` (N, 12, 10, 2) in compressed chunks of four samples, channels last; `heat` (N, 12, 10), a function
-/// of it; `params` (N, 5), `flux` (N), and `holes`, which is `heat` with a number that is missing.
+/// of it; `params` (N, 5), `flux` (N), and `holes`, which is `heat` with a number that is missing; what may weigh points:
+/// `area` (12), `land` (12, 10), which is 0 or 1, and `quality` (N); and `kind` (N), one of three classes.
 pub fn write(path: &Path, number: usize, samples: usize) {
     let file = File::create(path).unwrap();
     let value = |n: usize, y: usize, x: usize, c: usize| {
@@ -30,6 +31,13 @@ pub fn write(path: &Path, number: usize, samples: usize) {
     build().with_data(&holes).create("holes").unwrap();
     build().with_data(&params).create("params").unwrap();
     build().with_data(&flux).create("flux").unwrap();
+    let area = Array1::from_shape_fn(12, |y| (0.25 * (y as f64 - 5.5)).cos());
+    let land = Array2::from_shape_fn((12, 10), |(y, x)| u8::from((y * x + x) % 3 > 0));
+    let quality = Array1::from_shape_fn(samples, |n| ((n + number) % 4) as f32 / 2.0);
+    build().with_data(&area).create("area").unwrap();
+    build().with_data(&land).create("land").unwrap();
+    build().with_data(&quality).create("quality").unwrap();
+    build().with_data(&Array1::from_shape_fn(samples, |n| (n * n % 3) as u8)).create("kind").unwrap();
 }
 
 /// A file of 64 samples, and the flags that train the emulator from it.

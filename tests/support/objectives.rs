@@ -19,10 +19,28 @@ pub fn objectives() -> Vec<Objective> {
         .collect()
 }
 
+/// What is weighed besides classes: nothing, the places of a sample, each number of its target.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Weighed {
+    Nothing,
+    Places,
+    Numbers,
+}
+
+impl Weighed {
+    pub const ALL: [Weighed; 3] = [Weighed::Nothing, Weighed::Places, Weighed::Numbers];
+}
+
 /// Operands of an output with these extents: it, its target and, of classes, weights of those; each with its extents.
 /// Numbers are up to 4 in size, errors no closer than 1/16 to where a loss has a kink. Every fifth point has no target,
-/// nor has the last sample any.
-pub fn operands(objective: Objective, extents: &[usize], weighted: bool) -> Vec<(Vec<usize>, Vec<f32>)> {
+/// nor has the last sample any. Points weigh up to 1.75, some of them 0; a sample that only fills a batch has weights
+/// that are no numbers.
+pub fn operands(
+    objective: Objective,
+    extents: &[usize],
+    weighted: bool,
+    weighed: Weighed,
+) -> Vec<(Vec<usize>, Vec<f32>)> {
     let mut stream = Stream::new(key(9, Purpose::Synthetic, extents.len() as u32));
     let channels = extents.get(1).copied().unwrap_or(1);
     let count: usize = extents.iter().product();
@@ -43,7 +61,25 @@ pub fn operands(objective: Objective, extents: &[usize], weighted: bool) -> Vec<
     let without = of / extents[0] * (extents[0] - 1);
     let is_none = |at: usize| at % 5 == 4 || extents[0] > 1 && at >= without;
     values.iter_mut().enumerate().filter(|(at, _)| is_none(*at)).for_each(|(_, value)| *value = f32::NAN);
-    let mut all = vec![(extents.to_vec(), output), (target, values)];
+    let own = of / extents[0];
+    let more = match weighed {
+        Weighed::Nothing => 0,
+        Weighed::Places => extents.iter().skip(2).product(),
+        Weighed::Numbers => own,
+    };
+    let target = match more {
+        0 => target,
+        _ => {
+            let places = extents.get(2..).unwrap_or_default();
+            [&[extents[0], (own + more) / places.iter().product::<usize>()], places].concat()
+        }
+    };
+    let samples = values.chunks(own).enumerate().flat_map(|(sample, values)| {
+        let is_padding = extents[0] > 1 && sample + 1 == extents[0];
+        let weight = |at: usize| if is_padding { f32::NAN } else { ((3 * at + sample) % 8) as f32 / 4.0 };
+        values.iter().copied().chain((0..more).map(weight)).collect::<Vec<_>>()
+    });
+    let mut all = vec![(extents.to_vec(), output), (target, samples.collect())];
     if weighted && objective.loss.is_of_classes() {
         all.push((vec![channels], (0..channels).map(|class| 0.5 + class as f32 / channels as f32).collect()));
     }

@@ -115,7 +115,11 @@ impl FieldSet {
 
     fn coding(&self, of_targets: bool) -> Option<FieldCodes> {
         let FieldList { inputs, fields, .. } = &*self.list;
+        // What weighs a target's points comes as numbers, and so does what it is behind.
         let range = if of_targets { *inputs..fields.len() } else { 0..*inputs };
+        if of_targets && self.weights() > 0 {
+            return None;
+        }
         let first = &self.files[0];
         let is_coded =
             |at: usize| self.files.iter().all(|file| file.arrays[at].0.has_codes_of(&first.arrays[at].0));

@@ -156,7 +156,7 @@ impl FieldSet {
         let mut readers = Vec::new();
         let mut moments = Vec::new();
         let place = self.place(index);
-        for at in 0..self.list.fields.len() {
+        for at in 0..self.list.compared {
             if !self.is_measured(at) {
                 moments.resize(moments.len() + 5 * self.list.channels[at], 0.0);
                 continue;

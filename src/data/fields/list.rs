@@ -6,12 +6,14 @@ use crate::error::{Error, Result};
 use crate::fields::ViewSamples;
 use crate::graph::SampleShape;
 
-/// The arrays of a run: those that the network reads, and those that it is to give.
+/// The arrays of a run: those that the network reads, those that it is to give, and what weighs the points of these.
 #[derive(Clone)]
 pub struct FieldList {
     pub fields: Vec<Field>,
     /// How many of them are inputs; they come first.
     pub inputs: usize,
+    /// How many are inputs and targets; behind them is what weighs points, if anything does.
+    pub compared: usize,
     /// As flags have them.
     pub texts: Vec<String>,
     /// Numbers of one sample of each, how many channels these are, and where they begin in the input or target.
@@ -41,7 +43,9 @@ impl FieldList {
     ) -> Result<FieldList> {
         let loss = options.loss();
         let of_classes = options.is_of_classes();
+        let compared = fields.len() - usize::from(options.weight.is_some());
         let mut list = FieldList {
+            compared,
             numbers: shapes.iter().map(FieldShape::numbers).collect(),
             channels: shapes.iter().map(|shape| shape.channels).collect(),
             places: Vec::new(),
@@ -56,13 +60,17 @@ impl FieldList {
         };
         list.places = list.in_order(of_network)?;
         let is_rescaled = |field: &Field| field.log1p || field.rescaling != Rescaling::Nothing;
-        if of_classes && list.fields[list.inputs..].iter().any(is_rescaled) {
+        if list.fields[compared..].iter().any(is_rescaled) {
+            let what = "losses are multiplied by it as it is; leave out what stands behind the view";
+            return Err(Error::usage(format!("--weight {}: {what}", list.texts[compared])));
+        }
+        if of_classes && list.fields[list.inputs..compared].iter().any(is_rescaled) {
             return Err(Error::usage(format!(
                 "--target {}: numbers of classes are not rescaled; leave out what stands behind the view",
                 list.texts[list.inputs]
             )));
         }
-        let channels: usize = list.channels[list.inputs..].iter().sum();
+        let channels: usize = list.channels[list.inputs..compared].iter().sum();
         match of_classes && channels > 1 {
             true => Err(Error::usage(format!(
                 "--target {}: with --loss cross-entropy a target is one number of a class for each place, and this has \
@@ -101,13 +109,37 @@ impl FieldList {
     /// # Errors
     /// `Usage`: arrays of unlike places.
     pub fn target(&self, shapes: &[FieldShape]) -> Result<Vec<usize>> {
-        let targets = &shapes[self.inputs..];
+        let targets = &shapes[self.inputs..self.compared];
         if targets.is_empty() {
             return Ok(Vec::new());
         }
         let target = stacked(targets, &self.texts[self.inputs..], "--target")?;
-        let has_channels = targets.len() > 1 || targets[0].has_channels;
-        Ok(has_channels.then_some(target.channels).into_iter().chain(target.places).collect())
+        Ok(target.axes().into_iter().map(|(_, along)| along).collect())
+    }
+
+    /// The axes along which points of a target are weighed, and which of these the array of weights has: it is the same
+    /// along the others. Channels are none of them where it has none.
+    ///
+    /// # Errors
+    /// `Usage`: it has an axis that the target has not.
+    pub fn weights(&self, shapes: &[FieldShape]) -> Result<Vec<(usize, bool)>> {
+        let Some(weights) = shapes.get(self.compared) else { return Ok(Vec::new()) };
+        let target = stacked(&shapes[self.inputs..self.compared], &self.texts[self.inputs..], "--target")?;
+        let own = weights.axes();
+        let is_other = |axis: &&(char, usize)| !target.axes().contains(axis);
+        if let Some((name, along)) = own.iter().find(is_other) {
+            let axes: Vec<String> =
+                target.axes().iter().map(|(name, along)| format!("{name} of {along}")).collect();
+            return Err(Error::usage(format!(
+                "--weight {}: it has an axis {name} of {along} places, and a target has {}; name in brackets the axes \
+                 that both have",
+                self.texts[self.compared],
+                if axes.is_empty() { "none".into() } else { axes.join(", ") }
+            )));
+        }
+        let counts = |axis: &(char, usize)| axis.0 != 'c' || own.contains(axis);
+        let of = |axis: (char, usize)| (axis.1, own.contains(&axis));
+        Ok(target.axes().into_iter().filter(counts).map(of).collect())
     }
 
     /// Where each field begins in the input or the target: in the order of flags, but inputs that a network has by
@@ -122,7 +154,7 @@ impl FieldList {
             }
             places
         };
-        let (inputs, all) = (self.inputs, self.fields.len());
+        let (inputs, all) = (self.inputs, self.compared);
         let mut order: Vec<usize> = (0..inputs).collect();
         if of_network.len() > 1 {
             let names: Vec<&str> = of_network.iter().map(|(name, _)| *name).collect();
@@ -160,6 +192,8 @@ pub struct FieldShape {
     /// Whether an axis of the array is the channels.
     pub has_channels: bool,
     pub places: Vec<usize>,
+    /// What the axes of these are called: by the view, or as those of space.
+    letters: Vec<char>,
 }
 
 impl FieldShape {
@@ -170,10 +204,18 @@ impl FieldShape {
         let is_bare = letters.iter().all(|letter| matches!(letter, None | Some('s')));
         let has_channels =
             letters.first() == Some(&Some('c')) || (is_bare && [1, 3, 4].contains(&shape.len()));
-        match has_channels {
-            true => FieldShape { channels: shape[0], has_channels, places: shape[1..].to_vec() },
-            false => FieldShape { channels: 1, has_channels, places: shape },
-        }
+        let places = shape[usize::from(has_channels)..].to_vec();
+        let of_space = |at: usize| "whd".chars().nth(shape.len() - 1 - at).unwrap_or('s');
+        let letter =
+            |(at, letter): (usize, &Option<char>)| letter.filter(|_| !is_bare).unwrap_or(of_space(at));
+        let letters = letters.iter().enumerate().map(letter).skip(usize::from(has_channels)).collect();
+        FieldShape { channels: if has_channels { shape[0] } else { 1 }, has_channels, places, letters }
+    }
+
+    /// The axes of a sample, each with its length.
+    fn axes(&self) -> Vec<(char, usize)> {
+        let places = self.letters.iter().copied().zip(self.places.iter().copied());
+        self.has_channels.then_some(('c', self.channels)).into_iter().chain(places).collect()
     }
 
     pub fn numbers(&self) -> usize {
@@ -191,5 +233,7 @@ fn stacked(shapes: &[FieldShape], texts: &[String], flag: &str) -> Result<FieldS
         )));
     }
     let channels = shapes.iter().map(|shape| shape.channels).sum();
-    Ok(FieldShape { channels, has_channels: true, places: shapes[0].places.clone() })
+    let has_channels = shapes.len() > 1 || shapes[0].has_channels;
+    let (places, letters) = (shapes[0].places.clone(), shapes[0].letters.clone());
+    Ok(FieldShape { channels, has_channels, places, letters })
 }

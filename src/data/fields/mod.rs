@@ -46,6 +46,8 @@ pub struct FieldSet {
     image: SampleShape,
     /// The axes of a target, without that of samples.
     target: Vec<usize>,
+    /// The axes of its weights, and which of them their array has.
+    weights: Vec<(usize, bool)>,
     scales: Arc<Vec<FieldScale>>,
     /// For each field the chunks that were decoded last.
     chunks: Arc<Vec<Arc<ChunkCache>>>,
@@ -54,7 +56,7 @@ pub struct FieldSet {
 }
 
 impl FieldSet {
-    /// Opens the arrays of `--input` and `--target`, and reads none of their numbers. `of_network`: the inputs of a
+    /// Opens the arrays of `--input`, `--target` and `--weight`, and reads none of their numbers. `of_network`: the inputs of a
     /// network by their names, each with how many numbers it has of a sample; where there are several each is given an
     /// array, and else all arrays are one behind the other. With ranks each opens some of the files, and all know what
     /// it found; collective.
@@ -79,7 +81,7 @@ impl FieldSet {
         Ok(FieldSet { chunks: other.chunks.clone(), ..self })
     }
 
-    /// What a network reads of a sample, as the first file has it.
+    /// What a network reads of a sample, and how many weights its target has, as the first file has it.
     ///
     /// # Errors
     /// As for `open`.
@@ -88,9 +90,9 @@ impl FieldSet {
         path: &Path,
         options: &FieldOptions,
         of_network: &[(&str, usize)],
-    ) -> Result<SampleShape> {
+    ) -> Result<(SampleShape, usize)> {
         let first = files::of(path).map(|files| files[..1].to_vec());
-        Self::of_files(ranks, path, first, options, of_network).map(|set| set.image)
+        Self::of_files(ranks, path, first, options, of_network).map(|set| (set.image, set.weights()))
     }
 
     fn of_files(
@@ -100,8 +102,14 @@ impl FieldSet {
         options: &FieldOptions,
         of_network: &[(&str, usize)],
     ) -> Result<FieldSet> {
-        let texts: Vec<String> = options.inputs.iter().chain(&options.targets).cloned().collect();
-        let flag = |at: usize| if at < options.inputs.len() { "--input" } else { "--target" };
+        let texts = options.inputs.iter().chain(&options.targets).chain(&options.weight);
+        let texts: Vec<String> = texts.cloned().collect();
+        let (inputs, compared) = (options.inputs.len(), options.inputs.len() + options.targets.len());
+        let flag = |at: usize| match at {
+            at if at < inputs => "--input",
+            at if at < compared => "--target",
+            _ => "--weight",
+        };
         let fields = texts.iter().enumerate().map(|(at, text)| {
             text.parse::<Field>().map_err(|what| Error::usage(format!("{}: {what}", flag(at))))
         });
@@ -112,6 +120,7 @@ impl FieldSet {
             files[0].arrays.iter().map(|(_, samples)| FieldShape::of(samples)).collect();
         let list = FieldList::new(options, (fields, texts), &shapes, of_network)?;
         let (image, target) = (list.image(&shapes, of_network)?, list.target(&shapes)?);
+        let weights = list.weights(&shapes)?;
         let mut before = vec![0];
         for file in &files {
             before.push(before[before.len() - 1] + file.len());
@@ -125,7 +134,7 @@ impl FieldSet {
             scale: vec![1.0; list.channels[at]],
             shift: vec![0.0; list.channels[at]],
         };
-        let scales = (0..list.fields.len()).map(unscaled).collect();
+        let scales = (0..list.compared).map(unscaled).collect();
         let chunks = (0..list.fields.len()).map(|_| Arc::new(ChunkCache::default())).collect();
         Ok(FieldSet {
             list: Arc::new(list),
@@ -133,6 +142,7 @@ impl FieldSet {
             before: Arc::new(before),
             image,
             target,
+            weights,
             scales: Arc::new(scales),
             chunks: Arc::new(chunks),
             codes: Arc::default(),
@@ -146,7 +156,7 @@ impl FieldSet {
 
     /// The axes of a target, without that of samples; `None` where there is none.
     pub fn target(&self) -> Option<&[usize]> {
-        Some(&self.target[..]).filter(|_| self.list.fields.len() > self.list.inputs)
+        Some(&self.target[..]).filter(|_| self.list.compared > self.list.inputs)
     }
 
     /// How long a target is along the first axis of space of what a network reads, where it has as many as that.
@@ -154,9 +164,18 @@ impl FieldSet {
         self.target.len().checked_sub(self.image.len() - 1).map(|axis| self.target[axis])
     }
 
-    /// Numbers of a target.
+    /// Numbers of a target, with the weights behind it.
     pub fn target_len(&self) -> usize {
-        self.target().map_or(usize::from(self.list.in_network), |target| target.iter().product())
+        let own = self.target().map_or(usize::from(self.list.in_network), |target| target.iter().product());
+        own + self.weights()
+    }
+
+    /// Weights of a target's points.
+    fn weights(&self) -> usize {
+        match self.list.fields.len() > self.list.compared {
+            true => self.weights.iter().map(|(along, _)| along).product(),
+            false => 0,
+        }
     }
 
     /// The unit of what the target's numbers were before they were rescaled, where its file says it.
@@ -239,7 +258,7 @@ impl FieldSet {
         let fits = |(scale, channels): (&FieldScale, usize)| {
             scale.scale.len() == channels && scale.shift.len() == channels
         };
-        let (all, inputs) = (self.list.fields.len(), self.list.inputs);
+        let (all, inputs) = (self.list.compared, self.list.inputs);
         let are_as_many = scales.len() == all || (all == inputs && scales.len() > all);
         if !are_as_many || !scales.iter().zip(lengths).all(fits) {
             let names =
@@ -368,6 +387,51 @@ impl FieldSet {
                 CodesMut::Numbers(part) => self.numbers(&place, (at, rows), readers, &mut part[own])?,
                 CodesMut::Bytes(part) => self.coded(&place, (at, rows), readers, &mut part[own])?,
                 CodesMut::Words(part) => self.coded(&place, (at, rows), readers, &mut part[own])?,
+            }
+        }
+        match &mut parts[1] {
+            CodesMut::Numbers(target) if self.weights() > 0 => self.weigh(&place, rows[1], readers, target),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the weights of a sample's points behind its target, or those of some of its rows.
+    fn weigh(
+        &self,
+        place: &SamplePlace,
+        rows: Option<&Range<usize>>,
+        readers: &mut Vec<ArrayReader>,
+        target: &mut [f32],
+    ) -> Result<()> {
+        let (at, mut axes) = (self.list.compared, self.weights.clone());
+        let mut own = None;
+        if let Some((rows, axis)) = rows.zip(axes.len().checked_sub(self.image.len() - 1)) {
+            axes[axis].0 = rows.len();
+            let behind = axes[axis..].iter().filter(|(_, has)| *has).count();
+            own = Some((behind, rows)).filter(|_| axes[axis].1);
+        }
+        let (array, samples) = &place.0.arrays[at];
+        let mut weights = vec![0.0; axes.iter().filter(|(_, has)| *has).map(|(along, _)| along).product()];
+        self.reader(at, readers).read_rows(array, samples, Self::index(place, at), own, &mut weights)?;
+        if let Some(weight) = weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
+            let what = if weight.is_nan() {
+                "a weight is missing or none (NaN)".into()
+            } else {
+                format!("{weight} is no weight")
+            };
+            return Err(self.wrong(place, at, &BadNumber(what, "weights are 0 or more")));
+        }
+        let grid: Vec<usize> = axes.iter().map(|&(along, _)| along).collect();
+        let along = grid.last().copied().unwrap_or(1);
+        let from = target.len() - grid.iter().product::<usize>();
+        for (line, to) in target[from..].chunks_exact_mut(along).enumerate() {
+            // The first of a line's weights: the last axis of which there is none has no place.
+            let places = place_in(&grid, line * along);
+            let known = axes.iter().zip(places).filter(|((_, has), _)| *has);
+            let first = known.fold(0, |first, ((along, _), place)| first * along + place);
+            match axes.last() {
+                Some((_, true)) => to.copy_from_slice(&weights[first..first + along]),
+                _ => to.fill(weights[first]),
             }
         }
         Ok(())

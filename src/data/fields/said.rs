@@ -43,8 +43,12 @@ impl FieldSet {
             )
         };
         let list = |range: Range<usize>| range.map(of).collect::<Vec<_>>().join(", ");
-        let (inputs, count) = (self.list.inputs, self.list.fields.len());
-        let gives = if count > inputs { format!(" gives {}", list(inputs..count)) } else { String::new() };
+        let (inputs, compared, count) = (self.list.inputs, self.list.compared, self.list.fields.len());
+        let said = |what: &str, range: Range<usize>| match range.is_empty() {
+            true => String::new(),
+            false => format!("{what} {}", list(range)),
+        };
+        let gives = said(" gives", inputs..compared) + &said(", weighed by", compared..count);
         let mut lines =
             vec![all, format!("a sample: {}{gives}; the first is {}", list(0..inputs), self.name(0))];
         lines.extend(self.files[0].arrays.iter().zip(&self.list.texts).filter_map(|((array, _), text)| {

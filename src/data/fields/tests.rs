@@ -74,6 +74,84 @@ fn an_array_without_one_of_the_axes_of_samples_is_the_same_along_it_and_that_is_
     assert!(lines.contains(&"the same for all samples: mask[t,w] along n".to_string()), "{lines:?}");
 }
 
+/// Whatever axes an array of weights has, and in which order: it is the same along the others, also of some rows.
+#[test]
+fn weights_are_behind_targets_and_the_same_along_axes_that_they_lack() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("w.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let extents = [('n', 3), ('c', 2), ('h', 4), ('w', 5)];
+    let number =
+        |places: [usize; 4]| (1000 * places[0] + 100 * places[1] + 10 * places[2] + places[3]) as f32;
+    let of_axes = |subset: usize| (0..4).filter(move |axis| subset >> axis & 1 == 1);
+    for subset in 0..16usize {
+        let mut order: Vec<usize> = of_axes(subset).collect();
+        if subset.is_multiple_of(3) {
+            order.reverse();
+        }
+        let shape: Vec<usize> = order.iter().map(|&axis| extents[axis].1).chain([1]).collect();
+        let values = ndarray::ArrayD::from_shape_fn(shape, |at| {
+            let mut places = [0; 4];
+            order.iter().enumerate().for_each(|(place, &axis)| places[axis] = at[place]);
+            number(places)
+        });
+        file.new_dataset_builder().with_data(&values).create(&*format!("of{subset}")).unwrap();
+        if subset == 15 {
+            file.new_dataset_builder().with_data(&(-values)).create("negative").unwrap();
+        }
+    }
+    file.close().unwrap();
+    let view = |name: &str, subset: usize| {
+        let mut axes: Vec<String> = of_axes(subset).map(|axis| extents[axis].0.to_string()).collect();
+        if subset.is_multiple_of(3) {
+            axes.reverse();
+        }
+        axes.push("0".into());
+        format!("{name}[{}]", axes.join(","))
+    };
+    let open = |weight: String| {
+        let target = view("of15", 15);
+        let fields = FieldOptions { weight: Some(weight), ..options(&[&target], &[&target]) };
+        FieldSet::open(None, &path, &fields, &[])
+    };
+    for (subset, rows) in (0..16).flat_map(|subset| [(subset, 0..4), (subset, 1..3)]) {
+        let set = open(view(&format!("of{subset}"), subset)).unwrap();
+        let height = rows.len();
+        let channels = if subset & 2 == 0 { 1 } else { 2 };
+        assert_eq!(set.target_len(), (2 + channels) * 20);
+        let mut sample = [vec![0.0; 40], vec![f32::NAN; (2 + channels) * height * 5]];
+        let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+        let cut = Some(&rows).filter(|rows| rows.len() < 4);
+        set.read_sample(2, parts, [None, cut], &mut Vec::new()).unwrap();
+        let points = |channels| {
+            let rows = rows.clone();
+            (0..channels).flat_map(move |c| rows.clone().flat_map(move |h| (0..5).map(move |w| [2, c, h, w])))
+        };
+        let own = |places: [usize; 4]| {
+            let mut own = [0; 4];
+            of_axes(subset).for_each(|axis| own[axis] = places[axis]);
+            number(own)
+        };
+        let expected: Vec<f32> = points(2).map(number).chain(points(channels).map(own)).collect();
+        assert_eq!(sample[1], expected, "{subset} {rows:?}");
+    }
+    let set = open(view("negative", 15)).unwrap();
+    let mut sample = [vec![0.0; 40], vec![0.0; 80]];
+    let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+    let error = set.read_sample(1, parts, [None; 2], &mut Vec::new()).err().unwrap().message;
+    assert!(error.contains("sample w.h5 n 1: -1000 is no weight; weights are 0 or more"), "{error}");
+    for (weight, expected) in [
+        (
+            view("of14", 14) + ":standard",
+            "--weight of14[c,h,w,0]:standard: losses are multiplied by it as it is",
+        ),
+        ("of8[h,0]".into(), "it has an axis h of 5 places, and a target has c of 2, h of 4, w of 5"),
+    ] {
+        let error = open(weight).err().unwrap().message;
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
 /// Images cut by rows: a rank decodes only the chunks that hold its own.
 #[test]
 fn rows_of_a_sample_are_read_alone() {

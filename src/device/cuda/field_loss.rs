@@ -23,7 +23,9 @@ struct Extents {
     channels: usize,
     /// Of the target of a sample.
     points: usize,
-    /// Whether a sample is a row of scores, whole and without weights of classes.
+    /// Numbers from one target to the next: weights of points are behind them.
+    apart: usize,
+    /// Whether a sample is a row of scores, whole and without weights of classes or points.
     is_row: bool,
 }
 
@@ -33,10 +35,14 @@ impl Extents {
             return Err(Error::internal(format!("{} inputs of a field's loss", request.inputs.len())));
         };
         let (samples, channels) = (output.shape.batch(), output.shape.channels());
-        let points = target.shape.per_sample();
-        let is_one = points == 1 && request.inputs.len() == 2 && of.rows.is_none();
+        let apart = target.shape.per_sample();
+        let points = match of.objective.loss.is_of_classes() {
+            true => output.shape.per_sample() / channels,
+            false => output.shape.per_sample(),
+        };
+        let is_one = apart == 1 && request.inputs.len() == 2 && of.rows.is_none();
         let is_row = of.objective.loss.is_of_classes() && is_one;
-        Ok(Extents { of, samples, channels, points, is_row })
+        Ok(Extents { of, samples, channels, points, apart, is_row })
     }
 
     fn parts(&self) -> usize {
@@ -64,7 +70,7 @@ fn layouts(request: &KernelRequest) -> [Vec<Layout>; 2] {
     [inputs, request.outputs.iter().map(plain).collect()]
 }
 
-/// output, target, weights? → losses, sums; of a part of the rows their totals
+/// output, target, class weights? → losses, sums; of a part of the rows their totals
 pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
     let (extents, objective) = (Extents::of(request, of)?, of.objective);
     let [inputs, outputs] = layouts(request);
@@ -107,7 +113,7 @@ fn add_up(
     partials: &DeviceMemory,
     totals: &DeviceMemory,
 ) -> Result<()> {
-    let Extents { of, samples, channels, points, .. } = *extents;
+    let Extents { of, samples, channels, points, apart, .. } = *extents;
     let objective = of.objective;
     let (parts, metric) = (extents.parts(), Int(objective.metric as usize));
     let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
@@ -121,6 +127,7 @@ fn add_up(
             Int(samples),
             Int(channels),
             Long(points),
+            Long(apart),
             Int(parts),
             Float(objective.smoothing),
             metric,
@@ -128,8 +135,17 @@ fn add_up(
         operands.launch("field_cross_entropy", grid, &arguments)?;
     } else {
         let loss = Int(objective.loss as usize);
-        let arguments =
-            [output, target, Memory(partials), Int(samples), Long(points), Int(parts), loss, metric];
+        let arguments = [
+            output,
+            target,
+            Memory(partials),
+            Int(samples),
+            Long(points),
+            Long(apart),
+            Int(parts),
+            loss,
+            metric,
+        ];
         operands.launch("field_numbers", grid, &arguments)?;
     }
     let width = extents.width();
@@ -192,16 +208,17 @@ fn label(operands: &mut Operands, extents: &Extents, labels: &DeviceMemory) -> R
     operands.launch("field_labels", operands.gpu.blocks(samples), &arguments)
 }
 
-/// output, target, weights? → d output
+/// output, target, class weights? → d output
 pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
     let (extents, objective) = (Extents::of(request, of)?, of.objective);
-    let Extents { samples, channels, points, is_row, .. } = extents;
+    let Extents { samples, channels, points, apart, is_row, .. } = extents;
     let [inputs, outputs] = layouts(request);
     let bind = move |operands: &mut Operands| {
         let scalars = operands.gpu.scalars.clone();
         let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
         let (gradient, divisor) = (Memory(&operands.outputs[0]), Float(of.divisor(points)));
         let n = samples * points;
+        let [all, points, apart] = [n, points, apart].map(Long);
         if is_row {
             let labels = operands.scratch(4 * samples);
             label(operands, &extents, &labels)?;
@@ -228,7 +245,8 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result
                 gradient,
                 Int(samples),
                 Int(channels),
-                Long(points),
+                points,
+                apart,
                 divisor,
                 Float(objective.smoothing),
                 Memory(&scalars),
@@ -236,7 +254,7 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result
             operands.launch("field_cross_entropy_backward", operands.gpu.blocks(n), &arguments)
         } else {
             let loss = Int(objective.loss as usize);
-            let arguments = [output, target, gradient, Long(n), divisor, loss, Memory(&scalars)];
+            let arguments = [output, target, gradient, all, points, apart, divisor, loss, Memory(&scalars)];
             operands.launch("field_numbers_backward", operands.gpu.blocks(n), &arguments)
         }
     };

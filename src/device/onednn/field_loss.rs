@@ -38,6 +38,8 @@ struct Extents {
     channels: usize,
     /// Points of a channel of the output.
     points: usize,
+    /// Weights behind a sample's target: none, one for each place of a channel, or one for each number.
+    weights: usize,
 }
 
 impl Extents {
@@ -48,9 +50,11 @@ impl Extents {
         };
         let (samples, channels) = (output.shape.batch(), output.shape.channels());
         let points = output.shape.0.iter().skip(2).product();
-        let extents = Extents { of, objective: of.objective, samples, channels, points };
+        let mut extents = Extents { of, objective: of.objective, samples, channels, points, weights: 0 };
+        extents.weights = target.shape.per_sample().saturating_sub(extents.per_sample());
         let are_reals = specs.iter().chain(results).all(|spec| spec.dtype.is_real());
-        let fits = target.shape.elements() == samples * extents.per_sample()
+        let fits = target.shape.elements() == samples * (extents.per_sample() + extents.weights)
+            && [0, points, extents.per_sample()].contains(&extents.weights)
             && specs.get(2).is_none_or(|weights| extents.is_of_classes() && weights.shape.0 == [channels]);
         if !(are_reals && fits && extents.per_sample() > 0 && target.dtype == DType::F32) {
             let text = format!("a loss of an output {} and a target {}", output.shape, target.shape);
@@ -84,9 +88,11 @@ impl Extents {
         1 + self.of.totals(self.channels)
     }
 
-    /// Where a sample's output lies, and its target.
-    fn of_sample(&self, sample: usize) -> [Range<usize>; 2] {
-        [self.channels * self.points, self.per_sample()].map(|each| sample * each..(sample + 1) * each)
+    /// Where a sample's output lies, its target, and the weights of its points.
+    fn of_sample(&self, sample: usize) -> [Range<usize>; 3] {
+        let (each, own) = (self.channels * self.points, self.per_sample());
+        let (target, end) = (sample * (own + self.weights), (sample + 1) * (own + self.weights));
+        [sample * each..(sample + 1) * each, target..target + own, target + own..end]
     }
 }
 
@@ -96,7 +102,7 @@ fn plain_layouts(engine: &Engine, request: &KernelRequest) -> Result<[Vec<Layout
     Ok([inputs.collect::<Result<_>>()?, results.collect::<Result<_>>()?])
 }
 
-/// output, target, weights? → losses, sums; of a part of the rows their totals
+/// output, target, class weights? → losses, sums; of a part of the rows their totals
 pub fn forward_pass(
     engine: &Engine,
     workers: &Rc<Workers>,
@@ -164,7 +170,7 @@ pub fn means(engine: &Engine, request: &KernelRequest, of: FieldLoss) -> Result<
     Ok(kernel.with_workspace(size_of::<f64>() * count))
 }
 
-/// output, target, weights? → d output
+/// output, target, class weights? → d output
 pub fn backward(
     engine: &Engine,
     workers: &Rc<Workers>,
@@ -225,6 +231,7 @@ struct Fields<'a> {
     extents: Extents,
     output: &'a [f32],
     target: &'a [f32],
+    /// Of classes.
     weights: Option<&'a [f32]>,
 }
 
@@ -241,9 +248,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether `loss` has the loops: each sample is a row of scores.
+    /// Whether `loss` has the loops: each sample is a row of scores, and none weighs more than others.
     fn is_rows(&self) -> bool {
-        self.extents.is_of_classes() && self.extents.points == 1
+        let Extents { points, weights, .. } = self.extents;
+        self.extents.is_of_classes() && (points, weights) == (1, 0) && self.weights.is_none()
     }
 
     /// The class that a target names; none of one that is NaN, or no class.
@@ -252,10 +260,6 @@ impl<'a> Fields<'a> {
             .contains(&value)
             .then_some(value as usize)
             .filter(|&k| k as f32 == value)
-    }
-
-    fn weight(&self, class: usize) -> f32 {
-        self.weights.map_or(1.0, |weights| weights[class])
     }
 
     /// Adds up a piece.
@@ -277,25 +281,35 @@ impl<'a> Fields<'a> {
 
     /// Adds up a sample that is one row of scores.
     fn add_row(&self, sample: usize, totals: &mut [f64]) {
-        let [row, target] = self.extents.of_sample(sample);
+        let [row, target, _] = self.extents.of_sample(sample);
         let (row, value) = (&self.output[row], self.target[target.start]);
         let Some(class) = self.class(value) else {
             totals[WRONG] = f64::from(value);
             return;
         };
         let loss = cross_entropy(row, LossTarget { class, other: None }, self.extents.objective.smoothing);
-        totals[LOSS] = f64::from(self.weight(class) * loss);
+        totals[LOSS] = f64::from(loss);
         let most = largest(row);
         let found = row.iter().position(|&v| v == most).filter(|_| row.iter().all(|v| !v.is_nan()));
-        self.count(class, found, |k| row[k], totals);
+        self.count(class, found, 1.0, |k| row[k], totals);
     }
 
     /// Counts a point of this class for the metric: the class that is found, if any, and its scores.
     #[inline(always)]
-    fn count(&self, class: usize, found: Option<usize>, score: impl Fn(usize) -> f32, totals: &mut [f64]) {
+    fn count(
+        &self,
+        class: usize,
+        found: Option<usize>,
+        weight: f32,
+        score: impl Fn(usize) -> f32,
+        totals: &mut [f64],
+    ) {
         let channels = self.extents.channels;
-        totals[COUNT] += 1.0;
+        let weighed = |is_right: bool| if is_right { f64::from(weight) } else { 0.0 };
+        totals[COUNT] += f64::from(weight);
         match self.extents.objective.metric {
+            // Points are counted as they are.
+            Metric::Iou if weight == 0.0 => {}
             Metric::Iou => {
                 totals[FIRST + 2 * channels + class] += 1.0;
                 found.into_iter().for_each(|found| totals[FIRST + channels + found] += 1.0);
@@ -305,9 +319,9 @@ impl<'a> Fields<'a> {
                 let own = score(class);
                 let before = |k: &usize| score(*k) > own || (score(*k) == own && *k < class);
                 let is_among = found.is_some() && (0..channels).filter(before).count() < 5;
-                totals[FIRST] += f64::from(u8::from(is_among));
+                totals[FIRST] += weighed(is_among);
             }
-            _ => totals[FIRST] += f64::from(u8::from(found == Some(class))),
+            _ => totals[FIRST] += weighed(found == Some(class)),
         }
     }
 
@@ -318,16 +332,17 @@ impl<'a> Fields<'a> {
         let mut losses = [0f32; CHUNK];
         for first in points.clone().step_by(CHUNK) {
             let chunk = self.chunk(sample, first..points.end.min(first + CHUNK));
+            let weights = self.weights_of(sample, first);
             let mut scores = PointScores::new();
             scores.find_largest(&chunk);
-            scores.weigh(&chunk, self.weights);
-            scores.compare(&chunk, objective.smoothing);
-            scores.add_losses(chunk.target, objective.smoothing, &mut losses);
+            scores.weigh(&chunk, self.weights, objective.smoothing);
+            scores.compare(&chunk, self.weights, objective.smoothing);
+            scores.add_losses(chunk.target, &weights, &mut losses);
             for (i, (&value, &found)) in chunk.target.iter().zip(&scores.found).enumerate() {
                 match self.class(value) {
                     Some(class) => {
                         let found = (found >= 0.0).then_some(found as usize);
-                        self.count(class, found, |k| chunk.row(k)[i], totals);
+                        self.count(class, found, weights[i], |k| chunk.row(k)[i], totals);
                     }
                     None if value.is_nan() => {}
                     None => totals[WRONG] = f64::from(value),
@@ -340,58 +355,72 @@ impl<'a> Fields<'a> {
     /// Some points of a sample.
     #[inline(always)]
     fn chunk(&self, sample: usize, points: Range<usize>) -> ChunkOfScores<'a> {
-        let [output, target] = self.extents.of_sample(sample);
+        let [output, target, _] = self.extents.of_sample(sample);
         let target = &self.target[target][points.clone()];
         let Extents { channels, points: apart, .. } = self.extents;
         ChunkOfScores { output: &self.output[output], target, channels, apart, first: points.start }
     }
 
+    /// What the points of a chunk of a sample weigh, from its first one on.
+    #[inline(always)]
+    fn weights_of(&self, sample: usize, first: usize) -> [f32; CHUNK] {
+        let [.., own] = self.extents.of_sample(sample);
+        let (own, mut weights) = (&self.target[own], [1.0; CHUNK]);
+        let mut to = &mut weights[..];
+        let mut at = if own.is_empty() { 0 } else { first % own.len() };
+        while !own.is_empty() && !to.is_empty() {
+            let count = to.len().min(own.len() - at);
+            let (part, rest) = to.split_at_mut(count);
+            part.copy_from_slice(&own[at..at + count]);
+            (to, at) = (rest, 0);
+        }
+        weights
+    }
+
     #[inline(always)]
     fn add_numbers(&self, piece: usize, totals: &mut [f64]) {
         let Objective { loss, metric, .. } = self.extents.objective;
-        let (outputs, targets) = self.numbers(piece);
-        let mut lanes = [[0f32; CHUNK]; 4];
-        for (output, target) in outputs.chunks(CHUNK).zip(targets.chunks(CHUNK)) {
-            totals[COUNT] += f64::from(target.iter().map(|v| u32::from(!v.is_nan())).sum::<u32>());
-            let [losses, first, second, third] = &mut lanes;
+        let mut lanes = [[0f32; CHUNK]; 5];
+        for (_, points) in self.numbers(piece) {
+            let [losses, counts, first, second, third] = &mut lanes;
             match loss {
-                Loss::Bce => add(losses, output, target, binary_cross_entropy),
-                Loss::Mae => add(losses, output, target, |y, t| (y - t).abs()),
-                Loss::Huber => add(losses, output, target, huber),
-                Loss::Output => add(losses, output, target, |y, _| y),
-                Loss::Mse | Loss::CrossEntropy => add(losses, output, target, |y, t| (y - t) * (y - t)),
+                Loss::Bce => add(losses, &points, binary_cross_entropy),
+                Loss::Mae => add(losses, &points, |y, t| (y - t).abs()),
+                Loss::Huber => add(losses, &points, huber),
+                Loss::Output => add(losses, &points, |y, _| y),
+                Loss::Mse | Loss::CrossEntropy => add(losses, &points, |y, t| (y - t) * (y - t)),
             }
+            add(counts, &points, |_, _| 1.0);
             match (metric, loss) {
                 (Metric::Accuracy, _) => {
-                    add(first, output, target, |y, t| if (y > 0.0) == (t > 0.5) { 1.0 } else { 0.0 });
+                    add(first, &points, |y, t| if (y > 0.0) == (t > 0.5) { 1.0 } else { 0.0 });
                 }
-                (Metric::Mae, Loss::Bce) => add(first, output, target, |y, t| (sigmoid(y) - t).abs()),
-                (Metric::Mae, _) => add(first, output, target, |y, t| (y - t).abs()),
-                (_, Loss::Bce) => add(first, output, target, |y, t| (sigmoid(y) - t) * (sigmoid(y) - t)),
-                _ => add(first, output, target, |y, t| (y - t) * (y - t)),
+                (Metric::Mae, Loss::Bce) => add(first, &points, |y, t| (sigmoid(y) - t).abs()),
+                (Metric::Mae, _) => add(first, &points, |y, t| (y - t).abs()),
+                (_, Loss::Bce) => add(first, &points, |y, t| (sigmoid(y) - t) * (sigmoid(y) - t)),
+                _ => add(first, &points, |y, t| (y - t) * (y - t)),
             }
             if metric == Metric::R2 {
-                add(second, output, target, |_, t| t);
-                add(third, output, target, |_, t| t * t);
+                add(second, &points, |_, t| t);
+                add(third, &points, |_, t| t * t);
             }
         }
         let sum = |lanes: &[f32; CHUNK]| lanes.iter().copied().map(f64::from).sum();
-        totals[LOSS] = sum(&lanes[0]);
-        totals[FIRST..].iter_mut().zip(&lanes[1..]).for_each(|(total, lanes)| *total = sum(lanes));
+        totals[LOSS..].iter_mut().zip(&lanes).for_each(|(total, lanes)| *total = sum(lanes));
     }
 
-    /// What a piece has of output and target, which are alike.
+    /// The chunks of a piece, and where each lies in the output.
     #[inline(always)]
-    fn numbers(&self, piece: usize) -> (&'a [f32], &'a [f32]) {
-        let at = self.place(piece);
-        (&self.output[at.clone()], &self.target[at])
-    }
-
-    #[inline(always)]
-    fn place(&self, piece: usize) -> Range<usize> {
+    fn numbers(&self, piece: usize) -> impl Iterator<Item = (Range<usize>, ChunkOfNumbers<'a>)> {
         let (sample, points) = self.extents.piece(piece);
-        let [own, _] = self.extents.of_sample(sample);
-        own.start + points.start..own.start + points.end
+        let [output, target, _] = self.extents.of_sample(sample);
+        points.clone().step_by(CHUNK).map(move |first| {
+            let own = first..points.end.min(first + CHUNK);
+            let place = output.start + own.start..output.start + own.end;
+            let weights = self.weights_of(sample, first);
+            let (output, target) = (&self.output[place.clone()], &self.target[target.clone()][own]);
+            (place, ChunkOfNumbers { output, target, weights })
+        })
     }
 
     /// Writes the gradient of a piece.
@@ -411,12 +440,11 @@ impl<'a> Fields<'a> {
     }
 
     fn differentiate_row(&self, sample: usize, gradient: Numbers, scale: f32) {
-        let [row, target] = self.extents.of_sample(sample);
+        let [row, target, _] = self.extents.of_sample(sample);
         // SAFETY: each sample has its own.
         let gradient = unsafe { gradient.part_mut(row.clone()) };
         match self.class(self.target[target.start]) {
             Some(class) => {
-                let scale = self.weight(class) * scale;
                 let smoothing = self.extents.objective.smoothing;
                 softmax_gradient(&self.output[row], LossTarget { class, other: None }, smoothing, gradient);
                 gradient.iter_mut().for_each(|gradient| *gradient *= scale);
@@ -429,14 +457,15 @@ impl<'a> Fields<'a> {
     fn differentiate_classes(&self, piece: usize, gradient: Numbers, scale: f32) {
         let Extents { objective, channels, .. } = self.extents;
         let (sample, points) = self.extents.piece(piece);
-        let [output, _] = self.extents.of_sample(sample);
+        let [output, ..] = self.extents.of_sample(sample);
         let everywhere = objective.smoothing / channels as f32;
         for first in points.clone().step_by(CHUNK) {
             let chunk = self.chunk(sample, first..points.end.min(first + CHUNK));
             let count = chunk.target.len();
+            let weights = self.weights_of(sample, first);
             let mut scores = PointScores::new();
             scores.find_largest(&chunk);
-            scores.weigh(&chunk, self.weights);
+            scores.weigh(&chunk, self.weights, objective.smoothing);
             let row_of = |class: usize| {
                 let at = output.start + class * chunk.apart + first;
                 // SAFETY: each piece has its own points.
@@ -450,14 +479,14 @@ impl<'a> Fields<'a> {
                 }
             }
             for i in 0..count {
-                scores.sum[i] = 1.0 / scores.sum[i];
-                scores.weight[i] *= scale;
+                scores.sum[i] = (scores.weight[i] + scores.everywhere) / scores.sum[i];
             }
             for class in 0..channels {
                 let (target, gradient, number) = (chunk.target, row_of(class), class as f32);
+                let everywhere = self.weights.map_or(everywhere, |weights| everywhere * weights[class]);
                 for i in 0..count {
-                    let aim = if target[i] == number { 1.0 - objective.smoothing } else { 0.0 };
-                    let slope = (gradient[i] * scores.sum[i] - everywhere - aim) * scores.weight[i];
+                    let aim = if target[i] == number { scores.weight[i] } else { 0.0 };
+                    let slope = (gradient[i] * scores.sum[i] - everywhere - aim) * (weights[i] * scale);
                     gradient[i] = if target[i].is_nan() { 0.0 } else { slope };
                 }
             }
@@ -466,15 +495,16 @@ impl<'a> Fields<'a> {
 
     #[inline(always)]
     fn differentiate_numbers(&self, piece: usize, gradient: Numbers, scale: f32) {
-        let (output, target) = self.numbers(piece);
-        // SAFETY: each piece has its own points.
-        let to = unsafe { gradient.part_mut(self.place(piece)) };
-        match self.extents.objective.loss {
-            Loss::Bce => each(to, output, target, |y, t| (sigmoid(y) - t) * scale),
-            Loss::Mae => each(to, output, target, |y, t| sign(y - t) * scale),
-            Loss::Huber => each(to, output, target, |y, t| (y - t).clamp(-1.0, 1.0) * scale),
-            Loss::Output => each(to, output, target, |_, _| scale),
-            Loss::Mse | Loss::CrossEntropy => each(to, output, target, |y, t| 2.0 * (y - t) * scale),
+        for (place, points) in self.numbers(piece) {
+            // SAFETY: each piece has its own points.
+            let to = unsafe { gradient.part_mut(place) };
+            match self.extents.objective.loss {
+                Loss::Bce => each(to, &points, |y, t| (sigmoid(y) - t) * scale),
+                Loss::Mae => each(to, &points, |y, t| sign(y - t) * scale),
+                Loss::Huber => each(to, &points, |y, t| (y - t).clamp(-1.0, 1.0) * scale),
+                Loss::Output => each(to, &points, |_, _| scale),
+                Loss::Mse | Loss::CrossEntropy => each(to, &points, |y, t| 2.0 * (y - t) * scale),
+            }
         }
     }
 }
@@ -488,6 +518,22 @@ in_wide_registers! {
 in_wide_registers! {
     fn differentiate [] (fields: &Fields, piece: usize, gradient: Numbers, scale: f32) {
         fields.differentiate_anywhere(piece, gradient, scale);
+    }
+}
+
+/// Some numbers of an output, their targets and what they weigh.
+struct ChunkOfNumbers<'a> {
+    output: &'a [f32],
+    target: &'a [f32],
+    weights: [f32; CHUNK],
+}
+
+impl ChunkOfNumbers<'_> {
+    /// Each point: output, target, weight.
+    #[inline(always)]
+    fn points(&self) -> impl Iterator<Item = (f32, f32, f32)> {
+        let pairs = self.output.iter().zip(self.target);
+        pairs.zip(&self.weights).map(|((&y, &t), &weight)| (y, t, weight))
     }
 }
 
@@ -516,11 +562,13 @@ struct PointScores {
     found: [f32; CHUNK],
     /// Σ e^v.
     sum: [f32; CHUNK],
-    /// That of the target's class, and the mean of all.
+    /// That of the target's class, and the sum of all, each times what is smoothed over its class.
     own: [f32; CHUNK],
-    mean: [f32; CHUNK],
-    /// Of the target's class.
+    spread: [f32; CHUNK],
+    /// What the target's class has by itself of a loss: its weight, less what is smoothed; and what all classes have of
+    /// any point.
     weight: [f32; CHUNK],
+    everywhere: f32,
 }
 
 impl PointScores {
@@ -532,8 +580,9 @@ impl PointScores {
             found: zeros,
             sum: zeros,
             own: zeros,
-            mean: zeros,
-            weight: [1.0; CHUNK],
+            spread: zeros,
+            weight: zeros,
+            everywhere: 0.0,
         }
     }
 
@@ -550,18 +599,23 @@ impl PointScores {
     }
 
     #[inline(always)]
-    fn weigh(&mut self, chunk: &ChunkOfScores, weights: Option<&[f32]>) {
-        for (class, &of_class) in weights.into_iter().flatten().enumerate() {
+    fn weigh(&mut self, chunk: &ChunkOfScores, weights: Option<&[f32]>, smoothing: f32) {
+        let Some(weights) = weights else {
+            (self.weight, self.everywhere) = ([1.0 - smoothing; CHUNK], smoothing);
+            return;
+        };
+        self.everywhere = weights.iter().sum::<f32>() * (smoothing / chunk.channels as f32);
+        for (class, &of_class) in weights.iter().enumerate() {
             let number = class as f32;
             for (weight, &target) in self.weight.iter_mut().zip(chunk.target) {
-                *weight = if target == number { of_class } else { *weight };
+                *weight = if target == number { (1.0 - smoothing) * of_class } else { *weight };
             }
         }
     }
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "several rows side by side, in wide instructions")]
-    fn compare(&mut self, chunk: &ChunkOfScores, smoothing: f32) {
+    fn compare(&mut self, chunk: &ChunkOfScores, weights: Option<&[f32]>, smoothing: f32) {
         let (count, target) = (chunk.target.len(), chunk.target);
         for channel in 0..chunk.channels {
             let (row, number) = (chunk.row(channel), channel as f32);
@@ -572,9 +626,10 @@ impl PointScores {
                 self.own[i] = if is_own { v } else { self.own[i] };
             }
             if smoothing > 0.0 {
-                let share = 1.0 / chunk.channels as f32;
+                let share =
+                    smoothing / chunk.channels as f32 * weights.map_or(1.0, |weights| weights[channel]);
                 for i in 0..count {
-                    self.mean[i] += (row[i] - self.largest[i]) * share;
+                    self.spread[i] += (row[i] - self.largest[i]) * share;
                 }
             }
         }
@@ -585,29 +640,29 @@ impl PointScores {
 
     /// Adds the losses up by lanes.
     #[inline(always)]
-    fn add_losses(&self, target: &[f32], smoothing: f32, losses: &mut [f32; CHUNK]) {
+    fn add_losses(&self, target: &[f32], weights: &[f32; CHUNK], losses: &mut [f32; CHUNK]) {
         for i in 0..target.len() {
-            let aim = self.own[i] + smoothing * (self.mean[i] - self.own[i]);
-            let loss = self.weight[i] * (ln(self.sum[i]) - aim);
-            losses[i] += if target[i].is_nan() { 0.0 } else { loss };
+            let all = ln(self.sum[i]);
+            let loss = self.weight[i] * (all - self.own[i]) + (self.everywhere * all - self.spread[i]);
+            losses[i] += if target[i].is_nan() { 0.0 } else { weights[i] * loss };
         }
     }
 }
 
-/// Adds f(output, target) of each point that has a target to its lane.
+/// Adds f(output, target) of each point that has a target, times its weight, to its lane.
 #[inline(always)]
-fn add(lanes: &mut [f32; CHUNK], output: &[f32], target: &[f32], f: impl Fn(f32, f32) -> f32) {
-    for ((lane, &y), &t) in lanes.iter_mut().zip(output).zip(target) {
-        let value = f(y, t);
+fn add(lanes: &mut [f32; CHUNK], points: &ChunkOfNumbers, f: impl Fn(f32, f32) -> f32) {
+    for (lane, (y, t, weight)) in lanes.iter_mut().zip(points.points()) {
+        let value = f(y, t) * weight;
         *lane += if t.is_nan() { 0.0 } else { value };
     }
 }
 
-/// Writes f(output, target) of each point, 0 where it has no target.
+/// Writes f(output, target) of each point times its weight, 0 where it has no target.
 #[inline(always)]
-fn each(to: &mut [f32], output: &[f32], target: &[f32], f: impl Fn(f32, f32) -> f32) {
-    for ((to, &y), &t) in to.iter_mut().zip(output).zip(target) {
-        let value = f(y, t);
+fn each(to: &mut [f32], points: &ChunkOfNumbers, f: impl Fn(f32, f32) -> f32) {
+    for (to, (y, t, weight)) in to.iter_mut().zip(points.points()) {
+        let value = f(y, t) * weight;
         *to = if t.is_nan() { 0.0 } else { value };
     }
 }

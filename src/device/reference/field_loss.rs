@@ -9,12 +9,14 @@ use crate::config::{Loss, Metric, Objective};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::FieldLoss;
 
-/// What an op reads: an output (N,C,P), its target and weights of classes.
+/// What an op reads: an output (N,C,P), its target with the weights of points behind each sample's, and weights of
+/// classes.
 struct Fields<'a> {
     objective: Objective,
     output: &'a [f32],
-    target: &'a [f32],
-    weights: Option<&'a [f32]>,
+    target: Vec<f32>,
+    weights: Vec<f64>,
+    class_weights: Option<&'a [f32]>,
     samples: usize,
     channels: usize,
     points: usize,
@@ -23,15 +25,24 @@ struct Fields<'a> {
 impl<'a> Fields<'a> {
     fn of(objective: &Objective, inputs: &'a [ArrayD<f32>]) -> Result<Fields<'a>> {
         let shape = inputs[0].shape();
-        Ok(Fields {
+        let mut fields = Fields {
             objective: *objective,
             output: plain(&inputs[0])?,
-            target: plain(&inputs[1])?,
-            weights: inputs.get(2).map(plain).transpose()?,
+            target: Vec::new(),
+            weights: Vec::new(),
+            class_weights: inputs.get(2).map(plain).transpose()?,
             samples: shape[0],
             channels: shape.get(1).copied().unwrap_or(1),
             points: shape.iter().skip(2).product(),
-        })
+        };
+        let (own, both) = (fields.of_sample(0).len(), plain(&inputs[1])?);
+        for sample in both.chunks((both.len() / fields.samples.max(1)).max(1)) {
+            let (target, weights) = sample.split_at(own);
+            let one = if weights.is_empty() { &[1.0][..] } else { weights };
+            fields.target.extend(target);
+            fields.weights.extend(one.iter().cycle().take(own).map(|&weight| f64::from(weight)));
+        }
+        Ok(fields)
     }
 
     fn is_of_classes(&self) -> bool {
@@ -63,16 +74,13 @@ impl<'a> Fields<'a> {
         Ok(found)
     }
 
-    fn weight(&self, class: usize) -> f64 {
-        self.weights.map_or(1.0, |weights| f64::from(weights[class]))
-    }
-
-    /// What the scores of a point shall be, as probabilities.
+    /// What the scores of a point shall be, as shares of the classes, each times the weight of its class.
     fn aim(&self, class: usize) -> Vec<f64> {
         let smoothing = f64::from(self.objective.smoothing);
-        let mut aim = vec![smoothing / self.channels as f64; self.channels];
-        aim[class] += 1.0 - smoothing;
-        aim
+        let share =
+            |k: usize| smoothing / self.channels as f64 + if k == class { 1.0 - smoothing } else { 0.0 };
+        let weight = |k: usize| self.class_weights.map_or(1.0, |weights| f64::from(weights[k]));
+        (0..self.channels).map(|k| share(k) * weight(k)).collect()
     }
 }
 
@@ -114,7 +122,7 @@ fn predicted(scores: &[(usize, f64)]) -> Option<usize> {
     scores.iter().position(|(_, v)| *v == largest).filter(|_| all_are_numbers)
 }
 
-/// output, target, weights? → losses, sums; of a part of the rows their totals
+/// output, target, class weights? → losses, sums; of a part of the rows their totals
 pub fn forward(of: &FieldLoss, inputs: &[ArrayD<f32>]) -> Result<Vec<ArrayD<f32>>> {
     let fields = Fields::of(&of.objective, inputs)?;
     let mut totals = Vec::new();
@@ -153,7 +161,7 @@ fn sums(metric: Metric, total: &[f64]) -> Vec<f64> {
     let (points, own) = (total[1], &total[2..]);
     let channels = own.len() / 3;
     if metric != Metric::Iou {
-        return own.iter().map(|sum| sum / f64::max(points, 1.0)).collect();
+        return own.iter().map(|sum| if points > 0.0 { sum / points } else { 0.0 }).collect();
     }
     let [hits, found, there] = [0, 1, 2].map(|which| &own[which * channels..][..channels]);
     let of_class = |class: usize| {
@@ -165,7 +173,7 @@ fn sums(metric: Metric, total: &[f64]) -> Vec<f64> {
     [vec![if points > 0.0 { mean } else { 0.0 }], hits.to_vec(), less(found), less(there)].concat()
 }
 
-/// What a sample's points add up to (`FieldLoss::totals`).
+/// What a sample's points add up to (`FieldLoss::totals`). Of IoU points that weigh something are counted.
 fn of_classes(fields: &Fields, sample: usize) -> Result<Vec<f64>> {
     let (mut loss, mut points, mut right) = (0.0, 0.0, 0.0);
     let mut counts = [(); 3].map(|()| vec![0.0; fields.channels]);
@@ -174,19 +182,21 @@ fn of_classes(fields: &Fields, sample: usize) -> Result<Vec<f64>> {
         let scores = fields.scores(point);
         let largest = scores.iter().map(|(_, v)| *v).fold(f64::NEG_INFINITY, f64::max);
         let logsum = scores.iter().map(|(_, v)| (v - largest).exp()).sum::<f64>().ln();
-        let aim = fields.aim(class);
+        let (aim, weight) = (fields.aim(class), fields.weights[point]);
         let aimed = scores.iter().zip(&aim).filter(|(_, share)| **share != 0.0);
-        let of_aim: f64 = aimed.map(|((_, v), share)| (v - largest) * share).sum();
-        loss += fields.weight(class) * (logsum - of_aim);
-        points += 1.0;
+        loss += weight * aimed.map(|((_, v), share)| share * (logsum - (v - largest))).sum::<f64>();
+        points += weight;
         let found = predicted(&scores);
         if fields.objective.metric == Metric::Top5 {
             let own = scores[class].1;
             let before = |&(other, (_, v)): &(usize, &(usize, f64))| *v > own || (*v == own && other < class);
             let rank = scores.iter().enumerate().filter(before).count();
-            right += f64::from(u8::from(found.is_some() && rank < 5));
+            right += weight * f64::from(u8::from(found.is_some() && rank < 5));
         } else if found == Some(class) {
-            right += 1.0;
+            right += weight;
+        }
+        if weight == 0.0 {
+            continue;
         }
         if found == Some(class) {
             counts[0][class] += 1.0;
@@ -201,19 +211,20 @@ fn of_classes(fields: &Fields, sample: usize) -> Result<Vec<f64>> {
 fn of_numbers(fields: &Fields, sample: usize) -> Vec<f64> {
     let (mut loss, mut points, mut sums) = (0.0, 0.0, [0.0; 3]);
     for point in fields.of_sample(sample) {
-        let [output, target] = [fields.output, fields.target].map(|of| f64::from(of[point]));
+        let [output, target] = [fields.output, &fields.target].map(|of| f64::from(of[point]));
         if target.is_nan() {
             continue;
         }
-        loss += compare(fields.objective.loss, output, target)[0];
-        points += 1.0;
+        let weight = fields.weights[point];
+        loss += weight * compare(fields.objective.loss, output, target)[0];
+        points += weight;
         let more = measure(&fields.objective, output, target);
-        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += weight * more);
     }
     [&[loss, points], &sums[..fields.objective.metric.carried()]].concat()
 }
 
-/// output, target, weights? → d output
+/// output, target, class weights? → d output
 pub fn backward(of: &FieldLoss, inputs: &[ArrayD<f32>], scale: f32) -> Result<ArrayD<f32>> {
     let objective = &of.objective;
     let fields = Fields::of(objective, inputs)?;
@@ -222,16 +233,18 @@ pub fn backward(of: &FieldLoss, inputs: &[ArrayD<f32>], scale: f32) -> Result<Ar
         let own = fields.of_sample(sample);
         let scale = f64::from(scale) / f64::from(of.divisor(own.len()));
         for point in own {
+            let scale = fields.weights[point] * scale;
             if !fields.is_of_classes() {
-                let [output, target] = [fields.output, fields.target].map(|of| f64::from(of[point]));
+                let [output, target] = [fields.output, &fields.target].map(|of| f64::from(of[point]));
                 let [_, slope] = compare(objective.loss, output, target);
                 gradient[point] = if target.is_nan() { 0.0 } else { slope * scale };
             } else if let Some(class) = fields.class(point)? {
                 let scores = fields.scores(point);
                 let shares = softmax(&scores.iter().map(|(_, v)| *v).collect::<Vec<_>>());
-                let differences = shares.into_iter().zip(fields.aim(class)).map(|(p, aim)| p - aim);
-                for ((at, _), difference) in scores.iter().zip(differences) {
-                    gradient[*at] = difference * fields.weight(class) * scale;
+                let aim = fields.aim(class);
+                let all: f64 = aim.iter().sum();
+                for (((at, _), share), aim) in scores.iter().zip(shares).zip(aim) {
+                    gradient[*at] = (share * all - aim) * scale;
                 }
             }
         }

@@ -102,6 +102,24 @@ impl Graph {
         Ok(self)
     }
 
+    /// The network whose target has so many weights of its points behind it: one for each place of a channel, or one
+    /// for each number. For a graph that has its objective.
+    ///
+    /// # Errors
+    /// `Usage` for another number of weights.
+    pub fn with_weights(mut self, weights: usize) -> Result<Graph> {
+        let axes = self.tensor(self.logits).spec.shape.0.get(2..).unwrap_or_default();
+        let target = &self.tensor(self.labels).spec.shape;
+        let (places, numbers) = (axes.iter().product::<usize>(), target.per_sample());
+        if weights != places && weights != numbers {
+            let what = format!("--weight: {weights} weights of a sample, for a target of {numbers} numbers");
+            return Err(Error::usage(format!("{what} in {places} places")));
+        }
+        let shape = [&[target.batch(), (numbers + weights) / places], axes].concat();
+        self.tensors[self.labels.0].spec.shape = Shape(shape);
+        Ok(self)
+    }
+
     /// What it is trained by, where that is no classes of images.
     pub fn objective(&self) -> Option<Objective> {
         self.nodes.iter().find_map(|node| match node.op {

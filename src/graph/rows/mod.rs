@@ -445,7 +445,8 @@ impl RowSplit {
     fn loss_of_rows(&mut self, mut node: Node, objective: Objective, height: usize) {
         let rows = self.rows.with_height(height);
         let of = FieldLoss { objective, rows: Some(rows) };
-        let axis = if objective.loss.is_of_classes() { 1 } else { 2 };
+        // Classes have no channels, unless weights are behind them.
+        let axis = self.shape(node.inputs[1]).rank() + 2 - self.shape(node.inputs[0]).rank();
         self.graph.tensors[node.inputs[1].0].spec.shape.0[axis] = rows.own().len();
         let name = node.name.clone();
         let output = self.shape(node.inputs[0]);

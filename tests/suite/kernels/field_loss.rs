@@ -6,18 +6,20 @@ use dltrain::graph::{BackwardOp, FieldLoss, Op};
 use super::{STARTS, close, equal, reference, scalars};
 use crate::launch;
 use crate::support::kernels::{Buffer, Shape, Start};
-use crate::support::objectives::{objectives, operands};
+use crate::support::objectives::{Weighed, objectives, operands};
 
 /// Parts of unlike lengths, one without a point, more classes than are counted at a time. Sums of up to 600 numbers up
 /// to 9 in size, less than twenty one after the other.
 #[test]
 fn losses_sums_and_gradients_are_those_of_the_definition() {
-    for objective in objectives() {
+    for (objective, weighed) in
+        objectives().into_iter().flat_map(|of| Weighed::ALL.map(|weighed| (of, weighed)))
+    {
         let of = FieldLoss { objective, rows: None };
         let is_of_classes = objective.loss.is_of_classes();
         for (extents, parts) in [([3, 4, 150], 2), ([2, 1, 9], 4), ([1, 130, 40], 1)] {
             let [n, channels, points] = extents;
-            let all = operands(objective, &extents, channels > 1);
+            let all = operands(objective, &extents, channels > 1, weighed);
             let inputs: Vec<(&[usize], &[f32])> =
                 all.iter().map(|(extents, values)| (&extents[..], &values[..])).collect();
             let count = objective.metric.sums(channels);
@@ -30,6 +32,7 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
             let [output, target] = [0, 1].map(|which| Buffer::of(inputs[which].1, "f32", start));
             let weights = inputs.get(2).map(|(_, weights)| Buffer::f32s(weights));
             let of_target = if is_of_classes { points } else { channels * points };
+            let apart = (inputs[1].1.len() / n) as i64;
             let partials = Buffer::empty(n * parts * width, "f32", Start::Aligned);
             let [losses, sums] = [n, n * count].map(|count| Buffer::empty(count, "f32", start));
             let gradient = Buffer::empty(n * channels * points, "f32", start);
@@ -48,6 +51,7 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                     n_,
                     channels_,
                     points,
+                    apart,
                     parts_,
                     smoothing,
                     metric
@@ -62,6 +66,7 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                     n_,
                     channels_,
                     points,
+                    apart,
                     of.divisor(of_target),
                     smoothing,
                     &scalars()
@@ -76,6 +81,7 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                     &partials,
                     n_,
                     points,
+                    apart,
                     parts_,
                     loss,
                     metric
@@ -87,6 +93,8 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                     &target,
                     &gradient,
                     all,
+                    points,
+                    apart,
                     of.divisor(of_target),
                     loss,
                     &scalars()
@@ -108,7 +116,7 @@ fn losses_sums_and_gradients_are_those_of_the_definition() {
                 of_target as i64,
                 metric
             );
-            let what = format!("{objective:?} {extents:?}");
+            let what = format!("{objective:?} {extents:?} {weighed:?}");
             close(&losses.read("f32"), &expected[0], |v| 3e-6 * (1.0 + v.abs()), &what);
             close(&sums.read("f32"), &expected[1], |v| 3e-6 * (1.0 + v.abs()), &what);
             // Without losses the totals are written, of which the sums are made again.
@@ -177,6 +185,7 @@ fn broken_targets_do_not_pass_for_classes() {
         &partials,
         1i32,
         3i32,
+        4i64,
         4i64,
         1i32,
         0.0f32,

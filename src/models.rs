@@ -5,7 +5,6 @@
 use std::fmt::Write;
 
 use crate::comm::World;
-use crate::config::{Loss, Metric, Objective};
 use crate::device::reference::Reference;
 use crate::error::Result;
 use crate::model::{self, Model};
@@ -46,11 +45,7 @@ fn table() -> Result<String> {
 fn row(model: &Model) -> Result<String> {
     // The reference device plans without compiling anything, and its layouts have no padding.
     let plan = |batch| {
-        let mut graph = model.build(batch, model.image, model.classes)?;
-        if !graph.gives_scores() {
-            let objective = Objective { loss: Loss::CrossEntropy, metric: Metric::Accuracy, smoothing: 0.0 };
-            graph = graph.with_objective(objective, None)?;
-        }
+        let graph = model.build(batch, model.image, model.classes)?.with_usual_loss()?;
         let graph = graph.simplify().differentiate();
         plan::plan(graph, &Reference, &Options::whole(0))
     };

@@ -141,7 +141,8 @@ fn graph(args: &Args) -> Result<Graph> {
     }
     let model = model::find(&args.model)?;
     let image = args.image_size.map_or(model.image, |size| model.image.of_size(size));
-    model.build(args.batch, image, args.classes.unwrap_or(model.classes))?.simplify().within_limits()
+    let graph = model.build(args.batch, image, args.classes.unwrap_or(model.classes))?;
+    graph.with_usual_loss()?.simplify().within_limits()
 }
 
 /// What is measured.

@@ -50,6 +50,15 @@ fn every_layer_has_its_line_and_the_csv_holds_the_same_arithmetic() {
     assert_eq!(conv1[column("backward_data_ms")].parse::<f64>(), Ok(0.0));
 }
 
+/// A network of fields by the loss of its points.
+#[test]
+fn layers_of_a_network_of_fields_are_measured_too() {
+    let flags = "bench layers --model unet_small --image-size 32 --batch 1 --threads 1 --steps 1";
+    let printed = run(1, &flags.split(' ').collect::<Vec<_>>());
+    assert!(printed.lines().any(|line| line.starts_with("loss ")), "{printed}");
+    assert!(number_after(&printed, "field loss backward ") >= 1.0, "{printed}");
+}
+
 /// On doubles, whose clock lets every kernel take 2 µs and its products at 400 TFLOP/s or its bytes at 4000 GB/s,
 /// whichever is longer.
 #[test]

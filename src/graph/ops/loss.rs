@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{Metric, Objective};
+use crate::config::{Loss, Metric, Objective};
 use crate::error::{Error, Result};
 use crate::graph::{Builder, DType, Graph, Op, Role, Rows, Shape, Spec, Tensor, TensorId, dims};
 
@@ -100,6 +100,21 @@ impl Graph {
         loss.op = Op::FieldLoss(FieldLoss { objective, rows: None });
         loss.inputs.extend(weights);
         Ok(self)
+    }
+
+    /// The network as one that is measured learns: where it gives no scores of classes of images, by softmax
+    /// cross-entropy of its points.
+    ///
+    /// # Errors
+    /// As for `with_objective`.
+    pub fn with_usual_loss(self) -> Result<Graph> {
+        match self.gives_scores() {
+            true => Ok(self),
+            false => {
+                let (loss, metric) = (Loss::CrossEntropy, Metric::Accuracy);
+                self.with_objective(Objective { loss, metric, smoothing: 0.0 }, None)
+            }
+        }
     }
 
     /// The network whose target has so many weights of its points behind it: one for each place of a channel, or one

@@ -387,9 +387,9 @@ impl Averaging {
         threshold::step_seconds(plan, &self.tuning.parameters, self.threads)
     }
 
-    /// The same where steps are known to take what was measured.
-    pub fn with_steps(self, measured: StepTimes) -> Averaging {
-        Averaging { measured: Some(Rc::new(measured)), ..self }
+    /// From now on steps are known to take what was measured, if it was.
+    pub fn set_steps(&mut self, measured: Option<StepTimes>) {
+        self.measured = measured.map(Rc::new).or(self.measured.take());
     }
 
     /// Seconds a byte that an update reads or writes.
@@ -744,12 +744,12 @@ mod tests {
         let bytes = plan.bucket_bytes().iter().sum::<usize>() as f64;
         let gb_per_s = 1e-9 * bytes / (0.3 * seconds.iter().sum::<f64>());
         tuning.parameters.between = Level { latency_us: 1.0, gb_per_s };
-        let (config, by_rates) = (Config::on("digits"), averaging(AllreduceKind::RING, &world, tuning));
-        by_rates.cut(&mut plan, &config).unwrap();
+        let (config, mut measured) = (Config::on("digits"), averaging(AllreduceKind::RING, &world, tuning));
+        measured.cut(&mut plan, &config).unwrap();
         let buckets = plan.bucket_bytes();
         assert!(buckets.len() > 8, "{buckets:?}");
         let none = plan.steps.iter().zip(seconds).map(|(step, seconds)| (step, [seconds, 1e-9 * seconds]));
-        let measured = by_rates.with_steps(StepTimes::new(none, 1e-12, true));
+        measured.set_steps(Some(StepTimes::new(none, 1e-12, true)));
         let [of_measured, of_rates] = [measured.step_seconds(&plan), measured.step_seconds_by_rates(&plan)];
         assert!(of_measured.iter().sum::<f64>() < 1e-6 * of_rates.iter().sum::<f64>());
         measured.cut(&mut plan, &config).unwrap();

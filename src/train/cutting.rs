@@ -1,32 +1,23 @@
 //! Training plans of a network that is cut into stages, or is one.
 
-use super::plans::{ADDING, per_byte, step_seconds};
-use crate::comm::Topology;
+use super::plans::{ADDING, Planning};
 use crate::config::{Config, Pipeline, PipelineSchedule};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Role};
 use crate::plan::{Compiled, Options, Parameter, Plan, Stage, Stages};
-use crate::reducer::{Averaging, turns};
+use crate::reducer::turns;
 
 /// The plan of a network that is not cut, in buckets. Where gradients take turns in windows these are those that they
 /// would have without. Parameters lie as they do on the `first` of ranks with other rows of the images.
-pub fn whole(
-    graph: Graph,
-    first: Option<Compiled>,
-    world: &Topology,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    options: &Options,
-) -> Result<Plan> {
+pub fn whole(of: &Planning, graph: Graph, first: Option<Compiled>, options: &Options) -> Result<Plan> {
+    let Planning { layout, config, device, averaging, .. } = *of;
     let mut compiled = Compiled::new(graph, device, None)?;
     if let Some(first) = first {
         compiled = compiled.keeping(&first);
     }
     let mut plan = compiled.plan(device, options)?;
     averaging.cut(&mut plan, config)?;
-    let Some(turns) = turns(world, device, config) else { return Ok(plan) };
+    let Some(turns) = turns(layout.data, device, config) else { return Ok(plan) };
     if turns.gathers {
         let owned = |parameter: &&Parameter| {
             plan.buckets.iter().any(|bucket| bucket.bytes.contains(&parameter.offset))
@@ -62,10 +53,8 @@ fn of_gradients(config: &Config, per_byte: f64) -> impl Fn(&Graph, NodeId) -> f6
 
 /// A network that is to be cut.
 struct Uncut<'a> {
+    of: &'a Planning<'a>,
     graph: &'a Graph,
-    config: &'a Config,
-    device: &'a dyn Device,
-    averaging: &'a Averaging,
     options: &'a Options<'a>,
     /// Stages.
     ranks: usize,
@@ -77,12 +66,11 @@ struct Uncut<'a> {
 impl Uncut<'_> {
     /// The uncut plan of a graph of this network, and what each of its nodes takes with the gradients that it makes.
     fn seconds(&self, compiled: &Compiled) -> Result<(Plan, Vec<f64>)> {
-        let Uncut { config, averaging, .. } = *self;
-        let whole = compiled.plan(self.device, self.options)?;
+        let whole = compiled.plan(self.of.device, self.options)?;
         let mut seconds = vec![0.0; whole.graph.nodes.len()];
         let mut waiting = 0.0;
-        let beside = of_gradients(config, per_byte(config, averaging));
-        for (step, taken) in whole.steps.iter().zip(step_seconds(&whole, config, averaging)) {
+        let beside = of_gradients(self.of.config, self.of.per_byte());
+        for (step, taken) in whole.steps.iter().zip(self.of.step_seconds(&whole)) {
             // A reorder is for the node behind it.
             waiting += taken;
             if let Some(node) = step.node {
@@ -95,14 +83,14 @@ impl Uncut<'_> {
     /// Where it is cut so that its stages take equally long, each node so long.
     fn balanced(&self, whole: &Plan, seconds: &[f64]) -> Result<Stages> {
         let counts = [self.ranks, self.ranks * self.schedule.chunks()];
-        let link = self.averaging.between_stages();
+        let link = self.of.averaging.between_stages();
         Stages::balanced(&whole.graph, &self.possible, counts, seconds, link)
     }
 
     /// The graph of these stages in which each computes its activations again.
     fn again(&self, stages: &Stages) -> Result<Compiled> {
-        let in_flight = |own: usize| self.schedule.in_flight(own, self.ranks, self.config.accumulation);
-        Compiled::for_stages(stages.recompute(self.graph.clone(), in_flight)?, self.device)
+        let in_flight = |own: usize| self.schedule.in_flight(own, self.ranks, self.of.config.accumulation);
+        Compiled::for_stages(stages.recompute(self.graph.clone(), in_flight)?, self.of.device)
     }
 
     /// Where it is cut if activations are computed again, and that graph. What is computed again follows from the cuts:
@@ -111,7 +99,7 @@ impl Uncut<'_> {
     fn balanced_again(&self, kept: &Compiled) -> Result<(Stages, Compiled)> {
         let (whole, mut seconds) = self.seconds(kept)?;
         seconds[..whole.graph.forward_nodes].iter_mut().for_each(|seconds| *seconds *= 2.0);
-        let link = self.averaging.between_stages();
+        let link = self.of.averaging.between_stages();
         let of = |stages: Stages| -> Result<_> {
             let compiled = self.again(&stages)?;
             let (whole, seconds) = self.seconds(&compiled)?;
@@ -133,20 +121,18 @@ impl Uncut<'_> {
 /// Where the network is cut, the plans of its stages, and with recomputation what activations of this rank's would take
 /// without.
 pub fn in_stages(
+    of: &Planning,
     graph: &Graph,
-    own: usize,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
     options: &Options,
 ) -> Result<(Stages, Vec<Plan>, Option<usize>)> {
+    let Planning { config, device, .. } = *of;
     let Some(Pipeline { stages: ranks, schedule, cuts, .. }) = &config.pipeline else {
         return Err(Error::internal("a stage of no pipeline"));
     };
     let (ranks, schedule) = (*ranks, *schedule);
     let kept = Compiled::for_stages(graph.clone(), device)?;
     let possible = kept.possible_cuts()?;
-    let uncut = Uncut { graph, config, device, averaging, options, ranks, schedule, possible };
+    let uncut = Uncut { of, graph, options, ranks, schedule, possible };
     let given = (!cuts.is_empty()).then(|| Stages { ranks, cuts: cuts.clone() });
     let (stages, again) = match (given, config.recompute) {
         (Some(stages), false) => (stages, None),
@@ -170,11 +156,11 @@ pub fn in_stages(
         compiled.plan(device, &Options { stage, ..*options })
     };
     let activations = match again {
-        Some(_) => Some(of_stage(&kept, own)?.sizes.activations),
+        Some(_) => Some(of_stage(&kept, of.layout.stage)?.sizes.activations),
         None => None,
     };
     let compiled = again.unwrap_or(kept);
-    let of = |own: usize| {
+    let plan = |own: usize| {
         let plan = of_stage(&compiled, own)?;
         match plan.gradients.is_empty() {
             true => Err(Error::usage(format!(
@@ -183,6 +169,6 @@ pub fn in_stages(
             false => Ok(plan),
         }
     };
-    let plans = (0..ranks).map(of).collect::<Result<Vec<_>>>()?;
+    let plans = (0..ranks).map(plan).collect::<Result<Vec<_>>>()?;
     Ok((stages, plans, activations))
 }

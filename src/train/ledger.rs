@@ -3,29 +3,17 @@
 use super::groups::Layout;
 use super::meeting;
 use super::memory::keeps as keeps_sums;
+use super::plans::Planning;
 use crate::comm::Topology;
 use crate::config::{Config, Session};
 use crate::data::AHEAD;
-use crate::device::Device;
 use crate::fusion::compress;
 use crate::host;
 use crate::plan::{Ledger, MemoryKind, Parameter, Plan, Sizes};
 use crate::reducer::{
-    Averaging, Sharing, beside_parameters, codes_on_device, expected_owners, largest_share, share_of,
-    shares_gradients,
+    Sharing, beside_parameters, codes_on_device, expected_owners, largest_share, share_of, shares_gradients,
 };
 use crate::strategy::Owners;
-
-/// What the memory of a run follows from, beside its plan.
-#[derive(Clone, Copy)]
-pub struct Needs<'a> {
-    pub world: &'a Topology,
-    pub config: &'a Config,
-    pub averaging: &'a Averaging,
-    pub device: &'a dyn Device,
-    /// Whether a test set is evaluated.
-    pub evaluate: bool,
-}
 
 /// Who has what of the parameters, and what follows of the bytes of the rank that has most.
 struct Held {
@@ -36,7 +24,7 @@ struct Held {
     checkpoint: usize,
 }
 
-impl Needs<'_> {
+impl Planning<'_> {
     /// The ledger of a plan, and of all `sizes` that take turns with its. The process is looked at now, when it has
     /// loaded its libraries and data and compiled its kernels, and none of the memory that the plan speaks of.
     pub fn ledger(&self, plan: &Plan, sizes: &Sizes) -> Ledger {
@@ -62,7 +50,7 @@ impl Needs<'_> {
     }
 
     fn held(&self, plan: &Plan) -> Held {
-        let Needs { world, config, device, .. } = *self;
+        let Planning { layout: Layout { data: world, .. }, config, device, .. } = *self;
         let rule = config.optimizer.rule;
         let [of_gradients, untouched] = match shares_gradients(config, self.averaging, plan) {
             true => [world.local_size() * self.summed(plan), plan.sizes.activations],
@@ -100,7 +88,7 @@ impl Needs<'_> {
     fn served(&self, plan: &Plan, held: &Held) -> Option<usize> {
         let sizes = &plan.sizes;
         let steps = sizes.activations + sizes.touched + sizes.inputs;
-        let serves = held.owners.serves(self.world.size() - 1);
+        let serves = held.owners.serves(self.layout.data.size() - 1);
         serves.then(|| (self.copies() * held.share).saturating_sub(steps))
     }
 
@@ -126,7 +114,7 @@ impl Needs<'_> {
 
     /// Parameters, and what lies beside each.
     fn parameters(&self, ledger: &mut Ledger, plan: &Plan, held: &Held) {
-        let Needs { world, config, evaluate, .. } = *self;
+        let Planning { layout: Layout { data: world, .. }, config, evaluate, .. } = *self;
         let all = plan.sizes.parameters;
         let parameters = match plan.gathers() {
             true => held.share + if evaluate { all } else { 0 },
@@ -159,7 +147,7 @@ impl Needs<'_> {
 
     /// Batches: those that steps read, and those that are read or sent ahead.
     fn batches(&self, ledger: &mut Ledger, plan: &Plan, sizes: &Sizes) {
-        let Needs { config, evaluate, .. } = *self;
+        let Planning { config, evaluate, .. } = *self;
         // While one set is read ahead, batches of the other wait.
         let threads = config.input.loader_threads.unwrap_or(0);
         let read_ahead =
@@ -179,7 +167,7 @@ impl Needs<'_> {
 
     /// What messages come in.
     fn messages(&self, ledger: &mut Ledger, plan: &Plan, held: &Held) {
-        let Needs { world, config, averaging, device, .. } = *self;
+        let Planning { layout: Layout { data: world, .. }, config, averaging, device, .. } = *self;
         let (summed, own_memory) = (self.summed(plan), ledger.own_memory);
         let relaxed = config.relaxed(world.size());
         match config.compress {

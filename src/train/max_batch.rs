@@ -1,15 +1,13 @@
 //! How large a batch fits: the answer to `--max-batch`, and the check that a run fits its machine.
 
-use super::groups::Groups;
 use super::network::Network;
-use super::plans::Plans;
+use super::plans::{Planning, Plans};
+use crate::comm::World;
 use crate::config::{Config, most};
-use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{self, MemoryLimit};
-use crate::plan::{MemoryKind, describe_bytes as bytes};
+use crate::plan::{Ledger, MemoryKind, describe_bytes as bytes};
 use crate::record;
-use crate::reducer::Averaging;
 
 /// The largest batch within a limit, with its bytes and those of one image more.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,22 +21,12 @@ struct Fit {
 ///
 /// # Errors
 /// `Usage` when not even the smallest batch fits, or the network cannot be planned at all.
-pub fn answer(
-    groups: &Groups,
-    network: &Network,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    limit: usize,
-) -> Result<String> {
+pub fn answer(of: &Planning, network: &Network, limit: usize) -> Result<String> {
     // Each plan adds its compiled kernels to the process; a run has those of one.
-    let one = planned(groups, network, config, device, averaging, 1);
-    let program = one
-        .or_else(|e| planned(groups, network, config, device, averaging, 2).map_err(|_| e))?
-        .ledger
-        .bytes(MemoryKind::Program);
+    let one = planned(of, network, 1).or_else(|error| planned(of, network, 2).map_err(|_| error))?;
+    let program = one.bytes(MemoryKind::Program);
     let total = |batch| {
-        let mut ledger = planned(groups, network, config, device, averaging, batch)?.ledger;
+        let mut ledger = planned(of, network, batch)?;
         ledger.set_program(program);
         Ok(ledger.limiting())
     };
@@ -66,21 +54,11 @@ pub fn answer(
 ///
 /// # Errors
 /// `Environment`, with the largest batch that fits.
-pub fn check(
-    groups: &Groups,
-    network: &Network,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    plans: &Plans,
-) -> Result<()> {
-    let world = &groups.job;
+pub fn check(world: &World, of: &Planning, network: &Network, plans: &Plans) -> Result<()> {
     let ranks = world.local_size().max(1);
-    if let Some(share) = device.free_bytes()? {
+    if let Some(share) = of.device.free_bytes()? {
         let place = format!("{} has {} free on the rank's GPU", world.host(), bytes(share));
-        fits(network, config, plans.ledger.of_device(), share, &place, |batch| {
-            Ok(planned(groups, network, config, device, averaging, batch)?.ledger.of_device())
-        })?;
+        fits(of, network, (&plans.ledger, Ledger::of_device), share, &place)?;
     }
     let Some((available, bound)) = host::memory_and_bound() else { return Ok(()) };
     let (bound, kept) = match bound {
@@ -98,9 +76,7 @@ pub fn check(
         _ => ((available / ranks).saturating_sub(kept), format!(" for each of its {ranks} ranks")),
     };
     let place = format!("{} has {} free{each}{bound}", world.host(), bytes(share));
-    fits(network, config, plans.ledger.to_come(), share, &place, |batch| {
-        Ok(planned(groups, network, config, device, averaging, batch)?.ledger.to_come())
-    })
+    fits(of, network, (&plans.ledger, Ledger::to_come), share, &place)
 }
 
 /// How far a run's memory may be from what is planned of a rank (docs/internals.md).
@@ -112,16 +88,8 @@ fn within(planned: usize) -> usize {
 ///
 /// # Errors
 /// Those of planning and of MPI.
-pub fn tell(
-    groups: &Groups,
-    network: &Network,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    plans: &Plans,
-) -> Result<()> {
-    let world = &groups.job;
-    let lacking = match check(groups, network, config, device, averaging, plans) {
+pub fn tell(world: &World, of: &Planning, network: &Network, plans: &Plans) -> Result<()> {
+    let lacking = match check(world, of, network, plans) {
         Err(error) if error.kind == ErrorKind::Environment => Ok(error.to_string()),
         checked => checked.map(|()| String::new()),
     };
@@ -132,19 +100,19 @@ pub fn tell(
     Ok(())
 }
 
-/// Makes sure that what is needed is there; the error has the largest batch that fits.
+/// Makes sure that a part of what is needed is there; the error has the largest batch for which it is.
 fn fits(
+    of: &Planning,
     network: &Network,
-    config: &Config,
-    needed: usize,
+    (ledger, part): (&Ledger, fn(&Ledger) -> usize),
     share: usize,
     place: &str,
-    of_batch: impl Fn(usize) -> Result<usize>,
 ) -> Result<()> {
+    let needed = part(ledger);
     if needed <= share {
         return Ok(());
     }
-    let fit = largest(share, of_batch)?;
+    let fit = largest(share, |batch| planned(of, network, batch).map(|ledger| part(&ledger)))?;
     let remedy = match fit.batch {
         0 => format!("not even the smallest fits (it needs {})", bytes(fit.next)),
         batch => format!("the largest --batch that fits is {batch}"),
@@ -152,21 +120,15 @@ fn fits(
     Err(Error::environment(format!(
         "{} with --batch {} needs {} a rank, and {place}: {remedy}",
         network.model.name(),
-        config.batch,
+        of.config.batch,
         bytes(needed),
     )))
 }
 
-fn planned(
-    groups: &Groups,
-    network: &Network,
-    config: &Config,
-    device: &dyn Device,
-    averaging: &Averaging,
-    batch: usize,
-) -> Result<Plans> {
-    let config = Config { batch, ..config.clone() };
-    Plans::new(groups.layout(), &config, network, device, averaging, config.data.is_some())
+/// The memory of a rank with another batch.
+fn planned(of: &Planning, network: &Network, batch: usize) -> Result<Ledger> {
+    let config = &Config { batch, ..of.config.clone() };
+    Ok(Plans::new(&Planning { config, evaluate: config.data.is_some(), ..*of }, network)?.ledger)
 }
 
 /// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a

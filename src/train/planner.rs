@@ -15,7 +15,7 @@ use super::device;
 use super::greatest;
 use super::groups::Groups;
 use super::network::Network;
-use super::plans::{Plans, measured};
+use super::plans::{Planning, Plans, measured};
 use super::prediction::Predictor;
 use super::sketch::{Sketch, sketch};
 use crate::comm::World;
@@ -23,13 +23,12 @@ use crate::config::{
     AllreduceKind, Config, Parallel, Pipeline, PipelineSchedule, Strategy, SyncBatchNorm, TensorParallel,
     Wire,
 };
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host;
 use crate::model::Model;
 use crate::plan::{describe_bytes as bytes, describe_seconds as time};
 use crate::record;
-use crate::reducer::Averaging;
+use crate::reducer::{Averaging, StepTimes};
 use crate::simulate::Interconnect;
 
 /// Candidates that are planned and rehearsed.
@@ -254,7 +253,7 @@ pub fn choose(
     nodes: usize,
     network: Option<&Interconnect>,
 ) -> Result<Choice> {
-    let config = predictor.config;
+    let config = predictor.of.config;
     let ranks = predictor.local * nodes;
     let (sketch, normalises) = sketch(predictor, nodes, network)?;
     let all = candidates(config, parallel, ranks, normalises);
@@ -287,7 +286,7 @@ pub fn choose(
                 continue;
             }
         };
-        let found = planned.case().predicted(None, predictor.device)?;
+        let found = planned.case(&predictor.of).predicted(None)?;
         let (seconds, images, exposed) = (found.seconds, found.images, found.exposed);
         let (sent, memory) = (found.sent, found.memory);
         fits |= memory <= limit;
@@ -297,7 +296,7 @@ pub fn choose(
     let best = best(&outcomes, limit, config.wire);
     let table = table(config, &outcomes, best, [ranks, nodes, limit])
         + &refused(parallel)
-        + &predictor.averaging.doubts();
+        + &predictor.of.averaging.doubts();
     match best {
         Some(index) => Ok(Choice { config: all[index].of(config), table, index, normalises }),
         None => Err(Error::usage(format!(
@@ -434,24 +433,21 @@ fn table(
 /// As for `measured`.
 pub fn measured_within(
     groups: &Groups,
-    config: &Config,
-    (network, device, evaluate): (&Network, &dyn Device, bool),
+    of: &Planning,
+    network: &Network,
     plans: &Plans,
-    averaging: Averaging,
     limit: Option<usize>,
-) -> Result<Averaging> {
-    let (Some(limit), Some(_)) = (limit, config.measure) else {
-        return measured(groups, config, device, plans, averaging, usize::MAX);
+) -> Result<Option<StepTimes>> {
+    let (Some(limit), Some(_)) = (limit, of.config.measure) else {
+        return measured(groups, of, plans, usize::MAX);
     };
-    let (world, rule) = (&groups.job, &config.optimizer.rule);
+    let (world, rule) = (&groups.job, &of.config.optimizer.rule);
     let mut needed = greatest(world, plans.measured_bytes(rule))?;
-    let (mut fewer, mut images) = (None, config.batch);
+    let (mut fewer, mut images) = (None, of.config.batch);
     while needed > limit && images > 1 {
         images /= 2;
-        let of = Config { batch: images, ..config.clone() };
-        let Ok(smaller) =
-            world.agree(Plans::new(groups.layout(), &of, network, device, &averaging, evaluate))
-        else {
+        let config = &Config { batch: images, ..of.config.clone() };
+        let Ok(smaller) = world.agree(Plans::new(&Planning { config, ..*of }, network)) else {
             // A single image may be too few to normalise.
             break;
         };
@@ -467,10 +463,10 @@ pub fn measured_within(
             bytes(limit)
         );
         record::log(world, log::Level::Warn, &text);
-        return Ok(averaging);
+        return Ok(None);
     }
     let room = limit - host::rss().unwrap_or(0).min(limit);
-    measured(groups, config, device, fewer.as_ref().unwrap_or(plans), averaging, room)
+    measured(groups, of, fewer.as_ref().unwrap_or(plans), room)
 }
 
 /// The program's memory in a run that was chosen for what its plan needs: what the planner took it for, unless the run
@@ -514,22 +510,16 @@ pub fn decided(world: &World, config: Config, model: Option<&Model>) -> Result<(
     let here = Config { parallel: None, ..opened.clone() };
     let here = world.agree(here.among(world.size()))?;
     let groups = Groups::whole(world);
-    let plans = Plans::new(groups.layout(), &here, &network, &*device, &averaging, evaluate);
-    let plans = world.agree(plans)?;
+    let (layout, device) = (groups.layout(), &*device);
+    let of = Planning { layout, config: &here, device, averaging: &averaging, evaluate };
+    let plans = world.agree(Plans::new(&of, &network))?;
     // The process with the kernels of one plan, as a run has them: of the rank that has most.
     let program = greatest(world, plans.program(&here, 0))?;
-    let subject = (&network, &*device, evaluate);
-    averaging = measured_within(&groups, &here, subject, &plans, averaging, parallel.memory_limit)?;
+    let times = measured_within(&groups, &of, &network, &plans, parallel.memory_limit)?;
+    averaging.set_steps(times);
     drop(plans);
-    let predictor = Predictor {
-        config: &opened,
-        local: world.local_size(),
-        network: &network,
-        device: &*device,
-        averaging: &averaging,
-        evaluate,
-        program,
-    };
+    let of = Planning { layout, config: &opened, device, averaging: &averaging, evaluate };
+    let predictor = Predictor { of, network: &network, local: world.local_size(), program };
     let chosen = match world.rank() {
         0 => choose(&predictor, &parallel, world.nodes(), None).map(Some),
         _ => Ok(None),

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use super::checkpoint;
 use super::cutting::{in_stages, whole};
 use super::groups::{Groups, Layout};
-use super::ledger::{self, Needs, of_other_stages};
+use super::ledger::{self, of_other_stages};
 use super::network::Network;
 use crate::comm::{Topology, World};
 use crate::config::{Config, MeshShape, Precision, SyncBatchNorm};
@@ -47,23 +47,47 @@ pub struct Plans {
     trades: Vec<Trading>,
 }
 
+/// What plans follow from, beside the network: where the ranks are, what was asked for, and what computes and sums.
+#[derive(Clone, Copy)]
+pub struct Planning<'a> {
+    pub layout: Layout<'a>,
+    pub config: &'a Config,
+    pub device: &'a dyn Device,
+    pub averaging: &'a Averaging,
+    /// Whether a test set is evaluated.
+    pub evaluate: bool,
+}
+
+impl Planning<'_> {
+    /// Seconds a byte that an update reads or writes.
+    pub fn per_byte(&self) -> f64 {
+        self.given_rates().map_or_else(|| self.averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
+    }
+
+    /// What each step of a plan is expected to take. Of other nodes it is known by what they can at most, if that was
+    /// given.
+    pub fn step_seconds(&self, plan: &Plan) -> Vec<f64> {
+        match self.given_rates() {
+            Some(rates) => plan.step_rooflines(rates),
+            None => self.averaging.step_seconds(plan),
+        }
+    }
+
+    fn given_rates(&self) -> Option<(f64, f64)> {
+        self.config.plan.roofline.filter(|_| self.averaging.machine().is_some())
+    }
+}
+
 impl Plans {
-    pub fn new(
-        layout: Layout,
-        config: &Config,
-        network: &Network,
-        device: &dyn Device,
-        averaging: &Averaging,
-        evaluate: bool,
-    ) -> Result<Plans> {
-        let world = layout.data;
+    pub fn new(of: &Planning, network: &Network) -> Result<Plans> {
+        let Planning { layout, config, device, averaging, evaluate } = *of;
         let options = Options::whole(config.buckets.fusion_threshold().unwrap_or(usize::MAX));
         let own = layout.stage;
         if config.evaluate {
-            return Plans::to_test(own, config, network, device, averaging, world);
+            return Plans::to_test(&Planning { evaluate: false, ..*of }, network, &options);
         }
         let graph = network.training(config.batch)?;
-        check_normalisation(world, config, &graph)?;
+        check_normalisation(layout.data, config, &graph)?;
         let (stages, mut others, kept) = match layout.mesh.is_cut() {
             false => {
                 let (graph, kept) = match config.recompute {
@@ -77,11 +101,11 @@ impl Plans {
                     Some(first) => Some(Compiled::new(first.training(config.batch)?, device, None)?),
                     None => None,
                 };
-                let whole = whole(graph, first, world, config, device, averaging, &options)?;
+                let whole = whole(of, graph, first, &options)?;
                 (options.stage.stages.clone(), vec![whole], kept)
             }
             true => {
-                let (stages, mut plans, kept) = in_stages(&graph, own, config, device, averaging, &options)?;
+                let (stages, mut plans, kept) = in_stages(of, &graph, &options)?;
                 plans.iter_mut().try_for_each(|plan| averaging.cut(plan, config))?;
                 (stages, plans, kept)
             }
@@ -95,32 +119,23 @@ impl Plans {
             None
         };
         let sizes = evaluation.as_ref().map_or(training.sizes, |plan| training.sizes.shared_with(plan.sizes));
-        let needs = Needs { world, config, averaging, device, evaluate };
-        let mut ledger = needs.ledger(&training, &sizes);
+        let mut ledger = of.ledger(&training, &sizes);
         ledger.on_host(MemoryKind::Checkpoint, of_other_stages(layout, config, &others));
         let (split, trades) = (network.split_layers(config.batch)?, training.trades());
         Ok(Plans { training, stages, own, others, evaluation, sizes, ledger, kept, split, trades })
     }
 
     /// The plan of a test alone.
-    fn to_test(
-        own: usize,
-        config: &Config,
-        network: &Network,
-        device: &dyn Device,
-        averaging: &Averaging,
-        world: &Topology,
-    ) -> Result<Plans> {
-        let options = Options::whole(config.buckets.fusion_threshold().unwrap_or(usize::MAX));
-        let of = |network: &Network| Compiled::new(network.evaluation(config.batch)?, device, None);
-        let compiled = of(network)?;
+    fn to_test(of: &Planning, network: &Network, options: &Options) -> Result<Plans> {
+        let Planning { layout: Layout { stage: own, .. }, config, device, .. } = *of;
+        let compile = |network: &Network| Compiled::new(network.evaluation(config.batch)?, device, None);
+        let compiled = compile(network)?;
         let compiled = match network.of_first_place() {
-            Some(first) => compiled.keeping(&of(&first)?),
+            Some(first) => compiled.keeping(&compile(&first)?),
             None => compiled,
         };
-        let training = compiled.plan(device, &options)?;
-        let needs = Needs { world, config, averaging, device, evaluate: false };
-        let ledger = needs.ledger(&training, &training.sizes);
+        let training = compiled.plan(device, options)?;
+        let ledger = of.ledger(&training, &training.sizes);
         let (sizes, stages, others) = (training.sizes, options.stage.stages.clone(), Vec::new());
         let (evaluation, kept, split, trades) = (None, None, Vec::new(), Vec::new());
         Ok(Plans { sizes, training, stages, own, others, evaluation, ledger, kept, split, trades })
@@ -192,16 +207,11 @@ impl Plans {
     ///
     /// # Errors
     /// `Internal` where scripts do not fit together.
-    pub fn rehearse(
-        &self,
-        layout: Layout,
-        config: &Config,
-        averaging: &Averaging,
-    ) -> Result<(Vec<Script>, Rehearsal)> {
+    pub fn rehearse(&self, of: &Planning) -> Result<(Vec<Script>, Rehearsal)> {
         let mut rehearsed = None;
-        for manner in self.manners(layout, config) {
-            let scripts = self.scripts(&manner, config, &|_, manner| (0..manner.mesh.data).collect());
-            let rehearsal = self.play(&scripts, layout, config, averaging, &|_| 1.0)?;
+        for manner in self.manners(of) {
+            let scripts = self.scripts(&manner, of.config, &|_, manner| (0..manner.mesh.data).collect());
+            let rehearsal = self.play(&scripts, of, &|_| 1.0)?;
             rehearsed = Some((scripts, rehearsal));
         }
         rehearsed.ok_or_else(|| Error::internal("a round without steps"))
@@ -226,24 +236,19 @@ impl Plans {
     }
 
     /// How the steps of a round are done, the one in which ranks meet last.
-    pub fn manners(&self, layout: Layout, config: &Config) -> Vec<Manner> {
-        let in_common = self.share_parameters();
+    pub fn manners(&self, of: &Planning) -> Vec<Manner> {
+        let (in_common, Planning { layout, config, .. }) = (self.share_parameters(), *of);
         let owners = expected_owners(layout.data, config.strategy, in_common);
         manner(layout, config, owners, in_common).of_round(config.relaxed(layout.data.size()))
     }
 
     /// What decides how transfers travel.
-    pub fn setting(
-        &self,
-        Layout { data: world, .. }: Layout,
-        config: &Config,
-        averaging: &Averaging,
-    ) -> Setting<'_> {
+    pub fn setting(&self, of: &Planning) -> Setting<'_> {
         let (in_common, buckets) = (self.share_parameters(), self.training.bucket_bytes());
         Setting {
-            shared: averaging.selection.expects_shared(world, &buckets),
+            shared: of.averaging.selection.expects_shared(of.layout.data, &buckets),
             in_common,
-            apart: expected_owners(world, config.strategy, in_common).are_apart(),
+            apart: expected_owners(of.layout.data, of.config.strategy, in_common).are_apart(),
             last: buckets.last().copied().unwrap_or(0),
             trades: &self.trades,
         }
@@ -253,15 +258,8 @@ impl Plans {
     ///
     /// # Errors
     /// `Internal` where scripts do not fit together.
-    pub fn play(
-        &self,
-        scripts: &[Script],
-        layout: Layout,
-        config: &Config,
-        averaging: &Averaging,
-        pace: &dyn Fn(usize) -> f64,
-    ) -> Result<Rehearsal> {
-        let setting = self.setting(layout, config, averaging);
+    pub fn play(&self, scripts: &[Script], of: &Planning, pace: &dyn Fn(usize) -> f64) -> Result<Rehearsal> {
+        let (setting, averaging) = (self.setting(of), of.averaging);
         // All ranks of a stage have one list of transfers.
         let known: RefCell<HashMap<*const Transfer, f64>> = RefCell::default();
         let seconds = |transfer: &Transfer| {
@@ -273,7 +271,7 @@ impl Plans {
             let mut known = relayed_known.borrow_mut();
             known.entry(transfer).or_insert_with(|| averaging.relayed(transfer, setting)).clone()
         };
-        let represented = Represented::of(scripts, layout.mesh, averaging);
+        let represented = Represented::of(scripts, of.layout.mesh, averaging);
         let rounds_known: RefCell<HashMap<(*const Transfer, Line), Vec<Rounds>>> = RefCell::default();
         let rounds = |transfer: &Transfer, line: &Line| {
             let find = || averaging.rounds(transfer, line, setting, &|first| represented.of_line(first));
@@ -281,10 +279,9 @@ impl Plans {
             known.entry((std::ptr::from_ref(transfer), line.clone())).or_insert_with(find).clone()
         };
         let rates = |loads: &[Load]| averaging.rates(loads);
-        let rule = &config.optimizer.rule;
-        let per_byte = per_byte(config, averaging);
+        let (rule, per_byte) = (&of.config.optimizer.rule, of.per_byte());
         let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte;
-        let facts = |plan: &&Plan| step_facts(plan, &step_seconds(plan, config, averaging));
+        let facts = |plan: &&Plan| step_facts(plan, &of.step_seconds(plan));
         let facts: Vec<_> = self.of_stages().iter().map(facts).collect();
         let facts: Vec<&[StepFacts]> = facts.iter().map(Vec::as_slice).collect();
         let add = |bytes: usize| ADDING * bytes as f64 * per_byte;
@@ -307,41 +304,25 @@ impl Plans {
     ///
     /// # Errors
     /// `Internal` where a script cannot be rehearsed.
-    pub fn move_to(
-        &mut self,
-        layout: Layout,
-        config: &Config,
-        device: &dyn Device,
-        averaging: &Averaging,
-    ) -> Result<()> {
+    pub fn move_to(&mut self, of: &Planning) -> Result<()> {
         let plans = self.others.iter_mut().chain([&mut self.training]);
-        plans.into_iter().try_for_each(|plan| averaging.cut(plan, config))?;
+        plans.into_iter().try_for_each(|plan| of.averaging.cut(plan, of.config))?;
         let program = self.ledger.bytes(MemoryKind::Program);
-        let needs =
-            Needs { world: layout.data, config, averaging, device, evaluate: self.evaluation.is_some() };
-        self.ledger = needs.ledger(&self.training, &self.sizes);
+        self.ledger = of.ledger(&self.training, &self.sizes);
         self.ledger.set_program(program);
-        self.ledger.on_host(MemoryKind::Checkpoint, of_other_stages(layout, config, &self.others));
+        self.ledger.on_host(MemoryKind::Checkpoint, of_other_stages(of.layout, of.config, &self.others));
         Ok(())
     }
 
     /// Bytes that the rank has at its peak which has most: of another stage but for what its evaluation may take more.
-    pub fn largest(
-        &self,
-        layout: Layout,
-        config: &Config,
-        averaging: &Averaging,
-        device: &dyn Device,
-    ) -> usize {
+    pub fn largest(&self, of: &Planning) -> usize {
         let program = self.ledger.bytes(MemoryKind::Program);
-        let needs =
-            Needs { world: layout.data, config, averaging, device, evaluate: self.evaluation.is_some() };
-        let of = |plan: &Plan| {
-            let mut ledger = needs.ledger(plan, &plan.sizes);
+        let needed = |plan: &Plan| {
+            let mut ledger = of.ledger(plan, &plan.sizes);
             ledger.set_program(program);
             ledger.of_host()
         };
-        self.others.iter().map(of).fold(self.total(), usize::max)
+        self.others.iter().map(needed).fold(self.total(), usize::max)
     }
 
     /// What must be the same in a run that goes on, by name.
@@ -374,15 +355,9 @@ impl Plans {
     ///
     /// # Errors
     /// `Internal` where the ranks' scripts do not fit together.
-    pub fn describe(
-        &self,
-        layout: Layout,
-        config: &Config,
-        device: &dyn Device,
-        averaging: &Averaging,
-    ) -> Result<String> {
-        let (world, ranks) = (layout.data, layout.data.size());
-        let shared = averaging.selection.expects_shared(world, &self.training.bucket_bytes());
+    pub fn describe(&self, of: &Planning) -> Result<String> {
+        let Planning { layout, config, device, averaging, .. } = *of;
+        let (ranks, shared) = (layout.data.size(), self.setting(of).shared);
         let note = |choice: &Expected| (choice.name, choice.seconds);
         let choices: Vec<_> = averaging.choices(&self.training, shared).iter().map(note).collect();
         let described = format!(
@@ -402,13 +377,13 @@ impl Plans {
         let (waits, script) = match config.evaluate {
             true => (Vec::new(), String::new()),
             false => {
-                let (scripts, rehearsal) = self.rehearse(layout, config, averaging)?;
+                let (scripts, rehearsal) = self.rehearse(of)?;
                 let script = rehearsed(layout, config, &scripts, &rehearsal);
                 (rehearsal.exposed.iter().map(|waits| waits / rehearsal.seconds).collect(), script)
             }
         };
         let shards = self.shards(config, ranks)
-            + &self.stage_table(layout, config, averaging, &waits)
+            + &self.stage_table(of, &waits)
             + &self.split_table(layout)
             + &self.rows(config);
         Ok(described + &shards + &script + &self.roofline(config))
@@ -421,7 +396,8 @@ impl Plans {
     }
 
     /// A line for each stage. `waits` has of each rank of the job the share of a step in which it waits.
-    fn stage_table(&self, layout: Layout, config: &Config, averaging: &Averaging, waits: &[f64]) -> String {
+    fn stage_table(&self, of: &Planning, waits: &[f64]) -> String {
+        let Planning { layout, config, averaging, .. } = *of;
         let Some(pipeline) = config.pipeline.as_ref().filter(|_| layout.mesh.is_cut()) else {
             return String::new();
         };
@@ -631,13 +607,6 @@ fn rehearsed(layout: Layout, config: &Config, scripts: &[Script], rehearsal: &Re
     }
     text + "\n"
 }
-
-/// Seconds a byte that an update reads or writes.
-pub fn per_byte(config: &Config, averaging: &Averaging) -> f64 {
-    let given = config.plan.roofline.filter(|_| averaging.machine().is_some());
-    given.map_or_else(|| averaging.per_byte(), |(_, bytes)| 1.0 / bytes)
-}
-
 /// That batch normalisation goes with what flags say of images.
 fn check_normalisation(world: &Topology, config: &Config, graph: &Graph) -> Result<()> {
     if config.sync_bn != SyncBatchNorm::Off && !graph.has_batch_norm() {
@@ -660,31 +629,15 @@ fn check_normalisation(world: &Topology, config: &Config, graph: &Graph) -> Resu
 /// Bytes that are read or written for each byte of gradients that is added to its sum.
 pub const ADDING: f64 = 3.0;
 
-/// What each step of a plan is expected to take. Of other nodes it is known by what they can at most, if that was
-/// given.
-pub fn step_seconds(plan: &Plan, config: &Config, averaging: &Averaging) -> Vec<f64> {
-    match config.plan.roofline.filter(|_| averaging.machine().is_some()) {
-        Some(rates) => plan.step_rooflines(rates),
-        None => averaging.step_seconds(plan),
-    }
-}
-
 /// What steps took on the ranks that are there, where that is to be measured: of each stage the mean of its ranks. As
 /// many updates are measured as fit into `room` bytes with all else. Collective.
 ///
 /// # Errors
 /// The same on every rank: no memory, or whatever a device reports.
-pub fn measured(
-    groups: &Groups,
-    config: &Config,
-    device: &dyn Device,
-    plans: &Plans,
-    averaging: Averaging,
-    room: usize,
-) -> Result<Averaging> {
-    let Some(steps) = config.measure else { return Ok(averaging) };
-    let (world, rule) = (&groups.job, &config.optimizer.rule);
-    let mut subject = world.agree(Measured::new(device, &plans.training, rule, room))?;
+pub fn measured(groups: &Groups, of: &Planning, plans: &Plans, room: usize) -> Result<Option<StepTimes>> {
+    let Some(steps) = of.config.measure else { return Ok(None) };
+    let (world, rule) = (&groups.job, &of.config.optimizer.rule);
+    let mut subject = world.agree(Measured::new(of.device, &plans.training, rule, room))?;
     world.barrier()?;
     let times = world.agree(subject.time(steps))?;
     // Every rank fills in what its stage took.
@@ -701,11 +654,10 @@ pub fn measured(
     world.sum_f64(&mut updates)?;
     let ranks = groups.data.size() as f64;
     seconds.iter_mut().for_each(|seconds| *seconds /= ranks);
-    let by_rates = all.iter().flat_map(|plan| averaging.step_seconds_by_rates(plan));
+    let by_rates = all.iter().flat_map(|plan| of.averaging.step_seconds_by_rates(plan));
     let steps = all.iter().flat_map(|plan| &plan.steps).zip(by_rates.zip(seconds).map(<[f64; 2]>::from));
     let per_byte = updates[0] / updates[1].max(1.0);
-    let times = StepTimes::new(steps, per_byte, device.is_host());
-    Ok(averaging.with_steps(times))
+    Ok(Some(StepTimes::new(steps, per_byte, of.device.is_host())))
 }
 
 /// How a step of this run is done.

@@ -9,11 +9,10 @@ use std::path::Path;
 use super::groups::{Layout, divided, in_groups};
 use super::network::Network;
 use super::planner;
-use super::plans::{ADDING, Plans, most_classes, per_byte, step_seconds};
+use super::plans::{ADDING, Planning, Plans, most_classes};
 use super::simgrid;
 use crate::comm::Topology;
 use crate::config::{AllreduceKind, Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
-use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files;
 use crate::graph::TensorGroup;
@@ -89,9 +88,10 @@ pub struct Planned {
 
 impl Planned {
     /// To be rehearsed.
-    pub fn case(&self) -> Case<'_> {
+    pub fn case<'a>(&'a self, of: &Planning<'a>) -> Case<'a> {
         let Planned { places, config, averaging, plans, beside, .. } = self;
-        Case { places, config, averaging, plans, beside }
+        let of = Planning { layout: places.layout(), config, averaging, ..*of };
+        Case { places, of, plans, beside }
     }
 }
 
@@ -113,18 +113,12 @@ impl Places {
 
 /// What all numbers of nodes have in common.
 pub struct Predictor<'a> {
-    /// Of the run, for the ranks that were started.
-    pub config: &'a Config,
+    /// The run on the ranks that were started.
+    pub of: Planning<'a>,
     /// Ranks on each node.
     pub local: usize,
     /// What is trained.
     pub network: &'a Network,
-    /// On what.
-    pub device: &'a dyn Device,
-    /// How gradients are averaged here.
-    pub averaging: &'a Averaging,
-    /// Whether there is a test set.
-    pub evaluate: bool,
     /// Bytes of the process without what plans speak of.
     pub program: usize,
 }
@@ -137,15 +131,15 @@ impl Predictor<'_> {
     /// `Usage` where so many nodes cannot share the work, or the network has not so many; `Output` for traces.
     pub fn answer(&self, asked: &Prediction, network: Option<&Interconnect>, plans: Plans) -> Result<String> {
         let spatial = self.network.parts();
-        let planned_here = Config { pipeline: None, tensor: None, spatial, ..self.config.clone() };
+        let planned_here = Config { pipeline: None, tensor: None, spatial, ..self.of.config.clone() };
         let mut before = Some((plans, Shape::of(&planned_here, self.network)));
         let (mut rows, mut text) = (Vec::new(), String::new());
         // For as many images at a time a rank alone is as fast.
         let mut alone: Option<((usize, usize, bool), f64)> = None;
         for &nodes in &asked.nodes {
             let named = |error: Error| error.context(format!("--predict-nodes {nodes}"));
-            let chosen = match &self.config.parallel {
-                None => self.config.clone(),
+            let chosen = match &self.of.config.parallel {
+                None => self.of.config.clone(),
                 Some(parallel) => {
                     let chosen = planner::choose(self, parallel, nodes, network).map_err(named)?;
                     text += &chosen.table;
@@ -156,8 +150,8 @@ impl Predictor<'_> {
             if asked.trace.is_some() {
                 planned.beside = self.beside(&planned, 1..planned.config.spatial)?;
             }
-            let case = planned.case();
-            let found = case.predicted(asked.jitter, self.device)?;
+            let case = planned.case(&self.of);
+            let found = case.predicted(asked.jitter)?;
             let Config { batch, accumulation, recompute, .. } = planned.config;
             let images = (batch, accumulation, recompute);
             let known = alone.filter(|(known, _)| *known == images && chosen.pipeline.is_none());
@@ -189,15 +183,15 @@ impl Predictor<'_> {
                 "allreduce": found.sums,
             })
         };
-        let strategy = match &self.config.pipeline {
+        let strategy = match &self.of.config.pipeline {
             Some(pipeline) => format!("{} stages, {}", pipeline.stages, pipeline.schedule),
-            None if self.config.parallel.is_some() => "--parallel auto".into(),
-            None => shared_by(self.config),
+            None if self.of.config.parallel.is_some() => "--parallel auto".into(),
+            None => shared_by(self.of.config),
         };
         let points: Vec<_> = rows.iter().map(point).collect();
         let network = network.map(|network| &network.name);
         let all = serde_json::json!({
-            "model": self.config.model, "strategy": strategy, "network": network, "points": points,
+            "model": self.of.config.model, "strategy": strategy, "network": network, "points": points,
         });
         files::write_new(path, "the prediction", |to| {
             let wrong =
@@ -218,16 +212,17 @@ impl Predictor<'_> {
         before: Option<(Plans, Shape)>,
     ) -> Result<Planned> {
         let (places, config, trained) = shared(nodes, self.local, config, self.network)?;
-        let averaging = self.averaging.elsewhere(&places.data, &config, network)?;
+        let averaging = self.of.averaging.elsewhere(&places.data, &config, network)?;
         let averaging = if places.mesh.is_cut() { averaging.over_stages(&places.all) } else { averaging };
         let averaging = if config.tensor.is_some() { averaging.over_groups(places.mesh) } else { averaging };
         let shape = Shape::of(&config, &trained);
+        let of = Planning { layout: places.layout(), config: &config, averaging: &averaging, ..self.of };
         let mut plans = match before.filter(|(_, known)| *known == shape && !shape.sharded.gradients) {
             Some((mut plans, _)) => {
-                plans.move_to(places.layout(), &config, self.device, &averaging)?;
+                plans.move_to(&of)?;
                 plans
             }
-            None => Plans::new(places.layout(), &config, &trained, self.device, &averaging, self.evaluate)?,
+            None => Plans::new(&of, &trained)?,
         };
         plans.ledger.set_program(self.program);
         let mut planned = Planned { places, config, averaging, plans, shape, beside: Vec::new() };
@@ -243,8 +238,8 @@ impl Predictor<'_> {
         let Planned { places, config, averaging, .. } = planned;
         let of = |place: usize| {
             let network = self.network.among(config, [place, config.data_ranks(places.all.size())])?;
-            let layout = places.layout();
-            let mut plans = Plans::new(layout, config, &network, self.device, averaging, self.evaluate)?;
+            let of = Planning { layout: places.layout(), config, averaging, ..self.of };
+            let mut plans = Plans::new(&of, &network)?;
             plans.ledger.set_program(self.program);
             Ok(plans)
         };
@@ -256,20 +251,21 @@ impl Predictor<'_> {
         let Planned { config, averaging, .. } = planned;
         let images = (config.batch * config.accumulation) as f64;
         if config.tensor.is_none() && config.spatial == 1 {
-            return Ok(images / planned.case().alone()?);
+            return Ok(images / planned.case(&self.of).alone()?);
         }
         let config = Config { tensor: None, spatial: 1, sync_bn: SyncBatchNorm::Off, ..config.clone() };
         let (all, network) = (Topology::of_nodes(1, 1), self.network.among(&config, [0, 1])?);
         let places = Places { data: all.clone(), mesh: MeshShape::of_data(1), all };
-        let plans = match Plans::new(places.layout(), &config, &network, self.device, averaging, false) {
+        let (layout, device) = (places.layout(), self.of.device);
+        let of = Planning { layout, config: &config, device, averaging, evaluate: false };
+        let plans = match Plans::new(&of, &network) {
             // A sample that no rank can have as a whole: one would take as long as all that share it.
             Err(error) if error.kind == ErrorKind::Usage && planned.config.spatial > 1 => {
-                return Ok(images / planned.case().alone()? / planned.config.spatial as f64);
+                return Ok(images / planned.case(&self.of).alone()? / planned.config.spatial as f64);
             }
             plans => plans?,
         };
-        let case = Case { places: &places, config: &config, averaging, plans: &plans, beside: &[] };
-        Ok(images / case.alone()?)
+        Ok(images / Case { places: &places, of, plans: &plans, beside: &[] }.alone()?)
     }
 }
 
@@ -355,10 +351,8 @@ fn has_room(network: Option<&Interconnect>, nodes: usize) -> Result<()> {
 pub struct Case<'a> {
     /// Where the ranks would be.
     pub places: &'a Places,
-    /// As they would be told.
-    pub config: &'a Config,
-    /// How gradients would be averaged there.
-    pub averaging: &'a Averaging,
+    /// As they would be told, with how gradients would be averaged there.
+    pub of: Planning<'a>,
     /// What each would run.
     pub plans: &'a Plans,
     /// What ranks at other places of a group would run, so far as they are planned.
@@ -370,8 +364,8 @@ impl Case<'_> {
     ///
     /// # Errors
     /// `Usage` where something takes a time of which nothing is known.
-    pub fn predicted(&self, jitter: Option<f64>, device: &dyn Device) -> Result<Predicted> {
-        let Case { places, config, averaging, plans, beside } = *self;
+    pub fn predicted(&self, jitter: Option<f64>) -> Result<Predicted> {
+        let Case { places, of: Planning { config, averaging, .. }, plans, beside } = *self;
         let (ranks, computing) = (places.all.size(), config.data_ranks(places.all.size()));
         let scripts = self.rounds()?;
         let [seconds, exposed] = self.mean(&scripts, &|_| 1.0)?;
@@ -383,11 +377,11 @@ impl Case<'_> {
         let jittered = jitter.map(|cv| self.jittered(&scripts, cv)).transpose()?;
         let images = config.images_a_step(computing) / config.spatial;
         let images = images as f64 / jittered.unwrap_or(seconds);
-        let shared = plans.setting(places.layout(), config, averaging).shared;
+        let shared = plans.setting(&self.of).shared;
         let sent = scripts
             .last()
             .map_or(0, |(_, scripts)| scripts.iter().map(Script::bytes_sent).max().unwrap_or(0));
-        let largest = |plans: &Plans| plans.largest(places.layout(), config, averaging, device);
+        let largest = |plans: &Plans| plans.largest(&self.of);
         let mut names: Vec<_> =
             averaging.choices(&plans.training, shared).iter().map(|choice| choice.name).collect();
         names.sort_unstable();
@@ -407,9 +401,9 @@ impl Case<'_> {
 
     /// The scripts of each kind of step of a round, and how many steps are so.
     pub fn rounds(&self) -> Result<Vec<(usize, Vec<Script>)>> {
-        let Case { places, config, plans, averaging, .. } = *self;
+        let Case { places, of: Planning { config, averaging, .. }, plans, .. } = *self;
         let (size, rule) = (places.data.size(), &config.optimizer.rule);
-        let manners = plans.manners(places.layout(), config);
+        let manners = plans.manners(&self.of);
         let every = config.relaxed(size).map_or(1, |relaxed| relaxed.every);
         let alike = every + 1 - manners.len();
         let mut rounds = Vec::new();
@@ -443,7 +437,7 @@ impl Case<'_> {
 
     /// Rehearses scripts here.
     pub fn play(&self, scripts: &[Script], pace: &dyn Fn(usize) -> f64) -> Result<Rehearsal> {
-        self.plans.play(scripts, self.places.layout(), self.config, self.averaging, pace)
+        self.plans.play(scripts, &self.of, pace)
     }
 
     /// Seconds of a step, and those that a rank waits, over a round.
@@ -461,23 +455,24 @@ impl Case<'_> {
 
     /// Seconds of a step of one rank that has nobody to wait for.
     fn alone(&self) -> Result<f64> {
-        let Case { config, plans, averaging, places, .. } = *self;
+        let Case { of, plans, places, .. } = self;
+        let config = of.config;
         let rule = config.optimizer.rule;
         let micro_steps = config.accumulation;
         let manner = Manner { micro_steps, shards: config.shards.is_some(), ..Manner::plain(vec![0]) };
-        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * per_byte(config, averaging);
-        let add = |bytes: usize| ADDING * bytes as f64 * per_byte(config, averaging);
+        let update = |bytes: usize| rule.bytes_moved(bytes) as f64 * of.per_byte();
+        let add = |bytes: usize| ADDING * bytes as f64 * of.per_byte();
         let prices = Prices { update: &update, add: &add, ..Prices::FREE };
         if places.mesh.is_cut() {
             // It does what all stages do.
-            let of = |plan: &&Plan| {
-                let computes: f64 = step_seconds(plan, config, averaging).iter().sum();
+            let alone = |plan: &&Plan| {
+                let computes: f64 = of.step_seconds(plan).iter().sum();
                 let sums = if micro_steps > 1 { add(plan.sizes.gradients) } else { 0.0 };
                 micro_steps as f64 * (computes + sums) + update(plan.sizes.parameters)
             };
-            return Ok(plans.of_stages().iter().map(of).sum());
+            return Ok(plans.of_stages().iter().map(alone).sum());
         }
-        let facts = step_facts(&plans.training, &step_seconds(&plans.training, config, averaging));
+        let facts = step_facts(&plans.training, &of.step_seconds(&plans.training));
         Ok(rehearse(&plans.training.scripts(&manner, &rule, 0..1), &[&facts], &prices)?.seconds)
     }
 
@@ -486,11 +481,11 @@ impl Case<'_> {
     /// all that needs to be rehearsed; in a pipeline all of a stage do.
     fn jittered(&self, rounds: &[(usize, Vec<Script>)], cv: f64) -> Result<f64> {
         let (size, stage) = (self.places.all.size(), self.places.data.size());
-        let computing = if self.places.mesh.is_cut() { size } else { self.config.data_ranks(size) };
-        let alone = self.config.strategy.is_asynchronous();
+        let computing = if self.places.mesh.is_cut() { size } else { self.of.config.data_ranks(size) };
+        let alone = self.of.config.strategy.is_asynchronous();
         let mut sum = 0.0;
         for step in 0..DRAWS {
-            let paces = paces(self.config.seed, step, computing, cv);
+            let paces = paces(self.of.config.seed, step, computing, cv);
             let slowest = |paces: &[f64]| paces.iter().copied().fold(0.0, f64::max);
             let slowest: Vec<f64> = paces.chunks(stage).map(slowest).collect();
             let own = |rank: usize| paces.get(rank).copied().unwrap_or(1.0);

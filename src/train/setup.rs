@@ -18,7 +18,7 @@ use super::memory::Memories;
 use super::network::Network;
 use super::pace::Pace;
 use super::planner;
-use super::plans::{Plans, measured};
+use super::plans::{Planning, Plans, measured};
 use super::prediction::{self, Predictor};
 use super::source::{Source, decided, open_data, open_sets};
 use super::state::State;
@@ -28,7 +28,7 @@ use super::testing;
 use super::weights::Start;
 use super::{describe, device, mlperf, owning};
 use crate::comm::{self, RunPhase, World};
-use crate::config::{Config, Metric, Prediction, Strategy, Wire, environment};
+use crate::config::{Config, Metric, Strategy, Wire, environment};
 use crate::data::{RawSamples, Samples, Sets, TestLoader};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -150,7 +150,9 @@ fn largest_batch(
     let sets = open_sets(world, &config, &network, None)?;
     let config = &decided(&config, sets.as_ref(), threads);
     let network = network.reading(raw(sets.as_ref(), &*device));
-    let answer = world.agree(max_batch::answer(groups, &network, config, &*device, &averaging, limit))?;
+    let (layout, evaluate) = (groups.layout(), config.data.is_some());
+    let of = Planning { layout, config, device: &*device, averaging: &averaging, evaluate };
+    let answer = world.agree(max_batch::answer(&of, &network, limit))?;
     record::say(world, &answer);
     world.agree(record::printed())
 }
@@ -258,25 +260,29 @@ impl<'a> OpenedRun<'a> {
         })
     }
 
+    /// What its plans follow from.
+    fn planning<'b>(&'b self, averaging: &'b Averaging) -> Planning<'b> {
+        let (layout, evaluate) = (self.groups.layout(), self.test.is_some());
+        Planning { layout, config: &self.config, device: &*self.device, averaging, evaluate }
+    }
+
     /// Plans the step, and that all ranks do alike.
     fn plan(self, kept: &RunFiles, known: Option<usize>) -> Result<PlannedRun<'a>> {
         let OpenedRun { groups, config, network, device, .. } = &self;
         let (world, device) = (&groups.job, &**device);
-        let averaging = averaging(groups, config, device, self.threads)?;
-        let plan = |averaging: &Averaging| {
-            world.agree(Plans::new(groups.layout(), config, network, device, averaging, self.test.is_some()))
-        };
+        let mut averaging = averaging(groups, config, device, self.threads)?;
+        let plan = |averaging: &Averaging| world.agree(Plans::new(&self.planning(averaging), network));
         let mut plans = plan(&averaging)?;
         if keep_apart_alike(world, device)? {
             plans = plan(&averaging)?;
         }
         let cuts_anew = groups.mesh.is_cut() && config.measure.is_some();
         // Each stage runs its own steps, and the network is cut anew by what they took.
-        let averaging = match cuts_anew {
-            true => measured(groups, config, device, &plans, averaging, usize::MAX)?,
-            false => averaging,
-        };
-        plans = if cuts_anew { plan(&averaging)? } else { plans };
+        if cuts_anew {
+            let times = measured(groups, &self.planning(&averaging), &plans, usize::MAX)?;
+            averaging.set_steps(times);
+            plans = plan(&averaging)?;
+        }
         plans.compare(groups, config, device)?;
         let (steps, buckets) = (plans.training.steps.len(), plans.training.buckets.len());
         tell(self.started, &format!("{steps} steps planned in {buckets} buckets"));
@@ -314,28 +320,33 @@ struct ReadyRun {
 impl<'a> PlannedRun<'a> {
     /// What `--dry-run` prints.
     fn print(self, asked: &Config, interconnect: Option<Interconnect>) -> Result<()> {
-        let PlannedRun { opened, plans, averaging } = self;
-        let OpenedRun { groups, config, network, device, test, reading, .. } = opened;
-        let world = &groups.job;
-        world.agree(plans.write_steps(world, &config))?;
-        record::say(world, &world.agree(plans.describe(groups.layout(), &config, &*device, &averaging))?);
-        max_batch::tell(groups, &network, &config, &*device, &averaging, &plans)?;
+        let PlannedRun { opened, plans, mut averaging } = self;
+        let OpenedRun { groups, config, network, reading, .. } = &opened;
+        let (world, of) = (&groups.job, &opened.planning(&averaging));
+        world.agree(plans.write_steps(world, config))?;
+        record::say(world, &world.agree(plans.describe(of))?);
+        max_batch::tell(world, of, network, &plans)?;
         // The first rank has tried it, and says it.
         if let Some(sample) = reading {
-            let (_, rehearsal) = plans.rehearse(groups.layout(), &config, &averaging)?;
+            let (_, rehearsal) = plans.rehearse(of)?;
             if rehearsal.seconds.is_finite() {
-                record::say(world, &fields::beside(&config, sample, rehearsal.seconds));
+                record::say(world, &fields::beside(config, *sample, rehearsal.seconds));
             }
         }
         if let Some(prediction) = &config.prediction {
-            let evaluate = test.is_some();
-            let subject = (&network, &*device, evaluate);
             let limit = asked.parallel.as_ref().and_then(|parallel| parallel.memory_limit);
-            let averaging = planner::measured_within(groups, &config, subject, &plans, averaging, limit)?;
+            let times = planner::measured_within(groups, of, network, &plans, limit)?;
+            averaging.set_steps(times);
             let Config { strategy, pipeline, tensor, spatial, .. } = asked.clone();
             let config = &Config { strategy, pipeline, tensor, spatial, ..config.clone() };
-            let given = (&network, &*device, &averaging, evaluate);
-            let answer = predicted(world, config, (prediction, interconnect), given, plans);
+            let (local, program) = (world.local_size(), plans.ledger.bytes(MemoryKind::Program));
+            let of = Planning { config, ..opened.planning(&averaging) };
+            let answer = match world.is_first() {
+                true => {
+                    Predictor { of, network, local, program }.answer(prediction, interconnect.as_ref(), plans)
+                }
+                false => Ok(String::new()),
+            };
             record::say(world, &world.agree(answer)?);
         }
         world.agree(record::printed())
@@ -345,12 +356,10 @@ impl<'a> PlannedRun<'a> {
     fn ready(&self, kept: &RunFiles) -> Result<ReadyRun> {
         let PlannedRun { opened, plans, averaging } = self;
         let OpenedRun { groups, config, network, device, source, samples, .. } = opened;
-        let (world, device) = (&groups.job, &**device);
+        let (world, device, of) = (&groups.job, &**device, &opened.planning(averaging));
         // All ranks have the same plan, and one goes through the step for all of them.
         let rehearsed = match world.rank() {
-            0 => plans
-                .rehearse(groups.layout(), config, averaging)
-                .map(|(scripts, rehearsal)| describe::scheduled(&scripts[0], &rehearsal)),
+            0 => plans.rehearse(of).map(|(scripts, rehearsal)| describe::scheduled(&scripts[0], &rehearsal)),
             _ => Ok(Vec::new()),
         };
         let script = world.agree(rehearsed)?;
@@ -362,7 +371,7 @@ impl<'a> PlannedRun<'a> {
         if let Some(resumed) = &kept.resumed {
             world.agree(resumed.check(world, config, &identity))?;
         }
-        world.agree(max_batch::check(groups, network, config, device, averaging, plans))?;
+        world.agree(max_batch::check(world, of, network, plans))?;
         let at = kept.resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing).at;
         let left = source.steps_after(at.images);
         let length = Length::new(config, source.steps(), left, source.global_batch(), at);
@@ -514,25 +523,6 @@ fn planned_here(world: &World, config: &Config) -> Config {
 fn interconnect(world: &World, config: &Config) -> Result<Option<Interconnect>> {
     let path = config.prediction.as_ref().and_then(|asked| asked.network.as_deref());
     path.filter(|_| world.is_first()).map(Interconnect::read).transpose()
-}
-
-/// What `--predict-nodes` asks for, by rank 0 for all.
-fn predicted(
-    world: &World,
-    config: &Config,
-    (asked, interconnect): (&Prediction, Option<Interconnect>),
-    (network, device, averaging, evaluate): (&Network, &dyn Device, &Averaging, bool),
-    plans: Plans,
-) -> Result<String> {
-    if !world.is_first() {
-        return Ok(String::new());
-    }
-    let (local, program) = (world.local_size(), plans.ledger.bytes(MemoryKind::Program));
-    Predictor { config, local, network, device, averaging, evaluate, program }.answer(
-        asked,
-        interconnect.as_ref(),
-        plans,
-    )
 }
 
 /// How many ranks compute gradients.

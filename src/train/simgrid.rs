@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::plans::{self, ADDING, Plans, step_seconds};
+use super::plans::{ADDING, Plans};
 use super::prediction::Case;
 use crate::error::{Error, Result};
 use crate::files;
@@ -25,12 +25,12 @@ const STEPS: usize = 2;
 /// # Errors
 /// `Usage` where a rank's actions are decided while it runs, or a library does some; `Output`.
 pub fn export(path: &Path, case: &Case) -> Result<String> {
-    let Some(machine) = case.averaging.machine() else { return Ok(String::new()) };
+    let Some(machine) = case.of.averaging.machine() else { return Ok(String::new()) };
     let refused = |why: String| Error::usage(format!("--export-trace {}: {why}", path.display()));
-    if case.config.strategy.is_asynchronous() {
-        return Err(refused(format!("what {} does is decided while it runs", case.config.strategy)));
+    if case.of.config.strategy.is_asynchronous() {
+        return Err(refused(format!("what {} does is decided while it runs", case.of.config.strategy)));
     }
-    let manners = case.plans.manners(case.places.layout(), case.config);
+    let manners = case.plans.manners(&case.of);
     let manner = manners.last().ok_or_else(|| Error::internal("a round without steps"))?;
     let cast = Cast::new(case, machine, manner)
         .ok_or_else(|| refused("a library adds up; use another --allreduce".into()))?;
@@ -42,7 +42,8 @@ pub fn export(path: &Path, case: &Case) -> Result<String> {
     let ranks = cast.scripts.len();
     // As it is predicted: the first place of a group stands for all.
     let alike = |_: &Plan, manner: &Manner| (0..manner.mesh.data).collect();
-    let scripts = if cast.parts > 1 { case.plans.scripts(manner, case.config, &alike) } else { cast.scripts };
+    let scripts =
+        if cast.parts > 1 { case.plans.scripts(manner, case.of.config, &alike) } else { cast.scripts };
     let rehearsal = case.play(&scripts, &|_| 1.0)?;
     Ok(format!(
         "what {ranks} ranks do is in {}, for benchmarks/predict/simgrid.py: {STEPS} steps, which are expected to take \
@@ -103,14 +104,15 @@ impl<'a> Cast<'a> {
         let (layout, parts) = (case.places.layout(), 1 + case.beside.len());
         let plans: Vec<&Plans> = std::iter::once(case.plans).chain(case.beside).collect();
         let of_place = |(place, plans): (usize, &&Plans)| {
-            plans
-                .scripts(manner, case.config, &|_, manner| (place..manner.mesh.data).step_by(parts).collect())
+            plans.scripts(manner, case.of.config, &|_, manner| {
+                (place..manner.mesh.data).step_by(parts).collect()
+            })
         };
         let mut scripts: Vec<Script> = plans.iter().enumerate().flat_map(of_place).collect();
         scripts.sort_by_key(|script| script.rank);
         let (mut stages, mut lines) = (Vec::new(), Vec::new());
         for of_place in &plans {
-            let setting = of_place.setting(layout, case.config, case.averaging);
+            let setting = of_place.setting(&case.of);
             for plan in of_place.of_stages() {
                 let script = &scripts[stages.len() * if parts > 1 { 1 } else { layout.data.size() }];
                 let course = |transfer: &Transfer| match transfer.kind {
@@ -118,7 +120,7 @@ impl<'a> Cast<'a> {
                     // own.
                     Kind::Send { .. } | Kind::Receive { .. } => Some(None),
                     _ if transfer.axis == Axis::Job && layout.mesh.is_cut() => Some(None),
-                    _ => case.averaging.course(transfer, setting, machine).map(Some),
+                    _ => case.of.averaging.course(transfer, setting, machine).map(Some),
                 };
                 let courses = script.transfers.iter().map(course).collect::<Option<Vec<_>>>()?;
                 // Places of a group find each other's lines by the same numbers; stages have others.
@@ -126,14 +128,14 @@ impl<'a> Cast<'a> {
                     lines.clear();
                 }
                 let line_of = numbered(script, &mut lines);
-                let seconds = step_seconds(plan, case.config, case.averaging);
+                let seconds = case.of.step_seconds(plan);
                 stages.push(Stage { courses, line_of, lines: lines.len(), seconds });
             }
         }
         if parts > 1 {
             stages.iter_mut().for_each(|stage| stage.lines = lines.len());
         }
-        let per_byte = plans::per_byte(case.config, case.averaging);
+        let per_byte = case.of.per_byte();
         Some(Cast { case, machine, scripts, stages, parts, per_byte })
     }
 
@@ -165,7 +167,7 @@ impl<'a> Cast<'a> {
 
     fn computes(&self, script: &Script) -> Vec<Doing> {
         let Stage { seconds, line_of, .. } = self.stage(script);
-        let rule = self.case.config.optimizer.rule;
+        let rule = self.case.of.config.optimizer.rule;
         let doing = |action: &Action| match action {
             Action::Run { steps, .. } => Some(Doing::Work(seconds[steps.clone()].iter().sum())),
             Action::Update(part)

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::ledger::gradient_copies;
 use super::network::Network;
 use super::planner::{Candidate, parts};
-use super::plans::{ADDING, per_byte, step_seconds};
+use super::plans::ADDING;
 use super::prediction::{Planned, Predictor};
 use crate::config::{Config, TensorParallel, Wire};
 use crate::error::{Error, Result};
@@ -242,12 +242,11 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
     let (mut seconds, mut total, mut activations) = ([0.0; 2], [0; 2], [0; 2]);
     let mut whole = None;
     for again in [false, true] {
-        let recompute = again || predictor.config.recompute;
-        let config = Config { recompute, parallel: None, ..predictor.config.clone() };
+        let recompute = again || predictor.of.config.recompute;
+        let config = Config { recompute, parallel: None, ..predictor.of.config.clone() };
         let planned = predictor.plan(nodes, &config, network, None)?;
         let index = usize::from(again);
-        seconds[index] =
-            step_seconds(&planned.plans.training, &planned.config, &planned.averaging).iter().sum();
+        seconds[index] = planned.case(&predictor.of).of.step_seconds(&planned.plans.training).iter().sum();
         total[index] = planned.plans.total();
         activations[index] = planned.plans.sizes.activations;
         whole = Some(planned);
@@ -279,9 +278,9 @@ pub fn sketch(predictor: &Predictor, nodes: usize, network: Option<&Interconnect
     let sketch = Sketch {
         seconds,
         memory,
-        evaluates: predictor.evaluate,
+        evaluates: predictor.of.evaluate,
         sum,
-        pass: per_byte(&planned.config, &planned.averaging) * plan.sizes.parameters as f64,
+        pass: planned.case(&predictor.of).of.per_byte() * plan.sizes.parameters as f64,
         micro_steps: planned.config.accumulation,
         batch: planned.config.batch,
         ranks,

@@ -4,7 +4,7 @@
 use super::assemble::Assembly;
 use super::groups::Groups;
 use super::network::Network;
-use super::plans::Plans;
+use super::plans::{Planning, Plans};
 use super::predicting::{self, Question};
 use super::predicting_fields::FieldQuestion;
 use super::setup::raw;
@@ -43,16 +43,22 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let network = network.reading(raw(given.as_ref(), &*device));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let groups = &Groups::whole(world);
-    let mut plans =
-        world.agree(Plans::new(groups.layout(), config, &network, &*device, &averaging, false))?;
+    let of = Planning {
+        layout: groups.layout(),
+        config,
+        device: &*device,
+        averaging: &averaging,
+        evaluate: false,
+    };
+    let mut plans = world.agree(Plans::new(&of, &network))?;
     plans.compare(groups, config, &*device)?;
     plans.ledger.set_program(greatest(world, plans.ledger.bytes(MemoryKind::Program))?);
     if config.plan.dry_run {
-        record::say(world, &world.agree(plans.describe(groups.layout(), config, &*device, &averaging))?);
-        max_batch::tell(groups, &network, config, &*device, &averaging, &plans)?;
+        record::say(world, &world.agree(plans.describe(&of))?);
+        max_batch::tell(world, &of, &network, &plans)?;
         return world.agree(record::printed());
     }
-    world.agree(max_batch::check(groups, &network, config, &*device, &averaging, &plans))?;
+    world.agree(max_batch::check(world, &of, &network, &plans))?;
     comm::enter(RunPhase::Memory, 0);
     let assembly = Assembly {
         groups,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::meeting::Anchor;
-use super::owned;
+use super::owned::Owned;
 use super::parts;
 use super::plans::Plans;
 use super::weights::Start;
@@ -230,7 +230,8 @@ impl Memories {
             let fill =
                 |range: Range<usize>, piece: &mut [f32]| parts::fill(parameter, range, piece, of_whole);
             if self.holds_own() {
-                owned::fill(world, plan, self, device, parameter, &self.regions.parameters, fill)?;
+                let owned = Owned { world, plan, memories: self, device };
+                owned.fill(parameter, &self.regions.parameters, fill)?;
                 continue;
             }
             for region in [&self.regions.parameters].into_iter().chain(average).chain(anchor) {

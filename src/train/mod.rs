@@ -74,6 +74,7 @@ use commit::Commits;
 pub use commit::newest_commit;
 use evaluate::Evaluator;
 use groups::Groups;
+use owned::Owned;
 use setup::Job;
 use state::State;
 use step::{Scaling, StepResult};
@@ -259,7 +260,8 @@ fn test(world: &World, job: &mut Job) -> Result<Option<Test>> {
     job.trainer.settle(&*job.device)?;
     let apart = take_evaluated(world, job)?;
     if let Some(whole) = job.memories.whole() {
-        owned::gather_all(world, &job.plan, &job.memories, &*job.device, whole)?;
+        let (plan, memories, device) = (&job.plan, &job.memories, &*job.device);
+        Owned { world, plan, memories, device }.gather_all(whole)?;
     }
     let (saver, evaluator) = (&job.saving.saver, job.evaluator.as_mut());
     let run = |evaluator: &mut Evaluator| evaluator.run(world, &*job.device, || saver.flags().stop);

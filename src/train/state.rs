@@ -2,9 +2,11 @@
 //! statistics, what compression has still to send. `checkpoint` keeps it and brings it back; in a file everything lies
 //! in plain order, so that another device, thread count or layout reads it.
 
+use std::ops::Range;
+
 use super::groups::Groups;
 use super::memory::Memories;
-use super::owned;
+use super::owned::Owned;
 use super::parts;
 use super::stages;
 use crate::comm::World;
@@ -158,6 +160,10 @@ impl State<'_> {
         })
     }
 
+    fn owned<'a>(&'a self, world: &'a World, device: &'a dyn Device) -> Owned<'a> {
+        Owned { world, plan: self.plan, memories: self.memories, device }
+    }
+
     /// The arrays as a checkpoint of so many ranks has them.
     pub fn arrays(&self, ranks: usize) -> Vec<Array> {
         let shared = self.shared().map(|(path, parameter, lies)| {
@@ -200,7 +206,7 @@ impl State<'_> {
                     to.filled_by_first(peers.size() * elements, |room| peers.gather(&own, room))?;
                 }
                 Lies::Parts(region) => to.filled_by_first(elements, |room| {
-                    owned::gather(world, self.plan, self.memories, device, parameter, region, room)
+                    self.owned(world, device).gather(parameter, region, room)
                 })?,
                 Lies::Whole(region) => {
                     if let Some(room) = to.next(elements) {
@@ -246,32 +252,20 @@ impl State<'_> {
             let of_as_many = |kept: &Array| kept.shape[0] == peers.size();
             match (lies, kept.filter(own)) {
                 (Lies::Own(_), Some(kept)) if of_as_many(kept) => peers.scatter(rows, &mut values)?,
-                (_, Some(kept)) => {
+                (_, kept) => {
                     if let Some(rows) = rows {
-                        values = kept.mean_over_ranks(rows);
-                    }
-                    world.broadcast(&mut values)?;
-                }
-                (_, None) => {
-                    if let Some(rows) = rows {
-                        values.copy_from_slice(rows);
+                        values = kept.map_or_else(|| rows.to_vec(), |kept| kept.mean_over_ranks(rows));
                     }
                     world.broadcast(&mut values)?;
                 }
             }
+            let copy = |range: Range<usize>, piece: &mut [f32]| piece.copy_from_slice(&values[range]);
             match lies {
-                Lies::Own(region) => self.memories.write(device, parameter, region, |range, piece| {
-                    piece.copy_from_slice(&values[range]);
-                })?,
-                Lies::Parts(region) => {
-                    owned::scatter(world, self.plan, self.memories, device, parameter, region, &values)?
-                }
+                Lies::Own(region) => self.memories.write(device, parameter, region, copy)?,
+                Lies::Parts(region) => self.owned(world, device).fill(parameter, region, copy)?,
                 Lies::Whole(region) if self.memories.sharing.writes(index) => {
-                    self.memories.write(device, parameter, region, |range, piece| {
-                        parts::fill(parameter, range, piece, |range, piece| {
-                            piece.copy_from_slice(&values[range]);
-                        });
-                    })?;
+                    let fill = |range, piece: &mut [f32]| parts::fill(parameter, range, piece, copy);
+                    self.memories.write(device, parameter, region, fill)?;
                 }
                 Lies::Whole(_) => {}
             }

@@ -8,7 +8,7 @@ use super::evaluate::agree_on_statistics;
 use super::groups::Groups;
 use super::memory::Memories;
 use super::network::Network;
-use super::owned;
+use super::owned::Owned;
 use super::parts;
 use super::stages;
 use crate::comm::World;
@@ -324,7 +324,7 @@ fn value(
             let is_first = groups.data.is_first();
             let mut values = vec![0f32; if is_first { parameter.spec.shape.elements() } else { 0 }];
             let (own, room) = (&memories.regions.parameters, is_first.then_some(&mut values[..]));
-            owned::gather(&groups.data, plan, memories, device, parameter, own, room)?;
+            Owned { world: &groups.data, plan, memories, device }.gather(parameter, own, room)?;
             Ok(values)
         }
         Some(parameter) => match parameter.shard {

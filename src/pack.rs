@@ -104,12 +104,10 @@ fn pack(args: &Args, world: &World, pool: &ThreadPool) -> Result<()> {
     world.check_same(&same.collect::<Vec<_>>())?;
     let mine: Vec<&PackFile> = jobs.iter().skip(world.rank()).step_by(world.size()).collect();
     let progress = ProgressLine::start(place, mine.iter().map(|job| job.images.len() as u64).sum());
-    let written =
-        mine.iter().map(|job| write(job, args, pool, &progress)).collect::<Result<Vec<PackOutcome>>>();
+    let found = mine.iter().filter(|job| job.path.exists()).count();
+    let left_out = mine.iter().map(|job| write(job, args, pool, &progress)).sum::<Result<usize>>();
     progress.end();
-    let written = world.agree(written)?;
-    let found = written.iter().filter(|file| file.was_there).count();
-    let mut sums = [written.iter().map(|file| file.left_out).sum::<usize>() as f64, found as f64];
+    let mut sums = [world.agree(left_out)? as f64, found as f64];
     world.sum_f64(&mut sums)?;
     let [left_out, found] = sums;
     let images: usize = jobs.iter().map(|job| job.images.len()).sum();
@@ -208,16 +206,8 @@ fn encoded_size(set: &dyn Dataset) -> Result<usize> {
     Ok(sizes.iter().sum::<usize>() / sizes.len().max(1) + 1)
 }
 
-/// What became of a file.
-struct PackOutcome {
-    /// Images that are not in it, since they cannot be read.
-    left_out: usize,
-    /// Whether another run had written it.
-    was_there: bool,
-}
-
 /// Writes one file, or finds it whole.
-fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &ProgressLine) -> Result<PackOutcome> {
+fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &ProgressLine) -> Result<usize> {
     let cannot = |what: String| Error::output(&job.path, what);
     if job.path.exists() {
         let file = files::open(&job.path).map_err(|error| cannot(error.to_string()))?;
@@ -228,11 +218,9 @@ fn write(job: &PackFile, args: &Args, pool: &ThreadPool, progress: &ProgressLine
             return Err(cannot(format!("is there already, from another source ({})", header.source)));
         }
         progress.advance(job.images.len() as u64);
-        let left_out = job.images.len() - header.images as usize;
-        return Ok(PackOutcome { left_out, was_there: true });
+        return Ok(job.images.len() - header.images as usize);
     }
-    let left_out = files::write_new(&job.path, "packed images", |new| fill(new, job, args, pool, progress))?;
-    Ok(PackOutcome { left_out, was_there: false })
+    files::write_new(&job.path, "packed images", |new| fill(new, job, args, pool, progress))
 }
 
 /// Writes one file to a place of its own; returns how many images were left out.

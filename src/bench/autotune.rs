@@ -3,8 +3,8 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Instant;
 
+use super::collectives::sample;
 use super::limits::{self, BandwidthLimits};
 use super::sizes::{SizeRange, show};
 use crate::collective::cost::{CANDIDATES, Cost, Nodes};
@@ -107,17 +107,11 @@ fn times(world: &World, kind: AllreduceKind, region: &Rc<Region>, sizes: &[usize
 /// Seconds of the slowest rank; the same number on all. Collective.
 fn median(world: &World, algorithm: &mut dyn Collective, bytes: usize) -> Result<f64> {
     let slot = algorithm.prepare(0..bytes / size_of::<f32>())?;
-    let mut sample = |repeats: usize| {
-        world.barrier()?;
-        let begin = Instant::now();
-        for _ in 0..repeats {
-            algorithm.start(slot)?;
-            wait(algorithm, slot)?;
-        }
-        let mut slowest = [begin.elapsed().as_secs_f64() / repeats as f64];
-        world.max_f64(&mut slowest)?;
-        Ok(slowest[0].max(1e-9))
+    let mut run = || {
+        algorithm.start(slot)?;
+        wait(algorithm, slot)
     };
+    let mut sample = |repeats| sample(world, repeats, &mut run).map(|seconds| seconds.max(1e-9));
     sample(2)?;
     let rough: f64 = sample(2)?;
     let repeats = (500e-6 / rough).clamp(1.0, 200.0) as usize;

@@ -11,12 +11,11 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use hdf5::File;
 use hdf5::plist::dataset_create::{AllocTime, FillTime};
-use hdf5::types::VarLenUnicode;
 
+use super::file::text;
 use super::names;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::error::{Error, ErrorKind, Result};
@@ -173,12 +172,6 @@ fn describe(file: &File, contents: &Contents) -> hdf5::Result<Vec<u64>> {
         dataset.offset().ok_or_else(|| hdf5::Error::from(format!("no place for {}", array.path)))
     };
     contents.arrays.iter().map(place).collect()
-}
-
-pub(super) fn text(location: &hdf5::Location, name: &str, value: &str) -> hdf5::Result<()> {
-    let value =
-        VarLenUnicode::from_str(&value.replace('\0', " ")).map_err(|e| hdf5::Error::from(e.to_string()))?;
-    location.new_attr::<VarLenUnicode>().create(name)?.write_scalar(&value)
 }
 
 /// The numbers and the index, then the block with the checksum, then all of it to disk.

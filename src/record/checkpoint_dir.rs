@@ -24,13 +24,8 @@ const BEST: &str = "best.h5";
 /// How an error ends about a directory that a run may not have.
 const REMEDY: &str = "choose another --checkpoint";
 
-/// The checkpoints of a run. Every rank has this; on rank 0 it writes, on the others it does nothing.
+/// The checkpoints of a run, on the rank that writes them.
 pub struct Checkpoints {
-    keeper: Option<Keeper>,
-}
-
-/// Rank 0's half.
-struct Keeper {
     directory: PathBuf,
     keep: usize,
     writing: Option<JoinHandle<Written>>,
@@ -39,7 +34,7 @@ struct Keeper {
     /// What became of the last one that was written.
     outcome: Result<()>,
     /// The longest time from a copy's beginning to its being on disk.
-    seconds: f64,
+    pub seconds: f64,
     /// Where a run does without these copies: whether it was said that one failed. Else each that fails is an error.
     warned: Option<Arc<AtomicBool>>,
 }
@@ -57,14 +52,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// `ErrorKind::Environment` where it cannot be read, `ErrorKind::Output` where it holds checkpoints of a later
-    /// step: nothing is overwritten. Rank 0 alone can fail here.
-    pub fn open(
-        place: RankInfo,
-        directory: Option<&Path>,
-        keep: usize,
-        resumed: Option<u64>,
-    ) -> Result<Checkpoints> {
-        let (0, Some(directory)) = (place.rank, directory) else { return Ok(Checkpoints { keeper: None }) };
+    /// step: nothing is overwritten.
+    pub fn open(directory: &Path, keep: usize, resumed: Option<u64>) -> Result<Checkpoints> {
         let best = directory.join(BEST);
         if best.symlink_metadata().is_ok_and(|there| !there.is_symlink()) {
             let what = "is a file of yours, and the name of the link to the best checkpoint; move it away or choose \
@@ -103,53 +92,36 @@ impl Checkpoints {
         sweep(directory);
         let directory = directory.to_path_buf();
         let (spare, outcome) = (Vec::new(), Ok(()));
-        let keeper = Keeper { directory, keep, writing: None, spare, outcome, seconds: 0.0, warned };
-        Checkpoints { keeper: Some(keeper) }
+        Checkpoints { directory, keep, writing: None, spare, outcome, seconds: 0.0, warned }
     }
 
-    /// On the rank that writes: memory to copy numbers to, once the checkpoint before is on disk.
-    pub fn buffer(&mut self) -> Option<Vec<f32>> {
-        let keeper = self.keeper.as_mut()?;
-        keeper.wait();
-        let mut buffer = std::mem::take(&mut keeper.spare);
+    /// Memory to copy numbers to, once the checkpoint before is on disk.
+    pub fn buffer(&mut self) -> Vec<f32> {
+        self.wait();
+        let mut buffer = std::mem::take(&mut self.spare);
         buffer.clear();
-        Some(buffer)
-    }
-
-    /// Writes a checkpoint in the background. `best` is the step of the one with the best test accuracy, `begun` when
-    /// the copy was begun.
-    pub fn write(&mut self, step: u64, best: Option<u64>, contents: Contents, begun: Instant) {
-        if let Some(keeper) = &mut self.keeper {
-            keeper.start(step, best, contents, begun);
-        }
+        buffer
     }
 
     /// Waits until the last one is on disk; returns its outcome, of which the reader has been told.
     pub fn finish(&mut self) -> Result<()> {
-        let Some(keeper) = &mut self.keeper else { return Ok(()) };
-        keeper.wait();
-        keeper.outcome.clone()
+        self.wait();
+        self.outcome.clone()
     }
 
-    /// Whether one is being written now, by this rank.
+    /// Whether one is being written now.
     pub fn is_writing(&self) -> bool {
-        let writing = self.keeper.as_ref().and_then(|keeper| keeper.writing.as_ref());
-        writing.is_some_and(|thread| !thread.is_finished())
-    }
-
-    /// The longest time that one took.
-    pub fn seconds(&self) -> f64 {
-        self.keeper.as_ref().map_or(0.0, |keeper| keeper.seconds)
+        self.writing.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// The file of a step.
     pub fn path(directory: &Path, step: u64) -> PathBuf {
         directory.join(format!("step-{step:08}.h5"))
     }
-}
 
-impl Keeper {
-    fn start(&mut self, step: u64, best: Option<u64>, contents: Contents, begun: Instant) {
+    /// Writes a checkpoint in the background. `best` is the step of the one with the best test accuracy, `begun` when
+    /// the copy was begun.
+    pub fn write(&mut self, step: u64, best: Option<u64>, contents: Contents, begun: Instant) {
         let (directory, keep, warned) = (self.directory.clone(), self.keep, self.warned.clone());
         let work = move || {
             // Of this thread alone: it takes what the computing ones leave. Who waits for it leaves everything.
@@ -194,7 +166,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Checkpoints {
     /// A run that stops early leaves no half-written file.
     fn drop(&mut self) {
         self.wait();
@@ -375,12 +347,10 @@ fn sweep(directory: &Path) {
 mod tests {
     use super::*;
 
-    const FIRST: RankInfo = RankInfo { rank: 0, size: 1 };
-
     fn write(checkpoints: &mut Checkpoints, step: u64, best: Option<u64>) {
         let contents = Contents {
             numbers: [("step".to_string(), step as f64)].into(),
-            values: checkpoints.buffer().unwrap(),
+            values: checkpoints.buffer(),
             ..Contents::default()
         };
         checkpoints.write(step, best, contents, Instant::now());
@@ -398,7 +368,7 @@ mod tests {
     #[test]
     fn the_newest_and_the_best_are_kept() {
         let directory = tempfile::tempdir().unwrap();
-        let mut checkpoints = Checkpoints::open(FIRST, Some(directory.path()), 2, None).unwrap();
+        let mut checkpoints = Checkpoints::open(directory.path(), 2, None).unwrap();
         for (step, best) in [(1, None), (2, Some(2)), (3, Some(2)), (4, Some(2)), (5, Some(2))] {
             write(&mut checkpoints, step, best);
         }
@@ -438,10 +408,10 @@ mod tests {
     fn on_a_full_disk_the_oldest_goes_but_never_the_best_or_the_last_whole_one() {
         let Some(disk) = SmallDisk::new() else { return };
         let directory = disk.0.path();
-        let mut checkpoints = Checkpoints::open(FIRST, Some(directory), 9, None).unwrap();
+        let mut checkpoints = Checkpoints::open(directory, 9, None).unwrap();
         const NUMBERS: usize = 40_000;
         let mut write = |step: u64, best| {
-            let mut values = checkpoints.buffer().unwrap();
+            let mut values = checkpoints.buffer();
             values.resize(NUMBERS, 1.0);
             let arrays = vec![checkpoint::Array { path: "parameters/a".into(), shape: vec![NUMBERS] }];
             let contents = Contents { values, arrays, ..Contents::default() };
@@ -474,7 +444,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let there = directory.path();
         assert!(newest_checkpoint(&there.join("missing")).unwrap().is_none());
-        let mut checkpoints = Checkpoints::open(FIRST, Some(there), 9, None).unwrap();
+        let mut checkpoints = Checkpoints::open(there, 9, None).unwrap();
         assert!(newest_checkpoint(there).unwrap().is_none());
         (1..=3).for_each(|step| write(&mut checkpoints, step, None));
         let path = |step| Checkpoints::path(there, step);
@@ -487,7 +457,7 @@ mod tests {
         fs::write(temporary(&path(4)), &whole[..300]).unwrap();
         assert_eq!(newest_checkpoint(there).unwrap().unwrap().0, path(1));
         // The next time nothing newer is in the way, and opening sweeps up.
-        Checkpoints::open(FIRST, Some(there), 9, Some(1)).unwrap();
+        Checkpoints::open(there, 9, Some(1)).unwrap();
         assert_eq!(
             names(there),
             ["step-00000001.h5", "step-00000002.h5.damaged", "step-00000003.h5.damaged"]
@@ -503,7 +473,7 @@ mod tests {
     #[test]
     fn nothing_is_overwritten() {
         let directory = tempfile::tempdir().unwrap();
-        let open = |resumed| Checkpoints::open(FIRST, Some(directory.path()), 2, resumed);
+        let open = |resumed| Checkpoints::open(directory.path(), 2, resumed);
         write(&mut open(None).unwrap(), 7, None);
         for (resumed, said) in [(None, "--resume auto"), (Some(6), "newer than the step")] {
             let error = open(resumed).err().expect("refused");

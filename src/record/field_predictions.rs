@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use hdf5::types::VarLenUnicode;
-use hdf5::{Dataset, File, Hyperslab, SliceOrIndex};
+use hdf5::{Dataset, File, H5Type, Hyperslab, SliceOrIndex};
 use ndarray::{ArrayView, IxDyn};
 
 use super::check_new;
@@ -110,19 +110,10 @@ impl FieldPredictions {
     /// # Errors
     /// `Output`.
     pub fn push(&mut self, output: &[f32], target: &[f32]) -> Result<()> {
-        let at = |shape: &[usize]| {
-            let all = shape.iter().map(|&along| (0..along).into());
-            let slices = [SliceOrIndex::Index(self.written)].into_iter().chain(all);
-            Hyperslab::new(slices.collect::<Vec<SliceOrIndex>>())
-        };
         let write = || -> hdf5::Result<()> {
-            let view = ArrayView::from_shape(IxDyn(&self.shape), output);
-            let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
-            self.output.write_slice(view, at(&self.shape))?;
+            put(&self.output, self.written, &self.shape, output)?;
             if let Some((all, shape)) = &self.target {
-                let view = ArrayView::from_shape(IxDyn(shape), target);
-                let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
-                all.write_slice(view, at(shape))?;
+                put(all, self.written, shape, target)?;
             }
             let Some(classes) = &self.classes else { return Ok(()) };
             let places: usize = self.shape.iter().skip(1).product();
@@ -133,10 +124,7 @@ impl FieldPredictions {
                 })
             };
             let found: Vec<i32> = (0..places).map(|place| best(place).0).collect();
-            let shape = self.shape.get(1..).unwrap_or(&[]);
-            let view = ArrayView::from_shape(IxDyn(shape), &found[..]);
-            let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
-            classes.write_slice(view, at(shape))
+            put(classes, self.written, self.shape.get(1..).unwrap_or(&[]), &found)
         };
         write().map_err(|error| wrong(&self.unfinished.path, &error))?;
         self.written += 1;
@@ -153,6 +141,15 @@ impl FieldPredictions {
         file.close().map_err(|error| wrong(&unfinished.path, &error))?;
         unfinished.finish().map_err(|error| wrong(&unfinished.path, &error))
     }
+}
+
+/// Writes the numbers of one sample.
+fn put<T: H5Type>(to: &Dataset, sample: usize, shape: &[usize], numbers: &[T]) -> hdf5::Result<()> {
+    let all = shape.iter().map(|&along| (0..along).into());
+    let at: Vec<SliceOrIndex> = [SliceOrIndex::Index(sample)].into_iter().chain(all).collect();
+    let view = ArrayView::from_shape(IxDyn(shape), numbers);
+    let view = view.map_err(|error| hdf5::Error::from(error.to_string()))?;
+    to.write_slice(view, Hyperslab::new(at))
 }
 
 /// A file of outputs that has been written, with the targets. Some of its numbers are in memory at a time.

@@ -84,29 +84,13 @@ pub struct Recorder {
 
 impl Recorder {
     /// Opens the record: on rank 0 creates the results file (`path`, see `results_path`; none for a run that
-    /// keeps nothing), says what is run and starts the progress bar. On other ranks nothing.
+    /// keeps nothing), says what is run and starts the progress bar. On other ranks nothing. A run that goes on from
+    /// `at` does so in the file of its earlier part, where `path` is there, whose rows from that step on are replaced.
     ///
     /// # Errors
-    /// `ErrorKind::Output`: the file is there already or cannot be created. Rank 0 alone can fail here.
-    pub fn create(place: RankInfo, path: Option<&Path>, about: &Description) -> Result<Recorder> {
-        Recorder::open(place, path, about, None)
-    }
-
-    /// A recorder for a run that goes on: in the file of its earlier part, where `path` is there, whose rows from that
-    /// step on are replaced.
-    ///
-    /// # Errors
-    /// `ErrorKind::Output`: the file is not that of this run, or cannot be written. Rank 0 alone can fail here.
-    pub fn resume(
-        place: RankInfo,
-        path: Option<&Path>,
-        about: &Description,
-        at: &Reached,
-    ) -> Result<Recorder> {
-        Recorder::open(place, path, about, Some(at))
-    }
-
-    fn open(
+    /// `ErrorKind::Output`: the file cannot be written, is there already, or is not that of this run. Rank 0 alone can
+    /// fail here.
+    pub fn open(
         place: RankInfo,
         path: Option<&Path>,
         about: &Description,

@@ -11,7 +11,8 @@ use half::{bf16, f16};
 use hdf5::types::{TypeDescriptor, VarLenUnicode};
 use safetensors::tensor::{Dtype, Metadata};
 
-use super::checkpoint::{Array, StoredCheckpoint, text};
+use super::checkpoint::{Array, StoredCheckpoint};
+use super::file::text;
 use super::names;
 use super::read::RunRecord;
 use super::safetensors_file::{self, BATCHES, WAYS};
@@ -104,7 +105,7 @@ impl WeightsFile {
         let mut head = [0u8; 128];
         let read = files::open(path).and_then(|mut file| file.read(&mut head));
         read.map_err(|error| Error::data(path, format!("cannot read the weights: {error}")))?;
-        let WeightsFields { content, mut shapes, unread, about } = match &head[..8] {
+        let mut file = match &head[..8] {
             b"\x89HDF\r\n\x1a\n" => open_hdf5(path)?,
             // A checkpoint says so in front of the HDF5.
             b"dltrain " => open_checkpoint(path)?,
@@ -113,8 +114,8 @@ impl WeightsFile {
                 None => open_safetensors(path)?,
             },
         };
-        shapes.sort();
-        Ok(WeightsFile { path: path.into(), content, shapes, unread, about })
+        file.shapes.sort();
+        Ok(file)
     }
 
     /// What the network of an ONNX file came with, under the names that it has in the network. Without a file there is
@@ -245,15 +246,7 @@ const FROM_PICKLE: &str = "import torch; from safetensors.torch import save_file
      w = w if has(w) else next(filter(has, w.values()), w); \
      save_file({k: t.clone().contiguous() for k, t in w.items() if torch.is_tensor(t)}, \"weights.safetensors\")";
 
-/// The fields of a `WeightsFile`.
-struct WeightsFields {
-    content: Content,
-    shapes: Vec<(String, Vec<usize>)>,
-    unread: Vec<(String, String)>,
-    about: ModelMetadata,
-}
-
-fn open_safetensors(path: &Path) -> Result<WeightsFields> {
+fn open_safetensors(path: &Path) -> Result<WeightsFile> {
     let wrong = |error: &dyn Display| {
         Error::data(path, format!("is neither HDF5 nor a whole safetensors file: {error}"))
     };
@@ -267,7 +260,7 @@ fn open_safetensors(path: &Path) -> Result<WeightsFields> {
     }
     let said = content.header.metadata().clone().unwrap_or_default();
     let about = ModelMetadata::read(path, |name| said.get(name).cloned().unwrap_or_default())?;
-    Ok(WeightsFields { content: Content::SafeTensors(content), shapes, unread, about })
+    Ok(WeightsFile { path: path.into(), content: Content::SafeTensors(content), shapes, unread, about })
 }
 
 /// Reads the header. The tensors behind it fill the file to its end.
@@ -313,7 +306,7 @@ fn numbers(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     })
 }
 
-fn open_hdf5(path: &Path) -> Result<WeightsFields> {
+fn open_hdf5(path: &Path) -> Result<WeightsFile> {
     let wrong = |error: hdf5::Error| Error::data(path, format!("cannot read the weights: {error}"));
     let file = hdf5::File::open(path).map_err(wrong)?;
     let (mut sets, mut unread) = (Hdf5Sets::new(), Vec::new());
@@ -341,7 +334,7 @@ fn open_hdf5(path: &Path) -> Result<WeightsFields> {
     let shapes = sets.iter().map(|(name, set)| (name.clone(), set.shape())).collect();
     let about =
         ModelMetadata::read(path, |name| said(name).map(|text| text.to_string()).unwrap_or_default())?;
-    Ok(WeightsFields { content: Content::Hdf5(sets), shapes, unread, about })
+    Ok(WeightsFile { path: path.into(), content: Content::Hdf5(sets), shapes, unread, about })
 }
 
 /// How weights are written anew without compression; h5py has lzf, hdf5plugin the other filters.
@@ -365,7 +358,7 @@ fn fits(set: &hdf5::Dataset, size: u64) -> bool {
 }
 
 /// The weights of a checkpoint that would be tested.
-fn open_checkpoint(path: &Path) -> Result<WeightsFields> {
+fn open_checkpoint(path: &Path) -> Result<WeightsFile> {
     let stored = StoredCheckpoint::open(path)?;
     let mut arrays = HashMap::new();
     // The moving average is there where it is what evaluation uses.
@@ -380,7 +373,13 @@ fn open_checkpoint(path: &Path) -> Result<WeightsFields> {
     let shapes =
         arrays.iter().map(|(name, &which)| (name.clone(), shape(&stored.head.arrays[which]))).collect();
     let about = ModelMetadata::read(path, |name| stored.head.text(name).to_string())?;
-    Ok(WeightsFields { content: Content::Checkpoint(stored, arrays), shapes, unread: Vec::new(), about })
+    Ok(WeightsFile {
+        path: path.into(),
+        content: Content::Checkpoint(stored, arrays),
+        shapes,
+        unread: Vec::new(),
+        about,
+    })
 }
 
 /// Running statistics in a checkpoint: those of every rank, of which evaluation uses the means.

@@ -237,7 +237,8 @@ pub struct Saver {
     /// Whether any are taken.
     pub active: bool,
     pub watch: Watch,
-    checkpoints: Checkpoints,
+    /// Of the rank that writes them.
+    checkpoints: Option<Checkpoints>,
     every: Interval,
     texts: BTreeMap<String, String>,
     /// Where the last one was taken, or the run goes on.
@@ -251,7 +252,7 @@ pub struct Saver {
 impl Saver {
     pub fn new(
         config: &Config,
-        checkpoints: Checkpoints,
+        checkpoints: Option<Checkpoints>,
         watch: Watch,
         texts: BTreeMap<String, String>,
         resumed: Option<Position>,
@@ -297,18 +298,18 @@ impl Saver {
             return Ok(());
         }
         let begun = Instant::now();
-        let mut values = self.checkpoints.buffer();
+        let mut values = self.checkpoints.as_mut().map(Checkpoints::buffer);
         if groups.mesh.is_cut() && groups.data.is_first() {
             values.get_or_insert_default();
         }
         state.copy(&groups.data, peers, None, device, values.as_mut())?;
         let arrays = stages::collect(groups, state.arrays(peers.size()), &mut values)?;
-        if let Some(values) = values.filter(|_| groups.job.is_first()) {
+        if let (Some(values), Some(checkpoints)) = (values, &mut self.checkpoints) {
             let mut numbers = standing.numbers();
             numbers.extend(record());
             let contents = Contents { texts: self.texts.clone(), numbers, arrays, values };
             let best = standing.best.map(|(_, step)| step as u64);
-            self.checkpoints.write(standing.at.done as u64, best, contents, begun);
+            checkpoints.write(standing.at.done as u64, best, contents, begun);
         }
         self.saved = Some(standing.at);
         self.watch.checkpointed();
@@ -318,16 +319,16 @@ impl Saver {
 
     /// Whether one is being written in the background, by this rank.
     pub fn is_writing(&self) -> bool {
-        self.checkpoints.is_writing()
+        self.checkpoints.as_ref().is_some_and(Checkpoints::is_writing)
     }
 
     /// What this rank tells the others with the next step.
     pub fn flags(&self) -> super::stop::Flags {
-        self.watch.flags(self.checkpoints.seconds())
+        self.watch.flags(self.checkpoints.as_ref().map_or(0.0, |checkpoints| checkpoints.seconds))
     }
 
     /// Waits for the last one to be on disk. Rank 0 alone can fail here.
     pub fn finish(&mut self) -> Result<()> {
-        self.checkpoints.finish()
+        self.checkpoints.as_mut().map_or(Ok(()), Checkpoints::finish)
     }
 }

@@ -152,7 +152,7 @@ impl Commits {
             // This node kept those of the job before.
             remove(&self.directory);
         }
-        let mut values = self.keeper.as_mut().and_then(Checkpoints::buffer);
+        let mut values = self.keeper.as_mut().map(Checkpoints::buffer);
         state.copy(world, world, self.twins.as_ref(), device, values.as_mut())?;
         let (Some(values), Some(keeper)) = (values, &mut self.keeper) else { return Ok(()) };
         let mut numbers = standing.numbers();

@@ -2,7 +2,7 @@
 //! that bad input stops the whole job with one message and nothing is overwritten.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::assemble::Assembly;
@@ -163,7 +163,7 @@ struct RunFiles {
     /// A run that goes on has its weights.
     start: Option<Start>,
     path: Option<PathBuf>,
-    checkpoints: Checkpoints,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl RunFiles {
@@ -495,10 +495,7 @@ impl BuiltRun<'_> {
             world.agree(job.saving.saver.finish())?;
         }
         let description = describe::built(description, &job, &config, &averaging, (workers, split))?;
-        let recorder = match &reached {
-            None => Recorder::create(world.into(), path.as_deref(), &description),
-            Some(reached) => Recorder::resume(world.into(), path.as_deref(), &description, reached),
-        };
+        let recorder = Recorder::open(world.into(), path.as_deref(), &description, reached.as_ref());
         Ok((job, world.agree(recorder)?))
     }
 }
@@ -560,7 +557,7 @@ fn outputs(
     config: &Config,
     model: &str,
     resumed: Option<&Resumed>,
-) -> Result<(Option<PathBuf>, Checkpoints)> {
+) -> Result<(Option<PathBuf>, Option<Checkpoints>)> {
     let (place, given): (record::RankInfo, _) = (world.into(), config.outputs.results.as_deref());
     let path = match resumed {
         _ if config.plan.dry_run => None,
@@ -576,9 +573,10 @@ fn outputs(
     if let (Some(log), true) = (&config.outputs.mllog, path.is_some() && place.rank == 0) {
         record::check_mllog(log, resumed.is_some())?;
     }
-    let directory = config.session.checkpoint.as_deref().filter(|_| !config.plan.dry_run);
+    let directory = config.session.checkpoint.as_deref().filter(|_| place.rank == 0 && !config.plan.dry_run);
     let done = resumed.map(|resumed| resumed.standing.at.done as u64);
-    Ok((path, Checkpoints::open(place, directory, config.session.keep, done)?))
+    let open = |directory: &Path| Checkpoints::open(directory, config.session.keep, done);
+    Ok((path, directory.map(open).transpose()?))
 }
 
 /// Whether the weights can be written where they are to go, under the names that an ONNX file gives them. Those that

@@ -155,7 +155,7 @@ fn status(file: &File) -> String {
 }
 
 fn finished_run(path: &Path) {
-    let mut recorder = Recorder::create(TWO, Some(path), &description(2, 4)).unwrap();
+    let mut recorder = Recorder::open(TWO, Some(path), &description(2, 4), None).unwrap();
     for i in 0..4 {
         recorder.step(&step(i, 1 + i / 2));
         if i % 2 == 1 {
@@ -209,7 +209,7 @@ fn a_finished_run_is_all_in_its_file() {
 fn a_failed_run_and_a_dropped_one_say_so() {
     let folder = tempfile::tempdir().unwrap();
     let (failed, dropped) = (folder.path().join("failed.h5"), folder.path().join("dropped.h5"));
-    let mut recorder = Recorder::create(ONE, Some(&failed), &description(1, 2)).unwrap();
+    let mut recorder = Recorder::open(ONE, Some(&failed), &description(1, 2), None).unwrap();
     recorder.step(&step(0, 1));
     // Longer than the data set holds, with a letter of two bytes across its end.
     recorder.finish(Err(&Error::usage(format!("{}é and more", "x".repeat(503))))).unwrap();
@@ -217,7 +217,7 @@ fn a_failed_run_and_a_dropped_one_say_so() {
     assert_eq!(status(&file), format!("failed: {}", "x".repeat(503)));
     assert_eq!(reals(&file, "steps/loss"), [2.0]);
 
-    let mut recorder = Recorder::create(ONE, Some(&dropped), &description(1, 2)).unwrap();
+    let mut recorder = Recorder::open(ONE, Some(&dropped), &description(1, 2), None).unwrap();
     recorder.step(&step(0, 1));
     drop(recorder);
     assert_eq!(status(&File::open(&dropped).unwrap()), "failed: stopped before its end");
@@ -227,7 +227,7 @@ fn a_failed_run_and_a_dropped_one_say_so() {
 fn steps_with_other_buckets_than_planned_leave_the_rest_unknown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    let mut recorder = Recorder::create(ONE, Some(&path), &description(1, 2)).unwrap();
+    let mut recorder = Recorder::open(ONE, Some(&path), &description(1, 2), None).unwrap();
     recorder.step(&StepRecord { buckets: &BUCKETS[..1], ..step(0, 1) });
     recorder.step(&StepRecord { buckets: &[BUCKETS[1]; 3], ..step(1, 1) });
     recorder.finish(Ok(())).unwrap();
@@ -243,7 +243,7 @@ fn a_run_that_communicates_nothing_has_no_bucket_series() {
     let path = folder.path().join("run.h5");
     let mut about = Description { buckets: vec![], choices: vec![], ..description(1, 1) };
     about.attributes.push(("hdf5_version".into(), "what the caller says".into()));
-    let mut recorder = Recorder::create(ONE, Some(&path), &about).unwrap();
+    let mut recorder = Recorder::open(ONE, Some(&path), &about, None).unwrap();
     recorder.step(&StepRecord { buckets: &[], ..step(0, 1) });
     recorder.finish(Ok(())).unwrap();
     let file = File::open(&path).unwrap();
@@ -259,7 +259,7 @@ fn a_file_that_cannot_be_made_leaves_nothing_behind() {
     let path = folder.path().join("run.h5");
     let mut about = description(1, 1);
     about.attributes.push(("model".into(), "named twice".into()));
-    let error = Recorder::create(ONE, Some(&path), &about).err().unwrap();
+    let error = Recorder::open(ONE, Some(&path), &about, None).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Output);
     assert!(!path.exists());
 }
@@ -270,7 +270,7 @@ fn only_rank_0_writes() {
     let path = folder.path().join("run.h5");
     let other = RankInfo { rank: 1, size: 2 };
     assert_eq!(results_path(other, Some(Path::new("/dev/null/x.h5")), "m").unwrap(), None);
-    let mut recorder = Recorder::create(other, Some(&path), &description(1, 1)).unwrap();
+    let mut recorder = Recorder::open(other, Some(&path), &description(1, 1), None).unwrap();
     recorder.step(&step(0, 1));
     recorder.epoch(&epoch(1, 0.5));
     recorder.finish(Ok(())).unwrap();
@@ -319,7 +319,7 @@ fn the_document_names_every_data_set_with_its_unit_and_type() {
 #[ignore = "a child of other tests"]
 fn child_endless() {
     let path = PathBuf::from(argument());
-    let mut recorder = Recorder::create(ONE, Some(&path), &description(1_000_000, 50_000_000)).unwrap();
+    let mut recorder = Recorder::open(ONE, Some(&path), &description(1_000_000, 50_000_000), None).unwrap();
     for i in 0.. {
         recorder.step(&step(i, 1 + i / 50));
         if i % 50 == 49 {
@@ -434,7 +434,7 @@ fn the_h5py_example_reads_a_running_a_killed_and_a_finished_run() {
 #[ignore = "a child of other tests"]
 fn child_one_long_epoch() {
     let mut recorder =
-        Recorder::create(ONE, Some(Path::new(&argument())), &description(1, 1_000_000)).unwrap();
+        Recorder::open(ONE, Some(Path::new(&argument())), &description(1, 1_000_000), None).unwrap();
     let start = Instant::now();
     let mut told = false;
     for i in 0.. {
@@ -474,7 +474,7 @@ fn a_file_that_is_there_is_refused_and_untouched() {
     let path = folder.path().join("run.h5");
     fs::write(&path, "my thesis").unwrap();
     let early = results_path(ONE, Some(&path), "m").unwrap_err();
-    let late = Recorder::create(ONE, Some(&path), &description(1, 1)).err().unwrap();
+    let late = Recorder::open(ONE, Some(&path), &description(1, 1), None).err().unwrap();
     for error in [early, late] {
         assert_eq!(error.kind, ErrorKind::Output);
         assert!(error.message.starts_with(path.to_str().unwrap()), "{error}");
@@ -530,7 +530,8 @@ fn a_directory_gets_a_file_named_after_model_and_time() {
 #[ignore = "a child of other tests"]
 fn child_full_disk() {
     start_logging(0, dltrain::record::Verbosity::Normal);
-    let mut recorder = Recorder::create(ONE, Some(Path::new(&argument())), &description(2, 40_000)).unwrap();
+    let mut recorder =
+        Recorder::open(ONE, Some(Path::new(&argument())), &description(2, 40_000), None).unwrap();
     for i in 0..40_000 {
         recorder.step(&step(i, 1));
     }
@@ -573,7 +574,7 @@ fn child_tables() {
     // A start in the past that prints the same however slow the machine is.
     about.started = Instant::now() - Duration::from_secs(3 * 3600 + 7 * 60 + 30);
     if synthetic {
-        let mut recorder = Recorder::create(TWO, None, &about).unwrap();
+        let mut recorder = Recorder::open(TWO, None, &about, None).unwrap();
         for i in 0..25 {
             // The warm-up is slow, and then every other step takes half as long.
             let seconds = [0.008, 0.004][i as usize % 2] * if i < 5 { 100.0 } else { 1.0 };
@@ -581,7 +582,7 @@ fn child_tables() {
         }
         recorder.finish(Ok(())).unwrap();
     } else {
-        let mut recorder = Recorder::create(TWO, Some(&path), &about).unwrap();
+        let mut recorder = Recorder::open(TWO, Some(&path), &about, None).unwrap();
         for i in 0..4 {
             recorder.step(&step(i, 1 + i / 2));
             if i % 2 == 1 {
@@ -661,7 +662,7 @@ fn a_synthetic_run_prints_a_line_every_ten_timed_steps_and_leaves_the_warm_up_ou
 fn child_on_a_terminal() {
     println!("BEGIN");
     start_logging(0, dltrain::record::Verbosity::Normal);
-    let mut recorder = Recorder::create(ONE, None, &description(2, 40)).unwrap();
+    let mut recorder = Recorder::open(ONE, None, &description(2, 40), None).unwrap();
     for i in 0..40 {
         recorder.step(&step(i, 1 + i / 20));
         std::thread::sleep(Duration::from_millis(20));
@@ -791,7 +792,7 @@ fn messages_carry_the_rank_and_other_ranks_only_warn() {
 fn a_step_costs_microseconds_and_writing_a_second_of_them_milliseconds() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    let mut recorder = Recorder::create(ONE, Some(&path), &description(1, 200_000)).unwrap();
+    let mut recorder = Recorder::open(ONE, Some(&path), &description(1, 200_000), None).unwrap();
     let mut times: Vec<Duration> = (0..200_000)
         .map(|i| {
             let start = Instant::now();
@@ -807,7 +808,7 @@ fn a_step_costs_microseconds_and_writing_a_second_of_them_milliseconds() {
 
     // An epoch writes its rows: 125 steps are what a second has of them at 8 ms a step.
     let path = folder.path().join("epochs.h5");
-    let mut recorder = Recorder::create(ONE, Some(&path), &description(40, 40 * 125)).unwrap();
+    let mut recorder = Recorder::open(ONE, Some(&path), &description(40, 40 * 125), None).unwrap();
     let mut times: Vec<Duration> = (0..40)
         .map(|e| {
             (0..125).for_each(|i| recorder.step(&step(125 * e + i, e + 1)));
@@ -842,7 +843,7 @@ fn mlperfs_log_goes_on_with_its_run() {
     let keys = vec![("submission_benchmark".into(), "deepcam".into())];
     let mllog = Some(MlperfKeys { path: path.clone(), keys });
     let description = Description { mllog, metric: Metric::Iou, ..description(2, 3) };
-    let mut recorder = Recorder::create(ONE, None, &description).unwrap();
+    let mut recorder = Recorder::open(ONE, None, &description, None).unwrap();
     recorder.step(&step(0, 1));
     recorder.epoch(&epoch(1, 0.9));
     recorder.step(&step(1, 2));
@@ -851,7 +852,7 @@ fn mlperfs_log_goes_on_with_its_run() {
 
     check_mllog(&path, true).unwrap();
     let reached = Reached { step: 2, epochs: 1, ..Reached::default() };
-    let mut recorder = Recorder::resume(ONE, None, &description, &reached).unwrap();
+    let mut recorder = Recorder::open(ONE, None, &description, Some(&reached)).unwrap();
     recorder.step(&step(2, 2));
     recorder.epoch(&epoch(2, 0.4));
     recorder.finish(Ok(())).unwrap();
@@ -881,7 +882,7 @@ fn mlperfs_log_has_its_lines_in_mlperfs_order() {
         let keys = vec![("submission_benchmark".into(), "deepcam".into())];
         let mllog = Some(MlperfKeys { path: path.clone(), keys });
         let mut recorder =
-            Recorder::create(ONE, None, &Description { mllog, metric, ..description(2, 2) }).unwrap();
+            Recorder::open(ONE, None, &Description { mllog, metric, ..description(2, 2) }, None).unwrap();
         recorder.step(&step(0, 1));
         recorder.epoch(&epoch(1, accuracy));
         recorder.step(&step(1, 2));

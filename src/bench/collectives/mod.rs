@@ -19,7 +19,8 @@ use clap::builder::PossibleValuesParser;
 
 use self::check::{Checker, GUARD};
 use self::subject::Contender;
-use self::table::{Size, TableRow};
+use self::table::TableRow;
+use self::time::TimeSamples;
 use super::limits;
 use super::sizes::SizeRange;
 use crate::comm::{Region, World};
@@ -30,6 +31,7 @@ use crate::model;
 use crate::record::{self, RankInfo};
 
 pub use subject::Subject;
+pub use time::sample;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -168,8 +170,15 @@ fn measure(
         Some(range)
     };
     let ranges: Vec<Range<usize>> = case.iter().scan(GUARD, next).collect();
-    let length = case.iter().sum();
-    let size = Size { elements: length, ranges: case.len() };
+    let length: usize = case.iter().sum();
+    let factor = subject.bus_factor(world.size());
+    let row = |algorithm, wire, wrong, times: Option<TimeSamples>, yardstick: Option<TimeSamples>| {
+        let median = |times: Option<TimeSamples>| times.map_or(f64::NAN, |times| times.median);
+        let (bytes, ranges) = (length * size_of::<f32>(), case.len());
+        let (algbw, ratio) = (bytes as f64 / median(times), median(yardstick) / median(times));
+        let busbw = algbw * factor;
+        TableRow { algorithm, wire, bytes, elements: length, ranges, times, algbw, busbw, ratio, wrong }
+    };
     let mut checker = Checker::new(subject, world, region);
     let mut rows: Vec<TableRow> = Vec::new();
     for contender in contenders {
@@ -183,23 +192,13 @@ fn measure(
         };
         // The first one is the MPI library's.
         let yardstick = rows.first().and_then(|row| row.times).or(times);
-        let name = contender.collective.name();
-        let row = TableRow::new(
-            name,
-            contender.wire,
-            size,
-            wrong,
-            times,
-            yardstick,
-            subject.bus_factor(world.size()),
-        );
+        let row = row(contender.collective.name(), contender.wire, wrong, times, yardstick);
         table::print_row(world, &row);
         rows.push(row);
     }
     if subject == Subject::Allreduce && world.nodes() == 1 && !args.check_only {
         let times = Some(time::time(world, args.iterations, || pass(region, length))?);
-        let (yardstick, factor) = (rows.first().and_then(|row| row.times), subject.bus_factor(world.size()));
-        let row = TableRow::new("(memory)", Wire::F32, size, 0, times, yardstick, factor);
+        let row = row("(memory)", Wire::F32, 0, times, rows.first().and_then(|row| row.times));
         table::print_row(world, &row);
         rows.push(row);
     }

@@ -29,43 +29,6 @@ pub struct TableRow {
     pub wrong: usize,
 }
 
-/// How much is in flight together.
-#[derive(Debug, Clone, Copy)]
-pub struct Size {
-    pub elements: usize,
-    /// As how many ranges.
-    pub ranges: usize,
-}
-
-impl TableRow {
-    pub fn new(
-        algorithm: &'static str,
-        wire: Wire,
-        Size { elements, ranges }: Size,
-        wrong: usize,
-        times: Option<TimeSamples>,
-        yardstick: Option<TimeSamples>,
-        bus_factor: f64,
-    ) -> TableRow {
-        let bytes = elements * size_of::<f32>();
-        let median = |times: Option<TimeSamples>| times.map_or(f64::NAN, |times| times.median);
-        let algbw = bytes as f64 / median(times);
-        let ratio = median(yardstick) / median(times);
-        TableRow {
-            algorithm,
-            wire,
-            bytes,
-            elements,
-            ranges,
-            times,
-            algbw,
-            busbw: algbw * bus_factor,
-            ratio,
-            wrong,
-        }
-    }
-}
-
 pub fn print_header(
     subject: Subject,
     args: &Args,

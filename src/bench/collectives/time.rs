@@ -42,7 +42,7 @@ fn summary(sorted: &[f64]) -> TimeSamples {
 }
 
 /// Seconds that one run takes, as the mean of `repeats` on the slowest rank. Collective.
-fn sample(world: &World, repeats: usize, run: &mut impl FnMut() -> Result<()>) -> Result<f64> {
+pub fn sample(world: &World, repeats: usize, run: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     world.barrier()?;
     let begin = Instant::now();
     for _ in 0..repeats {

@@ -3,7 +3,7 @@
 //! add up in pairs first, or where several servers deal with many ranks. To count all messages of a round at one time
 //! says too much of such links, and nothing of messages of unlike rounds that meet there.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::course::Deed;
@@ -83,24 +83,6 @@ struct Lane {
     ahead: f64,
 }
 
-/// A time in an order, which floating point has none of.
-#[derive(PartialEq)]
-struct Time(f64);
-
-impl Eq for Time {}
-
-impl PartialOrd for Time {
-    fn partial_cmp(&self, other: &Time) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Time {
-    fn cmp(&self, other: &Time) -> Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
 /// A part of a message that is none: what rates that are rounded leave.
 const NOTHING: f64 = 1e-9;
 
@@ -112,8 +94,9 @@ struct MessageSimulation<'a> {
     ranks: Vec<PacedRank>,
     messages: Vec<PacedMessage>,
     lanes: HashMap<[usize; 2], Lane>,
-    /// Messages that start, by when they are on their links, or within a node over.
-    starting: BinaryHeap<Reverse<(Time, usize)>>,
+    /// Messages that start, by when they are on their links, or within a node over: by the bits of these seconds, which
+    /// have the order of the numbers, as none is below 0.
+    starting: BinaryHeap<Reverse<(u64, usize)>>,
     /// Ranks that may go on.
     awake: Vec<usize>,
 }
@@ -238,7 +221,7 @@ impl MessageSimulation<'_> {
         let Some(wanted) = wanted else { return };
         lane.sent.pop_front();
         let begins = sent.max(wanted) + self.messages[index].before;
-        self.starting.push(Reverse((Time(begins), index)));
+        self.starting.push(Reverse((begins.to_bits(), index)));
     }
 
     /// A rank takes what has come, in order. Whether it did.
@@ -291,7 +274,8 @@ impl MessageSimulation<'_> {
             self.wake(now);
             let over = |(&index, rate): (&usize, &f64)| now + self.messages[index].left / rate;
             let next_end = on_links.iter().zip(&rates).map(over).fold(f64::INFINITY, f64::min);
-            let next_start = self.starting.peek().map_or(f64::INFINITY, |Reverse((time, _))| time.0);
+            let next_start =
+                self.starting.peek().map_or(f64::INFINITY, |Reverse((time, _))| f64::from_bits(*time));
             let next = next_end.min(next_start);
             if next.is_infinite() {
                 let is_through = |rank: &PacedRank| rank.sends.is_empty() && rank.receives.is_empty();
@@ -313,7 +297,7 @@ impl MessageSimulation<'_> {
                 on_links.extend(self.next_after(index));
                 self.end(index, now);
             }
-            while self.starting.peek().is_some_and(|Reverse((time, _))| time.0 <= now) {
+            while self.starting.peek().is_some_and(|Reverse((time, _))| f64::from_bits(*time) <= now) {
                 let Some(Reverse((_, index))) = self.starting.pop() else { break };
                 if self.messages[index].routes.is_none() {
                     self.end(index, now);

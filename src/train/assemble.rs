@@ -23,7 +23,7 @@ use super::weights::Start;
 use crate::comm::{Barrier, World};
 use crate::config::Config;
 use crate::data::{Batch, TestLoader};
-use crate::device::{Device, Memory, Rule, Scalars, Step};
+use crate::device::{Device, Memory, Scalars, Step};
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, Link, Relay};
 use crate::graph::{DType, Graph};
@@ -42,21 +42,17 @@ pub struct Assembly<'a> {
     pub averaging: &'a Averaging,
     pub plans: &'a Plans,
     pub device: &'a dyn Device,
-    pub rule: &'a Rule,
 }
 
 impl Assembly<'_> {
     /// All memory, with the first value of every parameter.
     pub fn memories(&self, start: Option<&Start>, threads: usize) -> Result<Memories> {
-        let Assembly { world, config, averaging, plans, device, rule, .. } = *self;
-        let plan = &plans.training;
-        let memories = Memories::new(world, device, plans, rule, config, averaging);
+        let Assembly { world, plans, device, .. } = *self;
+        let mut memories = world.agree(Memories::new(self))?;
         let beside = self.groups.split.as_ref().filter(|_| self.groups.is_of_first());
-        let beside = beside.map(|split| split.beside.clone());
-        let mut memories = world.agree(memories)?;
-        memories.beside = beside;
-        world.agree(memories.initialise(world, device, plan, start, config.seed, threads))?;
-        let mut every = [plan].into_iter().chain(&plans.evaluation);
+        memories.beside = beside.map(|split| split.beside.clone());
+        world.agree(memories.initialise(self, start, threads))?;
+        let mut every = [&plans.training].into_iter().chain(&plans.evaluation);
         world.agree(every.try_for_each(|plan| memories.regions.write_constants(device, plan)))?;
         Ok(memories)
     }
@@ -126,14 +122,16 @@ impl Assembly<'_> {
 
     /// What this rank does in the steps of a round.
     fn scripts(&self, memories: &Memories) -> Vec<Rc<Script>> {
-        let Assembly { groups, world, config, plans, rule, .. } = *self;
+        let Assembly { groups, world, config, plans, .. } = *self;
         let manner = manner(groups.layout(), config, memories.owners, memories.sharing.ranks > 1);
         let [place, _, tensor] = groups.mesh.coordinates(world.rank());
         // Of stages each is a world of its own.
         let place = if groups.mesh.is_cut() { world.rank() } else { place };
         let manners = Manner { tensor, ..manner }.of_round(config.relaxed(world.size()));
         let own = place..place + 1;
-        let of = |manner: &Manner| Rc::new(plans.training.scripts(manner, rule, own.clone()).swap_remove(0));
+        let of = |manner: &Manner| {
+            Rc::new(plans.training.scripts(manner, &config.optimizer.rule, own.clone()).swap_remove(0))
+        };
         manners.iter().map(of).collect()
     }
 
@@ -282,7 +280,8 @@ impl Assembly<'_> {
 
     /// The update of each bucket's part.
     fn updates(&self, memories: &Memories) -> Result<Vec<Box<dyn Step>>> {
-        let Assembly { plans, device, rule, .. } = *self;
+        let Assembly { plans, device, .. } = *self;
+        let rule = &self.config.optimizer.rule;
         let of = |(bucket, part): (usize, &Range<usize>)| {
             let mut spans = plans.training.spans(part, rule);
             spans.iter_mut().for_each(|span| span.start -= part.start / 4);
@@ -313,8 +312,9 @@ impl Assembly<'_> {
     /// The norm is made of those of the shares that the computing ranks would own, so that it is the same whoever owns
     /// what.
     fn clip(&self, memories: &Memories) -> Result<Option<Clip>> {
-        let Assembly { world, plans, device, rule, .. } = *self;
-        let Some(max_norm) = self.config.optimizer.clip_norm else { return Ok(None) };
+        let Assembly { world, plans, device, config, .. } = *self;
+        let rule = &config.optimizer.rule;
+        let Some(max_norm) = config.optimizer.clip_norm else { return Ok(None) };
         let summed = self.summed(memories);
         let is_alone = self.config.strategy.updates_alone();
         if !device.is_host() && !self.is_told(memories) {

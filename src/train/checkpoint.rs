@@ -15,7 +15,9 @@ use crate::comm::World;
 use crate::config::{Config, Interval, Resume};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::graph::Graph;
 use crate::model::Model;
+use crate::optim::state_names;
 use crate::record::{self, Checkpoints, Contents, Description, ModelMetadata, Reached};
 
 /// Where a run stands between two steps.
@@ -184,22 +186,20 @@ const TEST_IMAGES: &str = "test images";
 pub fn identity(
     config: &Config,
     model: &Model,
-    classes: usize,
-    image: &str,
+    graph: &Graph,
     [images, tested]: [&str; 2],
-    states: &[&str],
 ) -> Vec<(String, String)> {
     let on = |given: bool| if given { "on" } else { "off" }.to_string();
     [
         ("--model", model.identity()),
-        ("--classes", classes.to_string()),
-        ("image shape", image.to_string()),
+        ("--classes", graph.classes().to_string()),
+        ("image shape", graph.image().to_string()),
         ("--label-smoothing", config.network.label_smoothing.to_string()),
         ("training images", images.to_string()),
         (TEST_IMAGES, tested.to_string()),
         ("--seed", config.seed.to_string()),
         ("--optimizer", config.optimizer.rule.name().replace('-', "")),
-        ("optimizer states", states.join(", ")),
+        ("optimizer states", state_names(&config.optimizer.rule).join(", ")),
         ("--ema", on(config.optimizer.ema.is_some())),
     ]
     .into_iter()

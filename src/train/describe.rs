@@ -1,17 +1,15 @@
 //! What the record says of a run before its first step.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Instant;
 
 use super::groups::Groups;
 use super::length::Length;
 use super::memory::Memories;
 use super::plans::{Plans, computing, opening};
-use super::setup::Job;
+use super::setup::{Job, OpenedRun};
 use crate::comm::{World, mpicc};
 use crate::config::{Config, JpegDecoder, Pipeline};
 use crate::data::Sets;
-use crate::device::Device;
 use crate::error::Result;
 use crate::graph::{Graph, Role, TensorId};
 use crate::plan::{Action, Plan, Script};
@@ -98,19 +96,15 @@ fn parallel(config: &Config) -> String {
 }
 
 /// What the record says of the run in words.
-fn attributes(
-    world: &World,
-    config: &Config,
-    plans: &Plans,
-    device: &dyn Device,
-    threads: usize,
-) -> Vec<(String, String)> {
+fn attributes(opened: &OpenedRun, plans: &Plans) -> Vec<(String, String)> {
+    let OpenedRun { config, device, threads, .. } = opened;
+    let world = &opened.groups.job;
     let mut attributes = vec![
         ("config".to_string(), config.json()),
         ("command".to_string(), command()),
-        ("run_file".to_string(), run_file(config, threads)),
+        ("run_file".to_string(), run_file(config, *threads)),
         ("plan_hash".to_string(), format!("{:016x}", plans.training.hash())),
-        ("device".to_string(), computing(config, device)),
+        ("device".to_string(), computing(config, &**device)),
         (
             "evaluated_weights".to_string(),
             match config.optimizer.ema {
@@ -149,33 +143,25 @@ fn attributes(
 }
 
 /// The run as it is planned.
-pub fn describe(
-    groups: &Groups,
-    config: &Config,
-    plans: &Plans,
-    device: &dyn Device,
-    threads: usize,
-    Length { epochs, steps, .. }: Length,
-    started: Instant,
-) -> Description {
-    let world = &groups.job;
+pub fn describe(opened: &OpenedRun, plans: &Plans, length: Length) -> Description {
+    let OpenedRun { groups, config, device, threads, started, .. } = opened;
+    let (world, opening) = (&groups.job, opening(config, &**device));
     let computing_ranks = config.data_ranks(world.size());
-    let attributes = attributes(world, config, plans, device, threads);
     Description {
         model: config.model.clone(),
         parameters: plans.training.graph.parameter_count() as u64,
         metric: config.metric(),
         device: match config.input.jpeg_decoder {
-            JpegDecoder::Auto => opening(config, device),
-            decoder => format!("{}; JPEG by {decoder}", opening(config, device)),
+            JpegDecoder::Auto => opening,
+            decoder => format!("{opening}; JPEG by {decoder}"),
         },
         size: RunSize {
-            threads,
+            threads: *threads,
             batch: config.batch,
             accumulation: config.accumulation,
             global_batch: config.images_a_step(computing_ranks) / config.spatial,
-            epochs: if config.data.is_some() { epochs as u64 } else { 0 },
-            steps: steps as u64,
+            epochs: if config.data.is_some() { length.epochs as u64 } else { 0 },
+            steps: length.steps as u64,
             warmup: config.length.warmup() as u64,
             computing: computing_ranks * config.stages(),
         },
@@ -186,11 +172,11 @@ pub fn describe(
         memory: plans.kinds(),
         compression: None,
         staleness: staleness_bins(world, config),
-        attributes,
+        attributes: attributes(opened, plans),
         events: config.outputs.tensorboard.clone().map(|directory| (directory, config.outputs.histograms)),
         mllog: None,
         layers: if config.outputs.tensorboard.is_some() { layers(&plans.training.graph) } else { Vec::new() },
-        started,
+        started: *started,
     }
 }
 

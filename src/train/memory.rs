@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::assemble::Assembly;
 use super::meeting::Anchor;
 use super::owned::Owned;
 use super::parts;
@@ -16,7 +17,7 @@ use crate::graph::Init;
 use crate::plan::{Parameter, Plan, Regions, Sizes};
 use crate::random::{Purpose, key, normals, philox, uniform};
 use crate::reducer::{
-    Averaging, Gradients, ParameterMemory, Places, Sharing, Travelling, expected_owners, seats, windows_apart,
+    Gradients, ParameterMemory, Places, Sharing, Travelling, expected_owners, seats, windows_apart,
 };
 use crate::strategy::Owners;
 
@@ -61,19 +62,14 @@ pub struct Memories {
 impl Memories {
     /// Allocates everything; gradients where the ranks of a node share them, if that serves and there is room.
     /// Collective; `initialise` may be called when all ranks are through.
-    pub fn new(
-        world: &World,
-        device: &dyn Device,
-        plans: &Plans,
-        rule: &Rule,
-        config: &Config,
-        averaging: &Averaging,
-    ) -> Result<Memories> {
+    pub fn new(of: &Assembly) -> Result<Memories> {
+        let Assembly { world, device, plans, config, averaging, .. } = *of;
+        let rule = &config.optimizer.rule;
         let (plan, sizes, evaluates) = (&plans.training, &plans.sizes, plans.evaluation.is_some());
         let summed = plan.summed_bytes(config.accumulation);
         let gradients = Gradients::new(world, device, plan, summed, config, averaging)?;
         let gathers = plan.gathers();
-        let (windows, written) = windows(world, device, plans, config, &gradients)?;
+        let (windows, written) = windows(of, &gradients)?;
         let copies = config.optimizer.copies();
         let seat = seats(world)[world.rank()];
         let owned = |owners| plan.owned(owners, rule, seat, world.rank());
@@ -99,7 +95,7 @@ impl Memories {
         let anchor = anchor.transpose()?;
         let regions = Regions::new(sizes, common.parameters, written, |bytes| device.allocate(bytes))?;
         let (sharing, travelling) = (common.sharing, common.travelling);
-        let [sums, kept] = sums(device, plan, config, &parts, &gradients.averaged)?;
+        let [sums, kept] = sums(of, &parts, &gradients.averaged)?;
         let whole = (gathers && evaluates).then(|| device.allocate(sizes.parameters)).transpose()?;
         Ok(Memories {
             regions,
@@ -203,15 +199,8 @@ impl Memories {
     /// that of a file, where there is one that has it, else a function of the seed and the parameter's place in the
     /// model, so that all ranks start alike without a message, on any device and with any number of threads. Ranks that
     /// share parameters write some each: none may be read before all ranks are through.
-    pub fn initialise(
-        &self,
-        world: &World,
-        device: &dyn Device,
-        plan: &Plan,
-        start: Option<&Start>,
-        seed: u64,
-        threads: usize,
-    ) -> Result<()> {
+    pub fn initialise(&self, of: &Assembly, start: Option<&Start>, threads: usize) -> Result<()> {
+        let (world, device, plan, seed) = (of.world, of.device, &of.plans.training, of.config.seed);
         let given = |name: &str| start.map_or(Ok(None), |start| start.values(name));
         let Sharing { rank, ranks } = self.sharing;
         for parameter in plan.parameters.iter().skip(rank).step_by(ranks) {
@@ -347,13 +336,8 @@ impl Memories {
 
 /// For each bucket where this rank finds the sum of what it owns, and where that comes from, if it is kept beside the
 /// windows.
-fn sums(
-    device: &dyn Device,
-    plan: &Plan,
-    config: &Config,
-    parts: &[Range<usize>],
-    averaged: &Memory,
-) -> Result<[Vec<Memory>; 2]> {
+fn sums(of: &Assembly, parts: &[Range<usize>], averaged: &Memory) -> Result<[Vec<Memory>; 2]> {
+    let Assembly { device, config, plans: Plans { training: plan, .. }, .. } = *of;
     let come = |(bucket, part): (usize, &Range<usize>)| {
         let start =
             plan.summed_at(bucket, config.accumulation) + part.start - plan.buckets[bucket].bytes.start;
@@ -429,13 +413,8 @@ fn first_values_from(init: Init, key: [u32; 2], first: usize, values: &mut [f32]
 
 /// Where parameters are gathered, and where steps write gradients. With accumulation a micro-step's own gradients are
 /// apart from their sum.
-fn windows(
-    world: &World,
-    device: &dyn Device,
-    plans: &Plans,
-    config: &Config,
-    gradients: &Gradients,
-) -> Result<(Option<Travelling>, Memory)> {
+fn windows(of: &Assembly, gradients: &Gradients) -> Result<(Option<Travelling>, Memory)> {
+    let Assembly { world, device, plans, config, .. } = *of;
     let bytes = plans.sizes.gradients;
     let windows = match config.accumulation {
         _ if !plans.training.gathers() => None,

@@ -2,10 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::plans::computing;
+use super::plans::{Planning, computing};
 use crate::comm::World;
 use crate::config::{Config, Rule, ScheduleKind, SyncBatchNorm};
-use crate::device::Device;
 use crate::graph::{Graph, Op};
 use crate::record::MlperfKeys;
 
@@ -21,13 +20,8 @@ pub struct RunExtent {
 }
 
 /// The keys, where a log is asked for; those of `--mllog-key` last, in place of what the run would say.
-pub fn keys(
-    world: &World,
-    config: &Config,
-    graph: &Graph,
-    device: &dyn Device,
-    extent: &RunExtent,
-) -> Option<MlperfKeys> {
+pub fn keys(of: &Planning, world: &World, graph: &Graph, extent: &RunExtent) -> Option<MlperfKeys> {
+    let Planning { config, device, .. } = *of;
     let path = config.outputs.mllog.clone()?;
     let (ranks, nodes) = (world.size(), world.nodes());
     let mut keys = vec![

@@ -190,8 +190,7 @@ fn save_weights(world: &World, config: &Config, job: &mut Job) -> Result<()> {
     if apart.is_finite() {
         record::say(world, "--save-weights: the mean over ranks, each of which has parameters of its own");
     }
-    let plan = (&job.plan, &job.about, job.saving.saver.run());
-    weights::save(&job.groups, &job.peers, config, &*job.device, plan, &job.memories)?;
+    weights::save(job, config)?;
     give_back(world, job)
 }
 

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 
 use clap::ValueEnum;
 
-use super::checkpoint;
 use super::cutting::{in_stages, whole};
 use super::groups::{Groups, Layout};
 use super::ledger::{self, of_other_stages};
@@ -17,8 +16,6 @@ use crate::error::{Error, Result};
 use crate::files::{self, fnv1a};
 use crate::graph::{Graph, Op, SplitLayers};
 use crate::host;
-use crate::model::Model;
-use crate::optim;
 use crate::plan::{
     self, Axis, Compiled, Ledger, Line, Manner, MemoryKind, Options, Plan, Script, Stage, Stages, Trading,
     Transfer,
@@ -323,19 +320,6 @@ impl Plans {
             ledger.of_host()
         };
         self.others.iter().map(needed).fold(self.total(), usize::max)
-    }
-
-    /// What must be the same in a run that goes on, by name.
-    pub fn identity(
-        &self,
-        config: &Config,
-        model: &Model,
-        images: [&str; 2],
-        rule: &Rule,
-    ) -> Vec<(String, String)> {
-        let graph = &self.training.graph;
-        let image = graph.image().to_string();
-        checkpoint::identity(config, model, graph.classes(), &image, images, optim::state_names(rule))
     }
 
     /// Bytes that a rank has at its peak.

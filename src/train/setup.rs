@@ -183,27 +183,27 @@ impl RunFiles {
 }
 
 /// A run whose data sets and device are open.
-struct OpenedRun<'a> {
-    groups: &'a Groups,
-    started: Instant,
+pub struct OpenedRun<'a> {
+    pub groups: &'a Groups,
+    pub started: Instant,
     /// With what was decided for flags that were not given.
-    config: Config,
-    network: Network,
-    device: Box<dyn Device>,
-    threads: usize,
+    pub config: Config,
+    pub network: Network,
+    pub device: Box<dyn Device>,
+    pub threads: usize,
     /// Ranks that compute.
-    workers: usize,
-    source: Source,
-    test: Option<TestLoader>,
+    pub workers: usize,
+    pub source: Source,
+    pub test: Option<TestLoader>,
     /// How many there are to train and to test on.
-    samples: [usize; 2],
+    pub samples: [usize; 2],
     /// The checksum of those to test on, or "none".
-    tested: String,
+    pub tested: String,
     /// Which images there are, in words.
-    images: String,
-    about: record::ModelMetadata,
+    pub images: String,
+    pub about: record::ModelMetadata,
     /// Seconds in which a thread reads a sample, where that was tried.
-    reading: Option<f64>,
+    pub reading: Option<f64>,
 }
 
 impl<'a> OpenedRun<'a> {
@@ -356,7 +356,7 @@ impl<'a> PlannedRun<'a> {
     fn ready(&self, kept: &RunFiles) -> Result<ReadyRun> {
         let PlannedRun { opened, plans, averaging } = self;
         let OpenedRun { groups, config, network, device, source, samples, .. } = opened;
-        let (world, device, of) = (&groups.job, &**device, &opened.planning(averaging));
+        let (world, _device, of) = (&groups.job, &**device, &opened.planning(averaging));
         // All ranks have the same plan, and one goes through the step for all of them.
         let rehearsed = match world.rank() {
             0 => plans.rehearse(of).map(|(scripts, rehearsal)| describe::scheduled(&scripts[0], &rehearsal)),
@@ -365,9 +365,8 @@ impl<'a> PlannedRun<'a> {
         let script = world.agree(rehearsed)?;
         let expected = script.last().map_or(f64::NAN, |end| end.times[1]);
         tell(opened.started, "step rehearsed");
-        let rule = &config.optimizer.rule;
         let images = [source.parts().0.fingerprint(), opened.tested.as_str()];
-        let identity = plans.identity(config, &network.model, images, rule);
+        let identity = checkpoint::identity(config, &network.model, &plans.training.graph, images);
         if let Some(resumed) = &kept.resumed {
             world.agree(resumed.check(world, config, &identity))?;
         }
@@ -375,12 +374,11 @@ impl<'a> PlannedRun<'a> {
         let at = kept.resumed.as_ref().map_or_else(Standing::default, |resumed| resumed.standing).at;
         let left = source.steps_after(at.images);
         let length = Length::new(config, source.steps(), left, source.global_batch(), at);
-        let mut description =
-            describe::describe(groups, config, plans, device, opened.threads, length, opened.started);
+        let mut description = describe::describe(opened, plans, length);
         description.script = script;
         let (global_batch, steps) = (description.size.global_batch, source.steps());
         let extent = mlperf::RunExtent { samples: *samples, global_batch, steps, epochs: length.epochs };
-        description.mllog = mlperf::keys(world, config, &plans.training.graph, device, &extent);
+        description.mllog = mlperf::keys(of, world, &plans.training.graph, &extent);
         description.attributes.push(("images".into(), opened.images.clone()));
         description.attributes.push(("network".into(), network.model.identity()));
         let texts = opened.about.texts().into_iter().map(|(name, text)| (name.into(), text));
@@ -402,7 +400,6 @@ impl<'a> PlannedRun<'a> {
         let saver = Saver::new(&config, checkpoints, watch, texts, resumed.as_ref().map(|_| standing.at));
         comm::enter(RunPhase::Memory, 0);
         let peers = if workers < data.size() { servers_apart(data, workers)? } else { data.clone() };
-        let rule = config.optimizer.rule;
         let assembly = Assembly {
             groups,
             world: data,
@@ -411,7 +408,6 @@ impl<'a> PlannedRun<'a> {
             averaging: &averaging,
             plans: &plans,
             device: &*device,
-            rule: &rule,
         };
         let memories = assembly.memories(start.as_ref(), threads)?;
         let trainer = assembly.trainer(&memories)?;
@@ -440,7 +436,7 @@ impl<'a> PlannedRun<'a> {
             evaluator,
             trainer,
             standing,
-            saving: Saving { saver, commits, states: optim::state_names(&rule) },
+            saving: Saving { saver, commits, states: optim::state_names(&config.optimizer.rule) },
             memories,
             about,
         };

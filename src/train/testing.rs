@@ -43,15 +43,10 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     let network = network.reading(raw(given.as_ref(), &*device));
     let averaging = Averaging::new(world, config, &*device, threads)?;
     let groups = &Groups::whole(world);
-    let of = Planning {
-        layout: groups.layout(),
-        config,
-        device: &*device,
-        averaging: &averaging,
-        evaluate: false,
-    };
+    let (device, averaging) = (&*device, &averaging);
+    let of = Planning { layout: groups.layout(), config, device, averaging, evaluate: false };
     let mut plans = world.agree(Plans::new(&of, &network))?;
-    plans.compare(groups, config, &*device)?;
+    plans.compare(groups, config, device)?;
     plans.ledger.set_program(greatest(world, plans.ledger.bytes(MemoryKind::Program))?);
     if config.plan.dry_run {
         record::say(world, &world.agree(plans.describe(&of))?);
@@ -60,16 +55,7 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     }
     world.agree(max_batch::check(world, &of, &network, &plans))?;
     comm::enter(RunPhase::Memory, 0);
-    let assembly = Assembly {
-        groups,
-        world,
-        peers: world,
-        config,
-        averaging: &averaging,
-        plans: &plans,
-        device: &*device,
-        rule: &config.optimizer.rule,
-    };
+    let assembly = Assembly { groups, world, peers: world, config, averaging, plans: &plans, device };
     let memories = assembly.memories(start.as_ref(), threads)?;
     let mut evaluator = assembly.evaluator(&plans.training, &memories, loader)?;
     comm::enter(RunPhase::Evaluation, 1);
@@ -78,13 +64,13 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
             let shape = world.agree(network.output())?;
             let (sharding, loss) = (sharding(world, config), config.fields.loss());
             let question = FieldQuestion { wanted, sharding, set, shape, loss };
-            return question.answer(world, evaluator, &*device, watch);
+            return question.answer(world, evaluator, device, watch);
         }
         let classes = predicting::class_names(start.as_ref(), &samples, classes);
         let question = Question { wanted, sharding: sharding(world, config), samples: &samples, classes };
-        return question.answer(world, evaluator, &*device, watch);
+        return question.answer(world, evaluator, device, watch);
     }
-    match evaluator.run(world, &*device, || watch.flags(0.0).stop)? {
+    match evaluator.run(world, device, || watch.flags(0.0).stop)? {
         Some(test) => say(world, &test, config.metric()),
         None => stopped(world, watch),
     }

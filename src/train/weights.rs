@@ -5,21 +5,19 @@ use std::path::Path;
 
 use super::doubts::Weights;
 use super::evaluate::agree_on_statistics;
-use super::groups::Groups;
-use super::memory::Memories;
 use super::network::Network;
 use super::owned::Owned;
 use super::parts;
+use super::setup::Job;
 use super::stages;
 use crate::comm::World;
 use crate::config::Config;
+use crate::device::Memory;
 use crate::device::memory::bytes_of_mut;
-use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Role, TensorId};
 use crate::model::onnx::export::TensorValues;
-use crate::plan::Plan;
-use crate::record::{self, Array, Contents, ModelMetadata, WeightsFile};
+use crate::record::{self, Array, Contents, WeightsFile};
 
 /// How many lines a message about names and shapes has at most.
 const LINES: usize = 40;
@@ -265,21 +263,15 @@ fn differences(
 
 /// Writes what was trained to the file of `--save-weights`, if there is one: the weights that evaluation uses, and
 /// statistics agreed on by `peers`. Collective.
-pub fn save(
-    groups: &Groups,
-    peers: &World,
-    config: &Config,
-    device: &dyn Device,
-    (plan, about, run): (&Plan, &ModelMetadata, &str),
-    memories: &Memories,
-) -> Result<()> {
+pub fn save(job: &Job, config: &Config) -> Result<()> {
     let Some(path) = &config.outputs.save_weights else { return Ok(()) };
-    agree_on_statistics(peers, device, &memories.regions.statistics)?;
+    let Job { groups, peers, device, plan, memories, about, .. } = job;
+    agree_on_statistics(peers, &**device, &memories.regions.statistics)?;
     let parameters = memories.evaluated().parameters;
-    let of = config.session.checkpoint.as_deref().map(|directory| (directory, run));
+    let of = config.session.checkpoint.as_deref().map(|directory| (directory, job.saving.saver.run()));
     let apart = memories.holds_own();
     let split = groups.split.is_some();
-    let values = |name: &str| value(groups, device, plan, memories, (name, &parameters));
+    let values = |name: &str| value(job, name, &parameters);
     let learned = plan.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.whole().0));
     let counted = plan.statistics.iter().map(|of| (of.name.clone(), of.spec.shape.0.clone()));
     let shapes: Vec<_> = learned.chain(counted).collect();
@@ -312,13 +304,9 @@ pub fn save(
 
 /// The numbers of a parameter or statistic, among the trained `parameters`: on the first rank where several have parts
 /// of it. Collective there.
-fn value(
-    groups: &Groups,
-    device: &dyn Device,
-    plan: &Plan,
-    memories: &Memories,
-    (name, parameters): (&str, &Memory),
-) -> Result<Vec<f32>> {
+fn value(job: &Job, name: &str, parameters: &Memory) -> Result<Vec<f32>> {
+    let Job { groups, plan, memories, .. } = job;
+    let device = &*job.device;
     match plan.parameters.iter().find(|parameter| parameter.name == name) {
         Some(parameter) if memories.holds_own() => {
             let is_first = groups.data.is_first();

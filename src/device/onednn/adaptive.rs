@@ -3,10 +3,9 @@
 //! an ordinary pooling instead.)
 
 use std::ops::Range;
-use std::rc::Rc;
 
-use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers};
+use super::Cpu;
+use super::host::{HostKernel, Numbers};
 use super::layout::plain_f32;
 use super::primitive::{inputs, outputs, spatial};
 use crate::device::KernelRequest;
@@ -61,10 +60,10 @@ impl Channels {
 }
 
 /// x → y
-pub fn forward_pass(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) -> Result<HostKernel> {
+pub fn forward_pass(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
-    let (channels, workers) = (Channels::new(x, y)?, workers.clone());
-    let (x, y) = (plain_f32(engine, x)?, plain_f32(engine, y)?);
+    let (channels, workers) = (Channels::new(x, y)?, cpu.workers.clone());
+    let (x, y) = (plain_f32(&cpu.engine, x)?, plain_f32(&cpu.engine, y)?);
     Ok(HostKernel::new("adaptive", vec![x], vec![y], move |inputs, outputs, _| {
         let (x, y) = (Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
         workers.each(channels.count, |channel| {
@@ -85,10 +84,10 @@ pub fn forward_pass(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequ
 }
 
 /// dy → dx
-pub fn backward(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) -> Result<HostKernel> {
+pub fn backward(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
     let ([dy], [dx]) = (inputs(request)?, outputs(request)?);
-    let (channels, workers) = (Channels::new(dx, dy)?, workers.clone());
-    let (dy, dx) = (plain_f32(engine, dy)?, plain_f32(engine, dx)?);
+    let (channels, workers) = (Channels::new(dx, dy)?, cpu.workers.clone());
+    let (dy, dx) = (plain_f32(&cpu.engine, dy)?, plain_f32(&cpu.engine, dx)?);
     Ok(HostKernel::new("adaptive", vec![dy], vec![dx], move |inputs, outputs, _| {
         let (dy, dx) = (Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
         workers.each(channels.count, |channel| {

@@ -4,8 +4,9 @@
 use std::ffi::c_uint;
 use std::rc::Rc;
 
+use super::Cpu;
 use super::handle::{Desc, Engine, PrimitiveDesc, describe};
-use super::host::{HostKernel, Workers};
+use super::host::HostKernel;
 use super::layout::{desc, plain};
 use super::primitive::{CompoundKernel, PrimitiveKernel, attributes, forward, spatial};
 use super::sync_norm::{mean_and_variance, run_on, slices};
@@ -102,17 +103,13 @@ fn backward_of(engine: &Rc<Engine>, hint: &PrimitiveDesc, norm: &BatchNorm) -> R
 
 /// Mean and variance of cubes, in their layout if there are loops for it: the library adds up all numbers of a channel
 /// in f32, which is a tenth of a thousandth off in a cube of 128³.
-fn moments_of_cubes(
-    engine: &Rc<Engine>,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-) -> Result<Option<HostKernel>> {
+fn moments_of_cubes(cpu: &Cpu, request: &KernelRequest) -> Result<Option<HostKernel>> {
     let (x, given) = &request.inputs[0];
     if x.shape.rank() < 5 {
         return Ok(None);
     }
     let of = KernelRequest { inputs: &request.inputs[..1], outputs: &request.outputs[1..3], ..*request };
-    let moments = mean_and_variance(engine, workers, &of)?;
+    let moments = mean_and_variance(cpu, &of)?;
     let fits = given.as_ref().is_none_or(|layout| moments.inputs()[0] == *layout);
     Ok(fits.then_some(moments))
 }
@@ -121,14 +118,14 @@ fn moments_of_cubes(
 ///
 /// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
 pub fn training(
-    engine: &Rc<Engine>,
-    workers: &Rc<Workers>,
+    cpu: &Cpu,
     request: &KernelRequest,
     norm: &BatchNorm,
     subject: &str,
 ) -> Result<CompoundKernel> {
+    let engine = &cpu.engine;
     check(request, 5, 5 + usize::from(norm.relu))?;
-    let moments = moments_of_cubes(engine, workers, request)?;
+    let moments = moments_of_cubes(cpu, request)?;
     let given = if moments.is_some() { sys::USE_GLOBAL_STATS } else { 0 };
     let desc = forward_desc(engine, request, sys::FORWARD_TRAINING, norm, flags(norm) | given)?;
     let mut inputs = vec![sys::ARG_SRC, sys::ARG_SCALE, sys::ARG_SHIFT];

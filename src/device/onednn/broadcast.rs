@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use half::bf16;
 
+use super::Cpu;
 use super::channel_loops::Element;
 use super::handle::{Desc, Engine, PrimitiveDesc, describe};
 use super::host::{HostKernel, Numbers, Workers};
@@ -209,12 +210,8 @@ fn walk(axes: &[MemoryAxis], large: usize, small: usize, f: &mut impl FnMut(usiz
 }
 
 /// x → scale·Σx, x in any type and the sums in f32; added up in f64, in an order that the layout decides.
-pub fn sum(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    scale: f32,
-) -> Result<HostKernel> {
+pub fn sum(cpu: &Cpu, request: &KernelRequest, scale: f32) -> Result<HostKernel> {
+    let engine = &cpu.engine;
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     let given = request.inputs[0].1.clone().map_or_else(|| plain(engine, x), Ok)?;
     let (layout, axes) = match Axes::of(&given, &x.shape, &y.shape)? {
@@ -225,7 +222,7 @@ pub fn sum(
             (plain, axes.ok_or_else(|| Error::internal("a plain layout has blocks"))?)
         }
     };
-    let (dtype, workers, extents) = (layout.dtype(), workers.clone(), y.shape.with_rank(x.shape.rank()));
+    let (dtype, workers, extents) = (layout.dtype(), cpu.workers.clone(), y.shape.with_rank(x.shape.rank()));
     let scratch = 8 * axes.small_elements();
     let kernel =
         HostKernel::new("sum", vec![layout], vec![plain_f32(engine, y)?], move |inputs, outputs, _| {
@@ -287,24 +284,24 @@ fn add_up<T: Element>(workers: &Workers, axes: &Axes, x: &Memory, sums: &Numbers
 }
 
 /// x → scale·x stretched, x in f32.
-pub fn expand(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    scale: f32,
-) -> Result<HostKernel> {
+pub fn expand(cpu: &Cpu, request: &KernelRequest, scale: f32) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
-    let layout = plain(engine, y)?;
+    let layout = plain(&cpu.engine, y)?;
     let axes = Axes::of(&layout, &y.shape, &x.shape)?;
     let axes = axes.ok_or_else(|| Error::internal("a plain layout has blocks"))?;
-    let (dtype, workers) = (y.dtype, workers.clone());
-    Ok(HostKernel::new("expand", vec![plain_f32(engine, x)?], vec![layout], move |inputs, outputs, _| {
-        match dtype {
-            DType::BF16 => stretch::<bf16>(&workers, &axes, scale, &inputs[0], &outputs[0]),
-            _ => stretch::<f32>(&workers, &axes, scale, &inputs[0], &outputs[0]),
-        }
-        Ok(())
-    }))
+    let (dtype, workers) = (y.dtype, cpu.workers.clone());
+    Ok(HostKernel::new(
+        "expand",
+        vec![plain_f32(&cpu.engine, x)?],
+        vec![layout],
+        move |inputs, outputs, _| {
+            match dtype {
+                DType::BF16 => stretch::<bf16>(&workers, &axes, scale, &inputs[0], &outputs[0]),
+                _ => stretch::<f32>(&workers, &axes, scale, &inputs[0], &outputs[0]),
+            }
+            Ok(())
+        },
+    ))
 }
 
 fn stretch<T: Element>(workers: &Workers, axes: &Axes, scale: f32, x: &Memory, y: &Memory) {

@@ -4,10 +4,10 @@
 use std::ptr::null;
 use std::rc::Rc;
 
+use super::Cpu;
 use super::depthwise;
 use super::few_channels;
 use super::handle::{Attributes, Desc, Engine, PrimitiveDesc, describe};
-use super::host::Workers;
 use super::layout::data_type;
 use super::primitive::{PrimitiveKernel, attributes, inputs, multiplied, outputs, prop_kind};
 use super::sys;
@@ -156,12 +156,12 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv) 
 
 /// x, dy → dw, db?
 pub fn backward_weights(
-    engine: &Rc<Engine>,
-    workers: &Rc<Workers>,
+    cpu: &Cpu,
     request: &KernelRequest,
     conv: &Conv,
     subject: &str,
 ) -> Result<Box<dyn Kernel>> {
+    let engine = &cpu.engine;
     let [x, dy] = inputs(request)?;
     let dw = match conv.bias {
         true => outputs(request).map(|[dw, _]| dw)?,
@@ -177,7 +177,7 @@ pub fn backward_weights(
     ))?;
     if desc.implementation().contains("gemm") {
         for of in [depthwise::backward_weights, few_channels::backward_weights] {
-            if let Some(kernel) = of(engine, workers, request, conv, hint)? {
+            if let Some(kernel) = of(cpu, request, conv, hint)? {
                 return Ok(Box::new(kernel));
             }
         }

@@ -2,12 +2,12 @@
 //! 5×5 and 7×7 it would take plain layouts and a product of matrices for each channel, which is some ten times slower.
 
 use std::ops::Range;
-use std::rc::Rc;
 
 use half::bf16;
 
+use super::Cpu;
 use super::channel_loops::{Element, Grid, load};
-use super::handle::{Desc, Engine, PrimitiveDesc};
+use super::handle::{Desc, PrimitiveDesc};
 use super::host::{HostKernel, Numbers, Workers, in_wide_registers};
 use super::layout::layout;
 use super::sys;
@@ -35,8 +35,7 @@ struct Geometry {
 /// x, dy → dw, db?, in the layouts that the forward op has; `None` where these are not of blocks of 16 channels, or the
 /// convolution is none of a channel each with a kernel that this is made for.
 pub fn backward_weights(
-    engine: &Engine,
-    workers: &Rc<Workers>,
+    cpu: &Cpu,
     request: &KernelRequest,
     conv: &Conv,
     forward: &PrimitiveDesc,
@@ -58,11 +57,11 @@ pub fn backward_weights(
         return Ok(None);
     }
     let at = Geometry { conv: *conv, images: n, channels: c, x: [h, width], y: [oh, ow] };
-    let mut results = vec![layout(Desc::plain(engine, &[c, 1, 1, kh, kw], sys::F32)?)?];
+    let mut results = vec![layout(Desc::plain(&cpu.engine, &[c, 1, 1, kh, kw], sys::F32)?)?];
     if conv.bias {
-        results.push(layout(Desc::plain(engine, &[c], sys::F32)?)?);
+        results.push(layout(Desc::plain(&cpu.engine, &[c], sys::F32)?)?);
     }
-    let (workers, dtype) = (workers.clone(), x.dtype);
+    let (workers, dtype) = (cpu.workers.clone(), x.dtype);
     let work = move |inputs: &[Memory], outputs: &[Memory], _: &_| {
         match (dtype, kw) {
             (DType::BF16, 5) => of_all::<bf16, 5>(&at, &workers, inputs, outputs),

@@ -1,9 +1,7 @@
 //! Dropout, forward and backward: one loop, since both multiply by the same mask.
 
-use std::rc::Rc;
-
-use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers, copy, in_wide_registers};
+use super::Cpu;
+use super::host::{HostKernel, Numbers, copy, in_wide_registers};
 use super::layout::plain_f32;
 use super::primitive::{inputs, outputs};
 use crate::device::{KernelRequest, Scalars};
@@ -11,20 +9,13 @@ use crate::error::{Error, Result};
 use crate::random::{Purpose, key, philox, philox_lanes, uniform};
 
 /// x → x·m/(1−p), on plain layouts of f32: an element's number within its sample decides its fate.
-pub fn dropout(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    p: f32,
-    layer: u32,
-    whole: bool,
-) -> Result<HostKernel> {
+pub fn dropout(cpu: &Cpu, request: &KernelRequest, p: f32, layer: u32, whole: bool) -> Result<HostKernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if x != y || !(0.0..1.0).contains(&p) {
         return Err(Error::internal(format!("dropout with p = {p} of {} to {}", x.shape, y.shape)));
     }
     let (samples, per_sample) = (x.shape.batch(), x.shape.per_sample());
-    let (layout, workers) = (plain_f32(engine, x)?, workers.clone());
+    let (layout, workers) = (plain_f32(&cpu.engine, x)?, cpu.workers.clone());
     let bytes = layout.bytes();
     let kernel =
         HostKernel::new("dropout", vec![layout.clone()], vec![layout], move |inputs, outputs, scalars| {

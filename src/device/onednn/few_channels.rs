@@ -2,11 +2,10 @@
 //! channels than a block has (16) the library takes a product of matrices: twice the time of these loops, and dy has to
 //! be made plain for it.
 
-use std::rc::Rc;
-
+use super::Cpu;
 use super::channel_loops::Grid;
-use super::handle::{Desc, Engine, PrimitiveDesc};
-use super::host::{HostKernel, Numbers, Workers};
+use super::handle::{Desc, PrimitiveDesc};
+use super::host::{HostKernel, Numbers};
 use super::layout::layout;
 use super::sys;
 use crate::device::{KernelRequest, Memory};
@@ -37,8 +36,7 @@ struct CubeWindows {
 /// x, dy → dw, db?, in the layouts that the forward op has; `None` where these are not plain x and blocked dy, the
 /// kernel is not three columns wide, or the processor has no wide registers.
 pub fn backward_weights(
-    engine: &Engine,
-    workers: &Rc<Workers>,
+    cpu: &Cpu,
     request: &KernelRequest,
     conv: &Conv,
     forward: &PrimitiveDesc,
@@ -70,11 +68,11 @@ pub fn backward_weights(
         x: at_x,
         y: at_y,
     };
-    let mut results = vec![layout(Desc::plain(engine, &request.outputs[0].shape.0, sys::F32)?)?];
+    let mut results = vec![layout(Desc::plain(&cpu.engine, &request.outputs[0].shape.0, sys::F32)?)?];
     if conv.bias {
-        results.push(layout(Desc::plain(engine, &[o], sys::F32)?)?);
+        results.push(layout(Desc::plain(&cpu.engine, &[o], sys::F32)?)?);
     }
-    let workers = workers.clone();
+    let workers = cpu.workers.clone();
     let work = move |inputs: &[Memory], outputs: &[Memory], _: &_| {
         let [x, dy] = [0, 1].map(|index| Numbers::of(&inputs[index]));
         let Some(room) = outputs.last().map(Numbers::of) else { return Ok(()) };

@@ -92,28 +92,20 @@ impl Cpu {
     }
 
     fn kernel(&self, request: &KernelRequest, subject: &str) -> Result<Box<dyn Kernel>> {
-        let (engine, workers) = (&self.engine, &self.workers);
+        let engine = &self.engine;
         let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
         match *request.op {
             Op::Conv(conv) => primitive(conv::forward_pass(engine, request, &conv)),
             Op::ConvBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
             Op::Linear { bias, relu } => primitive(linear::forward_pass(engine, request, bias, relu)),
-            Op::BatchNormMoments => boxed(sync_norm::moments(engine, workers, request)),
+            Op::BatchNormMoments => boxed(sync_norm::moments(self, request)),
             Op::AllToAll { .. } => boxed(sync_norm::all_to_all(engine, request)),
             Op::Exchange { ranks, .. } => boxed(sync_norm::exchange(engine, request, ranks)),
-            Op::BatchNorm(norm) if norm.add => {
-                boxed(residual_norm::training(engine, workers, request, &norm))
-            }
-            Op::BatchNorm(norm) if norm.given => {
-                boxed(sync_norm::forward_pass(engine, workers, request, &norm))
-            }
-            Op::BatchNorm(norm) => boxed(batch_norm::training(engine, workers, request, &norm, subject)),
-            Op::BatchNormInference(norm) if norm.add => {
-                boxed(residual_norm::inference(engine, workers, request, &norm))
-            }
-            Op::BatchNormInference(norm) if norm.given => {
-                boxed(sync_norm::again(engine, workers, request, &norm))
-            }
+            Op::BatchNorm(norm) if norm.add => boxed(residual_norm::training(self, request, &norm)),
+            Op::BatchNorm(norm) if norm.given => boxed(sync_norm::forward_pass(self, request, &norm)),
+            Op::BatchNorm(norm) => boxed(batch_norm::training(self, request, &norm, subject)),
+            Op::BatchNormInference(norm) if norm.add => boxed(residual_norm::inference(self, request, &norm)),
+            Op::BatchNormInference(norm) if norm.given => boxed(sync_norm::again(self, request, &norm)),
             Op::BatchNormInference(norm) => primitive(batch_norm::inference(engine, request, &norm)),
             Op::LocalResponseNorm(norm) => primitive(lrn::forward_pass(engine, request, &norm)),
             Op::LayerNorm { epsilon, affine } => {
@@ -124,13 +116,11 @@ impl Cpu {
             Op::Activation(of) => primitive(activation::forward_pass(engine, request, of)),
             Op::MaxPool(pool) => primitive(pool::max(engine, request, &pool)),
             Op::AvgPool(pool) => primitive(pool::average(engine, request, &pool)),
-            Op::AdaptiveAvgPool => boxed(adaptive::forward_pass(engine, workers, request)),
-            Op::Dropout { p, layer, whole } => {
-                boxed(dropout::dropout(engine, workers, request, p, layer, whole))
-            }
+            Op::AdaptiveAvgPool => boxed(adaptive::forward_pass(self, request)),
+            Op::Dropout { p, layer, whole } => boxed(dropout::dropout(self, request, p, layer, whole)),
             Op::Binary(of) => primitive(broadcast::binary(engine, request, of)),
-            Op::Sum { scale } => boxed(broadcast::sum(engine, workers, request, scale)),
-            Op::Expand { scale } => boxed(broadcast::expand(engine, workers, request, scale)),
+            Op::Sum { scale } => boxed(broadcast::sum(self, request, scale)),
+            Op::Expand { scale } => boxed(broadcast::expand(self, request, scale)),
             Op::Reshape => boxed(simple::reshape(engine, request)),
             Op::Concat { axis } => primitive(concat::concat(engine, request, axis)),
             Op::Slice { axis, from } => primitive(concat::slice(engine, request, axis, from)),
@@ -142,7 +132,7 @@ impl Cpu {
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 boxed(loss::forward_pass(engine, request, smoothing, weight))
             }
-            Op::FieldLoss(of) => boxed(field_loss::forward_pass(engine, workers, request, of)),
+            Op::FieldLoss(of) => boxed(field_loss::forward_pass(engine, &self.workers, request, of)),
             Op::FieldMeans(of) => boxed(field_loss::means(engine, request, of)),
             Op::Backward(op) => self.backward(request, op, subject),
             Op::Normalise { .. } | Op::Lookup { .. } | Op::Fused(_) => {
@@ -152,19 +142,17 @@ impl Cpu {
     }
 
     fn backward(&self, request: &KernelRequest, op: BackwardOp, subject: &str) -> Result<Box<dyn Kernel>> {
-        let (engine, workers) = (&self.engine, &self.workers);
+        let engine = &self.engine;
         let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
         match op {
-            BackwardOp::ConvWeights(conv) => conv::backward_weights(engine, workers, request, &conv, subject),
+            BackwardOp::ConvWeights(conv) => conv::backward_weights(self, request, &conv, subject),
             BackwardOp::LinearData { .. } => primitive(linear::backward_data(engine, request)),
             BackwardOp::LinearWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
-            BackwardOp::BatchNormSums(norm) => boxed(sync_norm::sums(engine, workers, request, &norm)),
+            BackwardOp::BatchNormSums(norm) => boxed(sync_norm::sums(self, request, &norm)),
             BackwardOp::BatchNorm(norm) if norm.add => {
                 boxed(residual_norm::backward(engine, request, &norm, subject))
             }
-            BackwardOp::BatchNorm(norm) if norm.given => {
-                boxed(sync_norm::backward(engine, workers, request, &norm))
-            }
+            BackwardOp::BatchNorm(norm) if norm.given => boxed(sync_norm::backward(self, request, &norm)),
             BackwardOp::BatchNorm(norm) => primitive(batch_norm::backward(engine, request, &norm)),
             BackwardOp::LocalResponseNorm(norm) => primitive(lrn::backward(engine, request, &norm)),
             BackwardOp::LayerNorm { epsilon, affine } => {
@@ -174,16 +162,16 @@ impl Cpu {
             BackwardOp::Activation(of) => primitive(activation::backward(engine, request, of)),
             BackwardOp::MaxPool(pool) => primitive(pool::max_backward(engine, request, &pool)),
             BackwardOp::AvgPool(pool) => primitive(pool::average_backward(engine, request, &pool)),
-            BackwardOp::AdaptiveAvgPool => boxed(adaptive::backward(engine, workers, request)),
+            BackwardOp::AdaptiveAvgPool => boxed(adaptive::backward(self, request)),
             BackwardOp::Dropout { p, layer, whole } => {
-                boxed(dropout::dropout(engine, workers, request, p, layer, whole))
+                boxed(dropout::dropout(self, request, p, layer, whole))
             }
             BackwardOp::AddSlice { axis, from } => boxed(concat::add_slice(engine, request, axis, from)),
             BackwardOp::Halo(_) => Err(not_lowered(request.op)),
             BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
                 boxed(loss::backward(engine, request, smoothing, weight))
             }
-            BackwardOp::FieldLoss(of) => boxed(field_loss::backward(engine, workers, request, of)),
+            BackwardOp::FieldLoss(of) => boxed(field_loss::backward(engine, &self.workers, request, of)),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use half::bf16;
 
+use super::Cpu;
 use super::channel_loops::{ChannelPiece, Element, Frame, Scratch, Terms, load, store};
 use super::handle::Engine;
 use super::host::{HostKernel, Numbers, Workers};
@@ -103,16 +104,11 @@ fn check(x: &Spec, images: &[&Spec], vectors: &[&Spec]) -> Result<()> {
 }
 
 /// x, w, b, running mean, running variance, z → y, mean, variance, running mean, running variance
-pub fn training(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    norm: &BatchNorm,
-) -> Result<HostKernel> {
+pub fn training(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
     let ([x, vectors @ .., z], [y, more @ ..]) = (inputs::<6>(request)?, outputs::<5>(request)?);
     check(x, &[z, y], &[&vectors[..], &more].concat())?;
-    let (norm, workers, n) = (*norm, workers.clone(), (x.shape.elements() / x.shape.0[1].max(1)) as f64);
-    let frame = Frame::new(engine, request, 0)?;
+    let (norm, workers, n) = (*norm, cpu.workers.clone(), (x.shape.elements() / x.shape.0[1].max(1)) as f64);
+    let frame = Frame::new(&cpu.engine, request, 0)?;
     let run = of_type!(train, frame);
     Ok(frame.kernel("norm+add", move |inputs, outputs, scratch| {
         run(&norm, inputs, outputs, &scratch, &workers);
@@ -122,16 +118,11 @@ pub fn training(
 }
 
 /// x, w, b, mean, variance, z → y, over x if possible: the bits of `training` with the same statistics.
-pub fn inference(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    norm: &BatchNorm,
-) -> Result<HostKernel> {
+pub fn inference(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
     let ([x, vectors @ .., z], [y]) = (inputs::<6>(request)?, outputs(request)?);
     check(x, &[z, y], &vectors)?;
-    let (norm, workers) = (*norm, workers.clone());
-    let frame = Frame::new(engine, request, 0)?;
+    let (norm, workers) = (*norm, cpu.workers.clone());
+    let frame = Frame::new(&cpu.engine, request, 0)?;
     let run = of_type!(apply, frame);
     let kernel = frame.kernel("norm+add", move |inputs, outputs, scratch| {
         run(&norm, inputs, outputs, &scratch, &workers);
@@ -200,7 +191,6 @@ mod tests {
     /// More blocks of channels than threads, and fewer: the same bits.
     #[test]
     fn threads_share_blocks_or_pieces_and_the_bits_stay() {
-        let engine = Engine::new(1).unwrap();
         let (image, vector) = ([2usize, 5, 90, 70], 5);
         let spec = |extents: &[usize]| Spec { shape: Shape(extents.to_vec()), dtype: DType::F32 };
         let numbers = |spec: &Spec, which: usize| -> Vec<f32> {
@@ -214,11 +204,12 @@ mod tests {
         let given: Vec<_> = specs.iter().map(|spec| (spec.clone(), None)).collect();
         let norm = BatchNorm { relu: true, add: true, ..BatchNorm::default() };
         let run = |threads: usize| -> Vec<Vec<u32>> {
-            let workers = Rc::new(Workers::new(threads).unwrap());
+            let (engine, workers) = (Engine::new(1).unwrap(), Rc::new(Workers::new(threads).unwrap()));
+            let cpu = Cpu { engine, workers };
             let op = Op::BatchNorm(norm);
             let request =
                 KernelRequest { op: &op, inputs: &given, outputs: &outputs, forward: None, training: true };
-            let kernel = training(&engine, &workers, &request, &norm).unwrap();
+            let kernel = training(&cpu, &request, &norm).unwrap();
             let memory = |spec: &Spec, which: usize| {
                 let memory = Memory::host(4 * spec.shape.elements()).unwrap();
                 memory.write(bytes_of(&numbers(spec, which)));

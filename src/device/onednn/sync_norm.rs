@@ -1,10 +1,9 @@
 //! Batch normalisation whose batch is spread over ranks. The library normalises and differentiates in one go, with no
 //! place in the middle where ranks could meet; so these are loops of our own (`channel_loops`), in the layout of x.
 
-use std::rc::Rc;
-
 use half::bf16;
 
+use super::Cpu;
 use super::channel_loops::{
     ChannelPiece, Element, Frame, Grid, MOST_SUMS, Scratch, Terms, add_up, load, store,
 };
@@ -193,35 +192,30 @@ fn deviation(variance: f32, epsilon: f32) -> f64 {
 
 /// x → moments. Pieces are put together after Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for
 /// computing sample variances", 1979).
-pub fn moments(engine: &Engine, workers: &Rc<Workers>, request: &KernelRequest) -> Result<HostKernel> {
+pub fn moments(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
     let ([x], [moments]) = (inputs(request)?, outputs(request)?);
     let ([_, c], _) = spatial(x)?;
     if moments.shape.0 != [2, c] {
         return Err(Error::internal(format!("moments of {} cannot be {}", x.shape, moments.shape)));
     }
-    moments_to(engine, workers, request, move |outputs| slice_mut(&outputs[0]).split_at_mut(c).into())
+    moments_to(cpu, request, move |outputs| slice_mut(&outputs[0]).split_at_mut(c).into())
 }
 
 /// x → mean, variance.
-pub fn mean_and_variance(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-) -> Result<HostKernel> {
+pub fn mean_and_variance(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
     let ([x], [mean, variance]) = (inputs(request)?, outputs(request)?);
     check(x, &[mean, variance], None)?;
-    moments_to(engine, workers, request, |outputs| [0, 1].map(|index| slice_mut(&outputs[index])))
+    moments_to(cpu, request, |outputs| [0, 1].map(|index| slice_mut(&outputs[index])))
 }
 
 /// The moments of x to where `of` says: means, and variances.
 fn moments_to(
-    engine: &Engine,
-    workers: &Rc<Workers>,
+    cpu: &Cpu,
     request: &KernelRequest,
     of: impl Fn(&[Memory]) -> [&mut [f32]; 2] + 'static,
 ) -> Result<HostKernel> {
-    let workers = workers.clone();
-    let frame = Frame::new(engine, request, 0)?;
+    let workers = cpu.workers.clone();
+    let frame = Frame::new(&cpu.engine, request, 0)?;
     let of_pieces = match frame.dtype {
         DType::BF16 => moments_of_pieces::<bf16>,
         _ => moments_of_pieces::<f32>,
@@ -314,21 +308,16 @@ pub fn all_to_all(engine: &Engine, request: &KernelRequest) -> Result<HostKernel
 }
 
 /// x, w, b, running mean, running variance, moments of all ranks → y, mean, variance, running mean, running variance
-pub fn forward_pass(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    norm: &BatchNorm,
-) -> Result<HostKernel> {
+pub fn forward_pass(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
     let [x, vectors @ .., moments] = inputs::<6>(request)?;
     let [y, more @ ..] = outputs::<5>(request)?;
     let ranks = check(x, &[&vectors[..], &more].concat(), Some(moments))?;
     if x != y {
         return Err(Error::internal(format!("a normalisation of {} cannot give {}", x.shape, y.shape)));
     }
-    let (norm, workers, c) = (*norm, workers.clone(), x.shape.0[1]);
+    let (norm, workers, c) = (*norm, cpu.workers.clone(), x.shape.0[1]);
     let n = norm.values(ranks, x.shape.elements() / c.max(1)) as f64;
-    let frame = Frame::new(engine, request, 0)?;
+    let frame = Frame::new(&cpu.engine, request, 0)?;
     let run = choose!(normalise, frame, norm);
     Ok(frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b] = slices(&inputs[1..3]);
@@ -343,19 +332,14 @@ pub fn forward_pass(
 }
 
 /// x, w, b, mean, variance → y, over x if possible
-pub fn again(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    norm: &BatchNorm,
-) -> Result<HostKernel> {
+pub fn again(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
     let ([x, vectors @ ..], [y]) = (inputs::<5>(request)?, outputs(request)?);
     check(x, &vectors, None)?;
     if x != y {
         return Err(Error::internal(format!("a normalisation of {} cannot give {}", x.shape, y.shape)));
     }
-    let (norm, workers) = (*norm, workers.clone());
-    let frame = Frame::new(engine, request, 0)?;
+    let (norm, workers) = (*norm, cpu.workers.clone());
+    let frame = Frame::new(&cpu.engine, request, 0)?;
     let run = choose!(normalise, frame, norm);
     let kernel = frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b, mean, variance] = slices(&inputs[1..]);
@@ -381,20 +365,15 @@ fn combine(moments: &[f32], mean: &mut [f32], variance: &mut [f32]) {
 }
 
 /// dy, x, w, b, mean, variance → sums, dw, db
-pub fn sums(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    norm: &BatchNorm,
-) -> Result<HostKernel> {
+pub fn sums(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
     let [dy, x, vectors @ ..] = inputs::<6>(request)?;
     let [sums, dw, db] = outputs(request)?;
     check(x, &[&vectors[..], &[dw, db]].concat(), None)?;
-    let (norm, workers, c) = (*norm, workers.clone(), x.shape.0[1]);
+    let (norm, workers, c) = (*norm, cpu.workers.clone(), x.shape.0[1]);
     if dy != x || sums.shape.0 != [2, c] {
         return Err(Error::internal(format!("sums {} of {} and {}", sums.shape, dy.shape, x.shape)));
     }
-    let frame = Frame::new(engine, request, 1)?;
+    let frame = Frame::new(&cpu.engine, request, 1)?;
     let run = choose!(add_gradients, frame, norm);
     Ok(frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b, mean, variance] = slices(&inputs[2..]);
@@ -417,21 +396,16 @@ pub fn sums(
 }
 
 /// dy, x, w, b, mean, variance, sums of all ranks → dx, over dy if possible
-pub fn backward(
-    engine: &Engine,
-    workers: &Rc<Workers>,
-    request: &KernelRequest,
-    norm: &BatchNorm,
-) -> Result<HostKernel> {
+pub fn backward(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
     let [dy, x, vectors @ .., sums] = inputs::<7>(request)?;
     let [dx] = outputs(request)?;
     let ranks = check(x, &vectors, Some(sums))?;
     if dy != x || dx != x {
         return Err(Error::internal(format!("{} from {} and {}", dx.shape, dy.shape, x.shape)));
     }
-    let (norm, workers, c) = (*norm, workers.clone(), x.shape.0[1]);
+    let (norm, workers, c) = (*norm, cpu.workers.clone(), x.shape.0[1]);
     let n = (ranks * x.shape.elements() / c.max(1)) as f64;
-    let frame = Frame::new(engine, request, 1)?;
+    let frame = Frame::new(&cpu.engine, request, 1)?;
     let run = choose!(differentiate, frame, norm);
     let kernel = frame.kernel("sync norm", move |inputs, outputs, scratch| {
         let [w, b, mean, variance, sums] = slices(&inputs[2..]);
@@ -451,6 +425,8 @@ pub fn backward(
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
     use super::*;
     use crate::device::memory::{bytes_of, bytes_of_mut};
     use crate::device::onednn::handle::Desc;
@@ -519,26 +495,22 @@ mod tests {
 
     /// Moments, y and dx with images in these strides, in logical order.
     fn ends(strides: [usize; 5]) -> [Vec<f32>; 3] {
-        let engine = &Engine::new(1).unwrap();
-        let desc = Desc::strided(engine, &EXTENTS, &strides, sys::F32).unwrap();
-        let (given, workers) = (layout::layout(desc).unwrap(), Rc::new(Workers::new(2).unwrap()));
+        let cpu = &Cpu { engine: Engine::new(1).unwrap(), workers: Rc::new(Workers::new(2).unwrap()) };
+        let desc = Desc::strided(&cpu.engine, &EXTENTS, &strides, sys::F32).unwrap();
+        let given = layout::layout(desc).unwrap();
         let norm = BatchNorm { relu: true, ..BatchNorm::default() };
         let [x, dy] = [1, 2].map(|which| operand(&EXTENTS, strides, which));
         let [w, b, mean, variance] = [3, 4, 5, 6].map(|which| operand(&[CHANNELS], strides, which));
         let pairs = operand(&[2, 2, CHANNELS], strides, 7);
         let (images, vector) = (spec(&EXTENTS), spec(&[CHANNELS]));
 
-        let found = run(
-            |request| moments(engine, &workers, request),
-            &given,
-            std::slice::from_ref(&x),
-            &[spec(&[2, CHANNELS])],
-        );
+        let found =
+            run(|request| moments(cpu, request), &given, std::slice::from_ref(&x), &[spec(&[2, CHANNELS])]);
         let inputs = [x.clone(), w.clone(), b.clone(), mean.clone(), variance.clone(), pairs.clone()];
         let outputs = [vec![images.clone()], vec![vector; 4]].concat();
-        let y = run(|request| forward_pass(engine, &workers, request, &norm), &given, &inputs, &outputs);
+        let y = run(|request| forward_pass(cpu, request, &norm), &given, &inputs, &outputs);
         let inputs = [dy, x, w, b, mean, variance, pairs];
-        let dx = run(|request| backward(engine, &workers, request, &norm), &given, &inputs, &[images]);
+        let dx = run(|request| backward(cpu, request, &norm), &given, &inputs, &[images]);
         let logical = |there: Vec<f32>| (0..there.len()).map(|i| there[place(i, strides)]).collect();
         [found, logical(y), logical(dx)]
     }

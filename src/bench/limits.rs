@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use crate::collective::{CHUNK, WINDOW};
-use crate::comm::{Channel, Region, Request, World};
+use crate::comm::{Channel, Link, Region, Request, World};
 use crate::config::Wire;
 use crate::error::Result;
 

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use super::gather::{Group, InGroups};
-use crate::comm::{Channel, Region, Request, World};
+use crate::comm::{Channel, Link, Region, Request, World};
 use crate::error::{Error, Result};
 
 /// All-to-alls within groups of consecutive ranks.

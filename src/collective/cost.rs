@@ -10,12 +10,11 @@
 //! Rounds are taken one after the other. That chunks of one round overlap with those of the next is left out, as is
 //! whatever else a machine does to one algorithm more than to another: that is what measured times are for (`tuning`).
 
-use super::executor::Algorithm;
 use super::schedule::{Apply, Group, Round};
+use super::steps::Steps;
 use super::tuning::{Parameters, Tuning};
-use super::{ring, schedule_of};
 use crate::comm::Topology;
-use crate::config::{AllreduceKind, NodeMemory, Vendor, Wire};
+use crate::config::{AllreduceKind, NodeMemory, Pattern, Vendor, Wire};
 use crate::cuts::{Cuts, segment};
 
 /// Which ranks share a node: the ranks of each.
@@ -182,9 +181,7 @@ fn line(kind: AllreduceKind, nodes: &Nodes, wire: Wire, parameters: &Parameters)
                 (line(AllreduceKind::RECURSIVE_DOUBLING)?, line(AllreduceKind::HALVING_DOUBLING)?);
             Some(AlphaBeta { fixed: tree.fixed, per_byte: halving.per_byte })
         }
-        AllreduceKind::Messages(pattern) => {
-            Some(priced(&walk(nodes, schedule_of(pattern)), wire, parameters))
-        }
+        AllreduceKind::Messages(pattern) => Some(priced(&walk(nodes, Steps::Sum(pattern)), wire, parameters)),
     }
 }
 
@@ -221,10 +218,10 @@ fn priced(steps: &[Step], wire: Wire, parameters: &Parameters) -> AlphaBeta {
 }
 
 /// The rounds of an algorithm among all ranks.
-fn walk(nodes: &Nodes, algorithm: Algorithm) -> Vec<Step> {
+fn walk(nodes: &Nodes, steps: Steps) -> Vec<Step> {
     let ranks = nodes.ranks();
     let cuts = Cuts::even(&(0..WALKED), ranks);
-    add_up(nodes, |_, rank| algorithm(&Group::all(rank, ranks), &cuts))
+    add_up(nodes, |_, rank| steps.rounds(&Group::all(rank, ranks), &cuts))
 }
 
 /// The rings of `hierarchical`: one for each local rank, of a segment each.
@@ -234,7 +231,7 @@ fn walk_alike(nodes: &Nodes) -> Vec<Step> {
         let index = nodes.0[node].iter().position(|&other| other == rank).unwrap_or(0);
         let alike = nodes.0.iter().map(|ranks| ranks[index]).collect();
         let cuts = Cuts::even(&segment(&(0..WALKED), local, index), nodes.0.len());
-        ring::allreduce(&Group { ranks: alike, place: node }, &cuts)
+        Steps::Sum(Pattern::Ring).rounds(&Group { ranks: alike, place: node }, &cuts)
     })
 }
 
@@ -347,7 +344,7 @@ pub mod tests {
     fn bytes_are_those_of_the_schedules() {
         for pattern in [Pattern::Ring, Pattern::Torus, Pattern::HalvingDoubling, Pattern::RecursiveDoubling] {
             for p in [2usize, 4, 8, 16] {
-                let rounds = schedule_of(pattern)(&Group::all(1, p), &Cuts::even(&(0..1 << 20), p));
+                let rounds = Steps::Sum(pattern).rounds(&Group::all(1, p), &Cuts::even(&(0..1 << 20), p));
                 let sent: usize =
                     Schedule::new(&rounds, 1000).sends.iter().map(|message| message.range.len()).sum();
                 let predicted = line(AllreduceKind::Messages(pattern), &nodes(1, p), Wire::F32, &counting())

@@ -3,10 +3,9 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::link::Link;
 use super::schedule::{self, Apply, Group, Message, PeerRange, Round, Schedule};
 use super::{Collective, Slot};
-use crate::comm::Region;
+use crate::comm::{Link, Region};
 use crate::config::Wire;
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
@@ -40,14 +39,12 @@ const MOST_AHEAD: usize = (MATCHING + 1) * MATCHED_EVERY;
 pub const AHEAD: usize = MOST_AHEAD * CHUNK * size_of::<f32>();
 
 /// How an algorithm goes about a range, of which each place of the group owns a part: the rounds of one rank.
-pub type Algorithm = fn(&Group, &Cuts) -> Vec<Round>;
-/// The same with numbers of its own.
-type Rounds = Box<dyn Fn(&Group, &Cuts) -> Vec<Round>>;
+type Algorithm = Box<dyn Fn(&Group, &Cuts) -> Vec<Round>>;
 
 /// A collective over all ranks by an algorithm.
 pub struct Executor<L: Link> {
     name: &'static str,
-    algorithm: Rounds,
+    algorithm: Algorithm,
     wire: Wire,
     chunk: usize,
     group: Group,
@@ -190,7 +187,7 @@ impl<L: Link> Executor<L> {
         while at.receiving < at.schedule.receives.len().min(at.received + WINDOW) {
             let message = &at.schedule.receives[at.receiving];
             let begun = trace::now();
-            let request = if in_place(message, self.wire) {
+            let request = if is_in_place(message.apply, self.wire) {
                 // What stands there must have been made, and must have left.
                 if message.receives > at.received || message.sends > at.sent {
                     break;
@@ -314,7 +311,7 @@ impl<L: Link> Executor<L> {
         if !at.arrived || at.sent < message.sends {
             return Ok(false);
         }
-        if !in_place(message, self.wire) {
+        if !is_in_place(message.apply, self.wire) {
             let start = received % WINDOW * at.longest;
             let add = message.apply == Apply::Add;
             self.region.unpack(message.range.clone(), self.wire, &at.incoming, start, add);
@@ -358,10 +355,6 @@ fn is_full<R>(matching: &[Matching<R>], is_oldest: bool, slot: Slot, peer: usize
 }
 
 /// Whether a message comes in where it belongs.
-fn in_place(message: &Message, wire: Wire) -> bool {
-    is_in_place(message.apply, wire)
-}
-
 fn is_in_place(apply: Apply, wire: Wire) -> bool {
     apply == Apply::Replace && wire == Wire::F32
 }
@@ -396,7 +389,12 @@ fn scratch(rounds: &[Round], longest: usize, wire: Wire) -> [usize; 2] {
 }
 
 /// Bytes of memory that a slot of so many elements takes beside its range.
-pub fn memory(algorithm: Algorithm, wire: Wire, elements: usize, ranks: usize) -> usize {
+pub fn memory(
+    algorithm: impl Fn(&Group, &Cuts) -> Vec<Round>,
+    wire: Wire,
+    elements: usize,
+    ranks: usize,
+) -> usize {
     let rounds = algorithm(&Group::all(0, ranks), &Cuts::even(&(0..elements), ranks));
     let longest = wire.words(schedule::longest(&rounds, CHUNK));
     scratch(&rounds, longest, wire).iter().sum::<usize>() * size_of::<f32>()
@@ -521,7 +519,8 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::collective::{recursive_doubling, ring, star};
+    use crate::collective::Steps;
+    use crate::config::Pattern;
 
     /// What is matched never ends, all else at once; where others are silent nothing comes. It keeps to whom messages
     /// went.
@@ -563,16 +562,11 @@ mod tests {
     const FULL: usize = MATCHING * MATCHED_EVERY / 64;
 
     /// So many slots in flight, each of so many messages of two elements, after a while without an answer.
-    fn unheard(
-        algorithm: Algorithm,
-        rank: usize,
-        size: usize,
-        slots: usize,
-    ) -> (Executor<Unheard>, Vec<usize>) {
+    fn unheard(steps: Steps, rank: usize, size: usize, slots: usize) -> (Executor<Unheard>, Vec<usize>) {
         let sent = Rc::new(RefCell::new(Vec::new()));
         let region = Rc::new(Region::private(ELEMENTS * size_of::<f32>()).unwrap());
         let link = Rc::new(Unheard { rank, size, silent: false, sent: sent.clone() });
-        let mut all = Executor::new("unheard", algorithm, Wire::F32, link, &region).chunk(2);
+        let mut all = Executor::new("unheard", steps.algorithm(), Wire::F32, link, &region).chunk(2);
         for slot in 0..slots {
             let range = slot * ELEMENTS / slots..(slot + 1) * ELEMENTS / slots;
             let mut parts = vec![range.start..range.start; size];
@@ -590,7 +584,7 @@ mod tests {
     /// A server whose three workers answer late: each has its own 26 MB, not a third of one rank's.
     #[test]
     fn each_rank_has_a_window_of_its_own() {
-        let (_, sent) = unheard(star::from_owners, 3, 4, 32);
+        let (_, sent) = unheard(Steps::FromOwners, 3, 4, 32);
         let to = |rank: usize| sent.iter().filter(|&&to| to == rank).count();
         // The slot behind is held back at the first worker's next message to be matched; each slot has 64 for each.
         let held = (MATCHING + 1) * MATCHED_EVERY - 1;
@@ -600,7 +594,7 @@ mod tests {
     /// What a rank waits for is what comes to it, and not the acknowledgements of what it sent.
     #[test]
     fn a_slot_is_done_before_its_messages_are_acknowledged() {
-        let (mut all, sent) = unheard(star::from_owners, 3, 4, 32);
+        let (mut all, sent) = unheard(Steps::FromOwners, 3, 4, 32);
         assert_eq!([0, FULL - 1, FULL].map(|slot| all.is_done(slot)), [true, true, false]);
         assert!(all.lingers(), "polls go on for them");
         // It starts again, as the youngest, while the acknowledgements of its last run are on their way.
@@ -612,11 +606,11 @@ mod tests {
 
     /// Of two slots in flight, each of so many messages a round, while nothing comes: how many messages left to each
     /// rank, before the rank runs ahead by so many bytes and then.
-    fn two_in_silence(algorithm: Algorithm, size: usize, messages: usize, bytes: u64) -> [Vec<usize>; 2] {
+    fn two_in_silence(steps: Steps, size: usize, messages: usize, bytes: u64) -> [Vec<usize>; 2] {
         let sent = Rc::new(RefCell::new(Vec::new()));
         let region = Rc::new(Region::private(ELEMENTS * size_of::<f32>()).unwrap());
         let link = Rc::new(Unheard { rank: 0, size, silent: true, sent: sent.clone() });
-        let mut all = Executor::new("silent", algorithm, Wire::F32, link, &region).chunk(2);
+        let mut all = Executor::new("silent", steps.algorithm(), Wire::F32, link, &region).chunk(2);
         let length = ELEMENTS / 2;
         for range in [0..length, length..ELEMENTS] {
             let slot = all.prepare(range.start..range.start + 2 * size * messages).unwrap();
@@ -634,17 +628,17 @@ mod tests {
     /// The second slot's first round would leave before the first one's second round, which is still to come in.
     #[test]
     fn slots_leave_one_behind_the_other_but_for_a_rank_that_computes_next() {
-        assert_eq!(two_in_silence(ring::allgather, 3, 5, u64::MAX), [vec![0, 5, 0], vec![0, 10, 0]]);
-        assert_eq!(two_in_silence(ring::allgather, 3, 5, 9), [vec![0, 5, 0], vec![0, 7, 0]]);
+        assert_eq!(two_in_silence(Steps::Collect, 3, 5, u64::MAX), [vec![0, 5, 0], vec![0, 10, 0]]);
+        assert_eq!(two_in_silence(Steps::Collect, 3, 5, 9), [vec![0, 5, 0], vec![0, 7, 0]]);
         // The first slot has nothing more for this rank: its second round goes to another one.
-        let [waiting, computing] = two_in_silence(recursive_doubling::allreduce, 4, 5, u64::MAX);
+        let [waiting, computing] = two_in_silence(Steps::Sum(Pattern::RecursiveDoubling), 4, 5, u64::MAX);
         assert_eq!((waiting[1], &waiting), (40, &computing));
     }
 
     /// By recursive doubling a range is added to as soon as it has left.
     #[test]
     fn no_sum_waits_for_an_acknowledgement() {
-        let (all, _) = unheard(recursive_doubling::allreduce, 1, 2, 32);
+        let (all, _) = unheard(Steps::Sum(Pattern::RecursiveDoubling), 1, 2, 32);
         assert!(all.matched.matching.len() >= MATCHING);
         for at in &all.slots[..FULL] {
             assert_eq!(at.received, at.schedule.receives.len());

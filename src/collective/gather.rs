@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::schedule::Phase;
-use crate::comm::{Channel, Region, Request, World};
+use crate::comm::{Channel, Link, Region, Request, World};
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 

@@ -9,19 +9,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::recursive_doubling::{Exchange, folded};
-use super::schedule::{Group, Phase, Round, rounds_of};
+use super::schedule::Phase;
 use crate::cuts::Cuts;
-
-/// An allreduce.
-pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds_of(&phases(cuts), group)
-}
-
-/// The halving alone, after which every rank has the sum of what it owns, added up as the allreduce adds it. Unless P
-/// is a power of two and the parts lie in the order of ranks, it is the allreduce.
-pub fn reduce_scatter(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds_of(&halving_phases(cuts), group)
-}
 
 /// Where the parts of a power of two of ranks end: what is sent is the parts of a block of them.
 struct Blocks {
@@ -79,7 +68,7 @@ impl Blocks {
     }
 }
 
-/// The rounds of an allreduce.
+/// An allreduce.
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let blocks = Rc::new(Blocks::new(cuts));
     let halving = blocks.steps().map(|distance| blocks.exchange(distance, true));
@@ -87,7 +76,8 @@ pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     folded(cuts, halving.chain(doubling).collect())
 }
 
-/// Those of a reduce-scatter.
+/// The halving alone, after which every rank has the sum of what it owns, added up as the allreduce adds it. Unless P
+/// is a power of two and the parts lie in the order of ranks, it is the allreduce.
 pub fn halving_phases(cuts: &Cuts) -> Vec<Phase> {
     let phases = phases(cuts);
     match Blocks::of_owners(cuts) {

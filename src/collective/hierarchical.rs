@@ -24,13 +24,13 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::executor::{self, Algorithm, Executor};
+use super::executor::{self, Executor};
 use super::schedule::Group;
 use super::slot_counters::SlotCounters;
-use super::within::{InCommon, PIECE, Ticket, Within};
-use super::{Collective, Slot, ring};
+use super::within::{PIECE, Ticket, Within};
+use super::{Collective, Slot, Steps};
 use crate::comm::{Channel, Region, World};
-use crate::config::Wire;
+use crate::config::{Pattern, Wire};
 use crate::cuts::{Cuts, segment};
 use crate::error::Result;
 use crate::trace::{self, EventKind};
@@ -39,9 +39,12 @@ use crate::trace::{self, EventKind};
 /// a rank computes one step of the plan. With three alexnet's step took 3 % longer on two hosts of two ranks.
 const RINGS: usize = 12;
 
+const SUM: Steps = Steps::Sum(Pattern::Ring);
+
 /// In two levels: shared memory within a node, a ring for each local rank between nodes.
 pub struct Hierarchical {
-    kind: Kind,
+    /// Of the rings: a sum, or one of its halves.
+    steps: Steps,
     world: World,
     within: Box<dyn Within>,
     /// This rank and its like on the other nodes, and their rings.
@@ -53,24 +56,6 @@ pub struct Hierarchical {
     pieces: Vec<Piece>,
     /// Pieces in flight, the oldest first.
     flying: Vec<usize>,
-}
-
-/// Which collective it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Allreduce,
-    ReduceScatter,
-    Allgather,
-}
-
-impl Kind {
-    fn ring(self) -> Algorithm {
-        match self {
-            Kind::Allreduce => ring::allreduce,
-            Kind::ReduceScatter => ring::reduce_scatter,
-            Kind::Allgather => ring::allgather,
-        }
-    }
 }
 
 /// Where a piece is.
@@ -143,45 +128,16 @@ fn pieces(range: &Range<usize>, longest: usize) -> impl Iterator<Item = Range<us
 /// Bytes of memory that a slot of so many elements takes beside its range, in the host's memory.
 pub fn memory(wire: Wire, elements: usize, local: usize, nodes: usize) -> usize {
     let of_piece =
-        |piece: Range<usize>| executor::memory(ring::allreduce, wire, piece.len().div_ceil(local), nodes);
+        |piece: Range<usize>| executor::memory(SUM.algorithm(), wire, piece.len().div_ceil(local), nodes);
     pieces(&(0..elements), PIECE).map(of_piece).sum()
 }
 
 impl Hierarchical {
-    /// The sum, in the host's memory: `region` is shared on every node. Collective.
-    pub fn new(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
-        Hierarchical::by(world, wire, region, Box::new(region.clone()))
-    }
-
-    /// The sum of what a rank owns, in the host's memory. Collective.
-    pub fn reduce_scatter(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
-        Hierarchical::of(Kind::ReduceScatter, world, wire, region, Box::new(region.clone()))
-    }
-
-    /// What every rank owns on all of them, in the host's memory. Collective.
-    pub fn allgather(world: &World, wire: Wire, region: &Rc<Region>) -> Result<Hierarchical> {
-        Hierarchical::of(Kind::Allgather, world, wire, region, Box::new(region.clone()))
-    }
-
-    /// What every rank owns on all nodes, in memory that the ranks of a node have in common: it is `region` for all of
-    /// them, and goes to each node once. Collective.
-    pub fn between_nodes(world: &World, region: &Rc<Region>) -> Result<Hierarchical> {
-        Hierarchical::of(Kind::Allgather, world, Wire::F32, region, Box::new(InCommon))
-    }
-
-    /// The sum, with what adds up and writes on a node. The rings find and leave sums in `region`, if there are several
-    /// nodes. Collective.
-    pub fn by(
-        world: &World,
-        wire: Wire,
-        region: &Rc<Region>,
-        within: Box<dyn Within>,
-    ) -> Result<Hierarchical> {
-        Hierarchical::of(Kind::Allreduce, world, wire, region, within)
-    }
-
-    fn of(
-        kind: Kind,
+    /// The sum of all, of what a rank owns, or what every rank owns on all of them: `steps` are the ring's. `within` is
+    /// what adds up and writes on a node; the rings find and leave numbers in `region`, if there are several nodes.
+    /// Collective.
+    pub fn new(
+        steps: Steps,
         world: &World,
         wire: Wire,
         region: &Rc<Region>,
@@ -192,11 +148,11 @@ impl Hierarchical {
         let group = Group { ranks: alike.clone(), place: world.node() };
         let channel = Rc::new(Channel::new(world)?);
         Ok(Hierarchical {
-            kind,
+            steps,
             world: world.clone(),
             within,
             alike,
-            rings: Executor::new("ring", kind.ring(), wire, channel, region).among(group),
+            rings: Executor::new("ring", steps.algorithm(), wire, channel, region).among(group),
             counters: SlotCounters::new(world, 2),
             slots: Vec::new(),
             pieces: Vec::new(),
@@ -238,23 +194,23 @@ impl Hierarchical {
         Ok(match stage {
             Stage::Idle => None,
             // What an allgather sends is this rank's own.
-            Stage::Adding(_) if self.kind != Kind::Allgather && !arrived => None,
+            Stage::Adding(_) if self.steps != Steps::Collect && !arrived => None,
             Stage::Adding(done) if done < end => {
                 Some(Stage::Adding(self.work(index, done, |within, range| within.add(range))?))
             }
             Stage::Adding(_) if self.between() == RINGS || !self.within.reached(ticket)? => None,
             Stage::Adding(_) => {
                 self.rings.start(ring)?;
-                if self.kind == Kind::ReduceScatter {
+                if self.steps == Steps::Scatter {
                     // Release: the others' values are read by now.
                     self.written(index).fetch_add(1, Ordering::Release);
                 }
                 Some(Stage::Between)
             }
             Stage::Between if !self.rings.is_done(ring) => None,
-            Stage::Between if self.kind == Kind::ReduceScatter => Some(Stage::Waiting),
+            Stage::Between if self.steps == Steps::Scatter => Some(Stage::Waiting),
             Stage::Between => Some(Stage::Writing(0)),
-            Stage::Writing(_) if self.kind == Kind::Allgather && !arrived => None,
+            Stage::Writing(_) if self.steps == Steps::Collect && !arrived => None,
             Stage::Writing(done) if done < end => {
                 Some(Stage::Writing(self.work(index, done, |within, range| within.share(range))?))
             }
@@ -299,7 +255,7 @@ impl Collective for Hierarchical {
     }
 
     fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
-        if self.kind != Kind::Allreduce {
+        if self.steps != SUM {
             return self.prepare_cut(&Cuts::even(&range, self.world.size()));
         }
         let first = self.pieces.len();
@@ -325,7 +281,7 @@ impl Collective for Hierarchical {
             let piece = &mut self.pieces[index];
             piece.started += 1;
             // An allgather has nothing to add.
-            piece.stage = Stage::Adding(if self.kind == Kind::Allgather { piece.segment.len() } else { 0 });
+            piece.stage = Stage::Adding(if self.steps == Steps::Collect { piece.segment.len() } else { 0 });
             // A ticket of the round before was for what is done.
             piece.ticket = 0;
             self.flying.push(index);

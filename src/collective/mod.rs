@@ -37,19 +37,18 @@
 mod all_to_all;
 mod broadcast;
 pub mod cost;
-mod divided;
 mod executor;
 mod gather;
 pub mod gossip;
 mod halving_doubling;
 mod hierarchical;
-mod link;
 mod mpi_allreduce;
 mod operation;
 mod recursive_doubling;
 mod ring;
 pub mod schedule;
 mod selection;
+mod several;
 mod shm;
 mod slot_counters;
 mod star;
@@ -64,16 +63,14 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use self::cost::Nodes;
-use self::executor::Algorithm;
 use self::tuning::Tuning;
 use crate::comm::{Awaited, Region, Wait, World};
-use crate::config::{AllreduceKind, Pattern, Wire};
+use crate::config::{AllreduceKind, Wire};
 use crate::cuts::Cuts;
 use crate::error::Result;
 
 pub use crate::cuts::{even_split, segment};
 pub use all_to_all::AllToAll;
-pub use divided::Divided;
 pub(crate) use executor::AHEAD;
 pub use executor::{CHUNK, WINDOW};
 pub use gather::{Gather, InGroups};
@@ -81,9 +78,10 @@ pub use hierarchical::Hierarchical;
 pub use mpi_allreduce::MpiAllreduce;
 pub use operation::{Operation, Route};
 pub use selection::{Choice, Selection};
+pub use several::Several;
 pub use shm::Shm;
 pub use steps::Steps;
-pub use within::{PIECE, Ticket, Within};
+pub use within::{InCommon, PIECE, Ticket, Within};
 
 /// A range that was prepared.
 pub type Slot = usize;
@@ -168,16 +166,6 @@ pub fn select(
 ) -> Result<Box<dyn Collective>> {
     let selection = Selection::new(kind, wire, &Nodes::of(world), tuning);
     world.agree(selection)?.build(world, region)
-}
-
-/// The algorithm that sends messages in a pattern.
-fn schedule_of(pattern: Pattern) -> Algorithm {
-    match pattern {
-        Pattern::Ring => ring::allreduce,
-        Pattern::HalvingDoubling => halving_doubling::allreduce,
-        Pattern::RecursiveDoubling => recursive_doubling::allreduce,
-        Pattern::Torus => torus::allreduce,
-    }
 }
 
 /// Polls until a slot is done, and lets other processes run when there is nothing to do.

@@ -3,9 +3,9 @@
 
 use std::rc::Rc;
 
-use super::executor::{Algorithm, Executor};
+use super::executor::Executor;
 use super::schedule::Group;
-use super::{Collective, Hierarchical, Shm, broadcast, halving_doubling, ring, star};
+use super::{Collective, Hierarchical, Shm, Steps, shm};
 use crate::comm::{Channel, Region, World};
 use crate::config::Wire;
 use crate::error::{Error, Result};
@@ -59,18 +59,18 @@ impl Operation {
     }
 
     /// The ways by messages, the usual one first.
-    fn messages(self) -> &'static [(Route, &'static str, Algorithm)] {
+    fn messages(self) -> &'static [(Route, &'static str, Steps)] {
         match self {
             Operation::ReduceScatter => &[
-                (Route::Ring, "ring", ring::reduce_scatter),
-                (Route::Halving, "halving", halving_doubling::reduce_scatter),
-                (Route::Star, "star", star::to_owners),
+                (Route::Ring, "ring", Steps::Scatter),
+                (Route::Halving, "halving", Steps::Halve),
+                (Route::Star, "star", Steps::ToOwners),
             ],
             Operation::Allgather => {
-                &[(Route::Ring, "ring", ring::allgather), (Route::Star, "star", star::from_owners)]
+                &[(Route::Ring, "ring", Steps::Collect), (Route::Star, "star", Steps::FromOwners)]
             }
             Operation::Broadcast { .. } => {
-                &[(Route::Chain, "chain", broadcast::chain), (Route::Tree, "tree", broadcast::tree)]
+                &[(Route::Chain, "chain", Steps::Chain), (Route::Tree, "tree", Steps::Tree)]
             }
         }
     }
@@ -116,18 +116,24 @@ impl Operation {
             || [Route::Shm, Route::Hierarchical].into_iter().find(|&near| self.is_near(near, world, region));
         let route = if route == Route::Auto { usual().unwrap_or(ways[0].0) } else { route };
         if let Some(way) = ways.iter().find(|way| way.0 == route) {
-            let &(_, name, algorithm) = way;
-            let collective = Executor::new(name, algorithm, wire, Rc::new(Channel::new(world)?), region);
+            let &(_, name, steps) = way;
+            let collective =
+                Executor::new(name, steps.algorithm(), wire, Rc::new(Channel::new(world)?), region);
             return Ok(Box::new(collective.among(self.group(world.rank(), world.size()))));
         }
         let possible = self.is_near(route, world, region);
         world.agree(if possible { Ok(()) } else { Err(self.refused(route)) })?;
+        let by_nodes = |steps| Hierarchical::new(steps, world, wire, region, Box::new(region.clone()));
         Ok(match (self, route) {
-            (Operation::ReduceScatter, Route::Shm) => Box::new(Shm::reduce_scatter(world, region)),
-            (Operation::ReduceScatter, _) => Box::new(Hierarchical::reduce_scatter(world, wire, region)?),
-            (Operation::Allgather, Route::Shm) => Box::new(Shm::allgather(world, region)),
-            (Operation::Allgather, _) => Box::new(Hierarchical::allgather(world, wire, region)?),
-            (Operation::Broadcast { root }, _) => Box::new(Shm::broadcast(root, world, region)),
+            (Operation::ReduceScatter, Route::Shm) => {
+                Box::new(Shm::new(shm::Kind::ReduceScatter, world, region))
+            }
+            (Operation::ReduceScatter, _) => Box::new(by_nodes(Steps::Scatter)?),
+            (Operation::Allgather, Route::Shm) => Box::new(Shm::new(shm::Kind::Allgather, world, region)),
+            (Operation::Allgather, _) => Box::new(by_nodes(Steps::Collect)?),
+            (Operation::Broadcast { root }, _) => {
+                Box::new(Shm::new(shm::Kind::Broadcast(root), world, region))
+            }
         })
     }
 
@@ -144,10 +150,10 @@ impl Operation {
     ) -> Result<Vec<Box<dyn Collective>>> {
         let channel = Rc::new(Channel::new(world)?);
         let star = self.messages().iter().find(|way| way.0 == Route::Star);
-        let &(_, name, algorithm) = star.ok_or_else(|| self.refused(Route::Star))?;
+        let &(_, name, steps) = star.ok_or_else(|| self.refused(Route::Star))?;
         let with = |other: usize| -> Box<dyn Collective> {
             let pair = Group { ranks: vec![other, world.rank()], place: 1 };
-            Box::new(Executor::new(name, algorithm, Wire::F32, channel.clone(), region).among(pair))
+            Box::new(Executor::new(name, steps.algorithm(), Wire::F32, channel.clone(), region).among(pair))
         };
         Ok((0..others).map(with).collect())
     }

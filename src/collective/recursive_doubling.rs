@@ -8,15 +8,10 @@
 
 use std::ops::Range;
 
-use super::schedule::{Group, OfPlace, Phase, Round, rounds_of};
+use super::schedule::{OfPlace, Phase};
 use crate::cuts::Cuts;
 
 /// An allreduce.
-pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds_of(&phases(cuts), group)
-}
-
-/// Its rounds.
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let exchange = |step: u32| {
         let range = cuts.range().clone();

@@ -6,25 +6,11 @@
 //! steps (the reduce-scatter) what comes is added to what is here, so that rank r ends with the whole sum of segment r;
 //! in the others (the allgather) it replaces what is here.
 
-use super::schedule::{Group, Phase, Round, rounds_of};
+use super::schedule::Phase;
 use crate::cuts::Cuts;
 
-/// Reduce-scatter and allgather.
-pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds_of(&[phase(cuts, true), phase(cuts, false)], group)
-}
-
-/// P−1 rounds, after which every rank has the sum of the segment of its own place.
-pub fn reduce_scatter(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds_of(&[phase(cuts, true)], group)
-}
-
-/// P−1 rounds in which the segments go round to all, each from the rank of its place.
-pub fn allgather(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds_of(&[phase(cuts, false)], group)
-}
-
-/// The reduce-scatter, which adds, or the allgather.
+/// The reduce-scatter, which adds: P−1 rounds, after which every rank has the sum of the segment of its own place. Or
+/// the allgather: as many, in which the segments go round to all, each from the rank of its place.
 pub fn phase(cuts: &Cuts, adds: bool) -> Phase {
     let (size, cuts) = (cuts.ranks(), cuts.clone());
     let elements = (0..size).map(|place| cuts.part(place).len()).max().unwrap_or(0);

@@ -10,10 +10,9 @@ use super::cost::{Cost, Nodes};
 use super::executor::{self, Executor};
 use super::operation::{Operation, Route};
 use super::tuning::Tuning;
-use super::{Collective, Hierarchical, MpiAllreduce, Shm, Slot, hierarchical, schedule_of};
+use super::{Collective, Hierarchical, MpiAllreduce, Several, Shm, Steps, hierarchical, shm};
 use crate::comm::{Channel, Region, Topology, World};
-use crate::config::{AllreduceKind, Wire};
-use crate::cuts::Cuts;
+use crate::config::{AllreduceKind, Pattern, Wire};
 use crate::error::{Error, Result};
 
 /// The algorithm of a range and the seconds that it is expected to take.
@@ -115,7 +114,7 @@ impl Selection {
                 hierarchical::memory(self.wire, bytes / 4, local, world.nodes())
             }
             AllreduceKind::Messages(pattern) => {
-                executor::memory(schedule_of(pattern), self.wire, bytes / 4, world.size())
+                executor::memory(Steps::Sum(pattern).algorithm(), self.wire, bytes / 4, world.size())
             }
         };
         [mapped, buckets.iter().map(messages).sum()]
@@ -165,18 +164,36 @@ impl Selection {
     ) -> Result<Box<dyn Collective>> {
         let half = |route| Operation::ReduceScatter.make(route, self.wire, world, region);
         Ok(match kind {
-            AllreduceKind::Auto => Box::new(PerRange::new(self.clone(), to_owners, world, region)),
+            AllreduceKind::Auto => Box::new(self.per_range(to_owners, world, region)),
             AllreduceKind::RING if to_owners => half(Route::Ring)?,
             AllreduceKind::HALVING_DOUBLING if to_owners => half(Route::Halving)?,
             AllreduceKind::Shm if to_owners => half(Route::Shm)?,
             AllreduceKind::HIERARCHICAL if to_owners => half(Route::Hierarchical)?,
-            AllreduceKind::Shm => Box::new(Shm::new(world, region)),
-            AllreduceKind::Hierarchical(_) => Box::new(Hierarchical::new(world, self.wire, region)?),
+            AllreduceKind::Shm => Box::new(Shm::new(shm::Kind::Allreduce, world, region)),
+            AllreduceKind::Hierarchical(_) => {
+                let (steps, within) = (Steps::Sum(Pattern::Ring), Box::new(region.clone()));
+                Box::new(Hierarchical::new(steps, world, self.wire, region, within)?)
+            }
             AllreduceKind::Vendor(_) => Box::new(MpiAllreduce::new(world, region)?),
             AllreduceKind::Messages(pattern) => {
-                let (name, algorithm) = (kind.name(), schedule_of(pattern));
+                let (name, algorithm) = (kind.name(), Steps::Sum(pattern).algorithm());
                 Box::new(Executor::new(name, algorithm, self.wire, Rc::new(Channel::new(world)?), region))
             }
+        })
+    }
+
+    /// An algorithm for each range. Those that no range needs are not made.
+    fn per_range(&self, to_owners: bool, world: &World, region: &Rc<Region>) -> Several {
+        let (selection, world, region) = (self.clone(), world.clone(), region.clone());
+        let mut made: Vec<AllreduceKind> = Vec::new();
+        Several::new("auto", move |parts, range: &Range<usize>| {
+            let kind = selection.choose(range.len() * size_of::<f32>(), region.is_shared()).kind;
+            if let Some(index) = made.iter().position(|&other| other == kind) {
+                return Ok(index);
+            }
+            parts.push(selection.make(kind, to_owners, &world, &region)?);
+            made.push(kind);
+            Ok(made.len() - 1)
         })
     }
 }
@@ -194,94 +211,6 @@ fn can_work_in(kind: AllreduceKind, shared: bool) -> Result<()> {
             kind.name()
         ))),
         _ => Ok(()),
-    }
-}
-
-/// `--allreduce auto`: an algorithm for each range. Those that no range needs are not made.
-struct PerRange {
-    selection: Selection,
-    to_owners: bool,
-    world: World,
-    region: Rc<Region>,
-    made: Vec<(AllreduceKind, Box<dyn Collective>)>,
-    /// Which of `made` has a slot, and as which of its own.
-    slots: Vec<(usize, Slot)>,
-}
-
-impl PerRange {
-    fn new(selection: Selection, to_owners: bool, world: &World, region: &Rc<Region>) -> PerRange {
-        let (made, slots) = (Vec::new(), Vec::new());
-        PerRange { selection, to_owners, world: world.clone(), region: region.clone(), made, slots }
-    }
-
-    /// The algorithm of a range, made if it is the first to need it.
-    fn of(&mut self, range: &Range<usize>) -> Result<usize> {
-        let kind = self.selection.choose(range.len() * size_of::<f32>(), self.region.is_shared()).kind;
-        if let Some(index) = self.made.iter().position(|(other, _)| *other == kind) {
-            return Ok(index);
-        }
-        self.made.push((kind, self.selection.make(kind, self.to_owners, &self.world, &self.region)?));
-        Ok(self.made.len() - 1)
-    }
-}
-
-impl Collective for PerRange {
-    fn name(&self) -> &'static str {
-        match &self.made[..] {
-            [(_, only)] => only.name(),
-            _ => "auto",
-        }
-    }
-
-    fn algorithm(&self, slot: Slot) -> &'static str {
-        self.made[self.slots[slot].0].1.name()
-    }
-
-    fn prepare(&mut self, range: Range<usize>) -> Result<Slot> {
-        let index = self.of(&range)?;
-        self.slots.push((index, self.made[index].1.prepare(range)?));
-        Ok(self.slots.len() - 1)
-    }
-
-    fn prepare_cut(&mut self, cuts: &Cuts) -> Result<Slot> {
-        let index = self.of(cuts.range())?;
-        self.slots.push((index, self.made[index].1.prepare_cut(cuts)?));
-        Ok(self.slots.len() - 1)
-    }
-
-    fn start(&mut self, slot: Slot) -> Result<()> {
-        let (index, slot) = self.slots[slot];
-        self.made[index].1.start(slot)
-    }
-
-    fn poll(&mut self) -> Result<bool> {
-        let mut moved = false;
-        for (_, algorithm) in &mut self.made {
-            moved |= algorithm.poll()?;
-        }
-        Ok(moved)
-    }
-
-    fn run_ahead(&mut self, bytes: u64) -> Result<u64> {
-        self.made.iter_mut().try_fold(bytes, |bytes, (_, algorithm)| algorithm.run_ahead(bytes))
-    }
-
-    fn is_done(&self, slot: Slot) -> bool {
-        let (index, slot) = self.slots[slot];
-        self.made[index].1.is_done(slot)
-    }
-
-    fn lingers(&self) -> bool {
-        self.made.iter().any(|(_, algorithm)| algorithm.lingers())
-    }
-
-    fn waiting_for(&self, slot: Slot) -> Vec<usize> {
-        let (index, slot) = self.slots[slot];
-        self.made[index].1.waiting_for(slot)
-    }
-
-    fn sent(&self) -> u64 {
-        self.made.iter().map(|(_, algorithm)| algorithm.sent()).sum()
     }
 }
 

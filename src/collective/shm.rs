@@ -42,7 +42,7 @@ pub struct Shm {
 
 /// Which collective it is.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+pub enum Kind {
     Allreduce,
     ReduceScatter,
     Allgather,
@@ -67,27 +67,8 @@ struct Round {
 }
 
 impl Shm {
-    /// The sum. `region` is shared, and all ranks are on one node; so for all of them.
-    pub fn new(world: &World, region: &Rc<Region>) -> Shm {
-        Shm::of(Kind::Allreduce, world, region)
-    }
-
-    /// The sum of what a rank owns.
-    pub fn reduce_scatter(world: &World, region: &Rc<Region>) -> Shm {
-        Shm::of(Kind::ReduceScatter, world, region)
-    }
-
-    /// What every rank owns, on all of them.
-    pub fn allgather(world: &World, region: &Rc<Region>) -> Shm {
-        Shm::of(Kind::Allgather, world, region)
-    }
-
-    /// What `root` has, on all ranks.
-    pub fn broadcast(root: usize, world: &World, region: &Rc<Region>) -> Shm {
-        Shm::of(Kind::Broadcast(root), world, region)
-    }
-
-    fn of(kind: Kind, world: &World, region: &Rc<Region>) -> Shm {
+    /// What goes through a region that the ranks of a node share.
+    pub fn new(kind: Kind, world: &World, region: &Rc<Region>) -> Shm {
         let (counters, slots, flying) = (SlotCounters::new(world, 3), Vec::new(), Vec::new());
         Shm { world: world.clone(), region: region.clone(), kind, counters, slots, flying }
     }

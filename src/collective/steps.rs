@@ -2,7 +2,7 @@
 //! the executor carries out. A star's turns, which overlap, are counted by themselves; a test holds both together.
 
 use super::schedule::{Group, Phase, Round, rounds_of};
-use super::{gather, gossip, halving_doubling, recursive_doubling, ring, star, torus};
+use super::{broadcast, gather, gossip, halving_doubling, recursive_doubling, ring, star, torus};
 use crate::config::Pattern;
 use crate::cuts::Cuts;
 
@@ -25,9 +25,18 @@ pub enum Steps {
     Shift(usize),
     /// A few numbers of every rank for all.
     Gather,
+    /// What the first rank has, from each to the next.
+    Chain,
+    /// The same, from all who have it.
+    Tree,
 }
 
 impl Steps {
+    /// The rounds of a rank, as the executor takes them.
+    pub fn algorithm(self) -> impl Fn(&Group, &Cuts) -> Vec<Round> + Copy + 'static {
+        move |group, cuts| self.rounds(group, cuts)
+    }
+
     /// The rounds of a rank.
     pub fn rounds(self, group: &Group, cuts: &Cuts) -> Vec<Round> {
         match self {
@@ -40,7 +49,9 @@ impl Steps {
     /// Whether ranks send what came before.
     pub fn pass_on(self) -> bool {
         match self {
-            Steps::Sum(_) | Steps::Scatter | Steps::Halve | Steps::Collect => true,
+            Steps::Sum(_) | Steps::Scatter | Steps::Halve | Steps::Collect | Steps::Chain | Steps::Tree => {
+                true
+            }
             Steps::ToOwners | Steps::FromOwners | Steps::Shift(_) | Steps::Gather => false,
         }
     }
@@ -59,6 +70,8 @@ impl Steps {
             Steps::FromOwners => star::phases(cuts, false),
             Steps::Shift(distance) => vec![gossip::phase(cuts, distance, 0)],
             Steps::Gather => gather::phases(cuts),
+            Steps::Chain => broadcast::chain(cuts),
+            Steps::Tree => broadcast::tree(cuts),
         }
     }
 }

@@ -9,12 +9,11 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use super::executor::{Algorithm, Executor};
-use super::link::Link;
+use super::executor::Executor;
 use super::schedule::{Group, Round, rounds_of};
-use super::{Collective, Slot, broadcast, gossip, halving_doubling, recursive_doubling, ring, torus};
-use crate::comm::Region;
-use crate::config::Wire;
+use super::{Collective, Slot, Steps, gossip};
+use crate::comm::{Link, Region};
+use crate::config::{Pattern, Wire};
 use crate::cuts::{Cuts, even_split, segment};
 use crate::error::Result;
 use crate::random::{Purpose, Stream, key};
@@ -133,7 +132,7 @@ fn in_turns<T>(ranks: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
 /// third with the range in so many slots at once must leave what lies beside it alone.
 fn run_in_slots(
     count: usize,
-    algorithm: Algorithm,
+    algorithm: impl Fn(&Group, &Cuts) -> Vec<Round> + Copy + 'static,
     wire: Wire,
     ranks: usize,
     length: usize,
@@ -180,7 +179,7 @@ fn run_in_slots(
 
 /// The same with three slots.
 fn run(
-    algorithm: Algorithm,
+    algorithm: impl Fn(&Group, &Cuts) -> Vec<Round> + Copy + 'static,
     wire: Wire,
     ranks: usize,
     length: usize,
@@ -192,17 +191,17 @@ fn run(
 
 const RANKS: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17];
 
-const SUMS: [(&str, Algorithm); 4] = [
-    ("ring", ring::allreduce),
-    ("halving-doubling", halving_doubling::allreduce),
-    ("recursive-doubling", recursive_doubling::allreduce),
-    ("torus", torus::allreduce),
+const SUMS: [(&str, Steps); 4] = [
+    ("ring", Steps::Sum(Pattern::Ring)),
+    ("halving-doubling", Steps::Sum(Pattern::HalvingDoubling)),
+    ("recursive-doubling", Steps::Sum(Pattern::RecursiveDoubling)),
+    ("torus", Steps::Sum(Pattern::Torus)),
 ];
 
 /// Reduce-scatters, and the sums whose first halves they are.
-const HALVES: [(&str, Algorithm, Algorithm); 2] = [
-    ("ring", ring::reduce_scatter, ring::allreduce),
-    ("halving", halving_doubling::reduce_scatter, halving_doubling::allreduce),
+const HALVES: [(&str, Steps, Steps); 2] = [
+    ("ring", Steps::Scatter, Steps::Sum(Pattern::Ring)),
+    ("halving", Steps::Halve, Steps::Sum(Pattern::HalvingDoubling)),
 ];
 
 /// Small integers: the sum is exact in any order and, being below 128·17/8, in any of the types.
@@ -223,7 +222,11 @@ const LENGTHS: [(usize, usize); 6] = [(0, 4), (1, 4), (7, 4), (257, 16), (1009, 
 
 /// Runs an algorithm over every wire, number of ranks and length. `expected(ranks, rank, length, i)` is what a rank
 /// must end with in element i; `None` where that is not defined.
-fn hold(name: &str, algorithm: Algorithm, expected: impl Fn(usize, usize, usize, usize) -> Option<f32>) {
+fn hold(
+    name: &str,
+    algorithm: impl Fn(&Group, &Cuts) -> Vec<Round> + Copy + 'static,
+    expected: impl Fn(usize, usize, usize, usize) -> Option<f32>,
+) {
     for wire in WIRES {
         for ranks in RANKS {
             for (length, chunk) in LENGTHS {
@@ -252,8 +255,8 @@ fn owner(ranks: usize, length: usize, index: usize) -> usize {
 
 #[test]
 fn every_sum_is_the_serial_one_on_all_ranks() {
-    for (name, algorithm) in SUMS {
-        hold(name, algorithm, |ranks, _, _, i| Some(sum(ranks, i)));
+    for (name, steps) in SUMS {
+        hold(name, steps.algorithm(), |ranks, _, _, i| Some(sum(ranks, i)));
     }
 }
 
@@ -261,9 +264,9 @@ fn every_sum_is_the_serial_one_on_all_ranks() {
 /// need to receive these.
 #[test]
 fn many_ranges_of_many_messages_end_that_are_started_at_a_time() {
-    for (name, algorithm) in SUMS {
+    for (name, steps) in SUMS {
         for ranks in [3, 4] {
-            let all = run_in_slots(10, algorithm, Wire::F32, ranks, 10 * 200, 1, exact);
+            let all = run_in_slots(10, steps.algorithm(), Wire::F32, ranks, 10 * 200, 1, exact);
             for (found, _) in all {
                 assert!(
                     found.iter().enumerate().all(|(i, &found)| found == sum(ranks, i)),
@@ -276,8 +279,8 @@ fn many_ranges_of_many_messages_end_that_are_started_at_a_time() {
 
 #[test]
 fn a_reduce_scatter_leaves_each_rank_the_sum_of_its_segment() {
-    for (name, algorithm, _) in HALVES {
-        hold(name, algorithm, |ranks, rank, length, i| {
+    for (name, steps, _) in HALVES {
+        hold(name, steps.algorithm(), |ranks, rank, length, i| {
             (owner(ranks, length, i) == rank).then(|| sum(ranks, i))
         });
     }
@@ -285,13 +288,15 @@ fn a_reduce_scatter_leaves_each_rank_the_sum_of_its_segment() {
 
 #[test]
 fn an_allgather_brings_each_ranks_segment_to_all() {
-    hold("allgather", ring::allgather, |ranks, _, length, i| Some(exact(owner(ranks, length, i), i)));
+    hold("allgather", Steps::Collect.algorithm(), |ranks, _, length, i| {
+        Some(exact(owner(ranks, length, i), i))
+    });
 }
 
 #[test]
 fn a_broadcast_brings_the_first_ranks_numbers_to_all() {
-    for (name, algorithm) in [("chain", broadcast::chain as Algorithm), ("tree", broadcast::tree)] {
-        hold(name, algorithm, |_, _, _, i| Some(exact(0, i)));
+    for (name, steps) in [("chain", Steps::Chain), ("tree", Steps::Tree)] {
+        hold(name, steps.algorithm(), |_, _, _, i| Some(exact(0, i)));
     }
 }
 
@@ -313,7 +318,7 @@ fn a_gossip_brings_the_numbers_of_one_other_beside_the_own() {
 /// at most the sum of magnitudes.
 #[test]
 fn with_halves_on_the_wire_ranks_still_agree_to_the_last_bit() {
-    for (name, algorithm) in SUMS {
+    for (name, steps) in SUMS {
         for wire in WIRES {
             let unit = match wire {
                 Wire::F32 => 2f64.powi(-24),
@@ -321,7 +326,7 @@ fn with_halves_on_the_wire_ranks_still_agree_to_the_last_bit() {
                 Wire::F16 => 2f64.powi(-11),
             };
             for ranks in [1, 2, 3, 5, 8, 9] {
-                let results = run(algorithm, wire, ranks, 331, 40, rough);
+                let results = run(steps.algorithm(), wire, ranks, 331, 40, rough);
                 for (rank, (found, _)) in results.iter().enumerate() {
                     assert_eq!(
                         bits(found),
@@ -350,52 +355,53 @@ fn the_bytes_on_the_wire_are_those_of_the_table() {
     for (wire, size) in [(Wire::F32, 4.0), (Wire::Bf16, 2.0)] {
         for p in [2usize, 3, 4, 5, 6, 8, 9] {
             let (pf, bytes) = (p as f64, n as f64 * size);
-            let most = |algorithm| {
-                let sent = run(algorithm, wire, p, n, 90, exact).into_iter().map(|(_, sent)| sent as f64);
+            let most = |steps: Steps| {
+                let sent =
+                    run(steps.algorithm(), wire, p, n, 90, exact).into_iter().map(|(_, sent)| sent as f64);
                 sent.fold(0.0, f64::max)
             };
             let once_around = 2.0 * (pf - 1.0) / pf * bytes;
-            assert_eq!(most(ring::allreduce), once_around, "ring of {p}");
-            assert_eq!(most(torus::allreduce), once_around, "torus of {p}");
+            assert_eq!(most(Steps::Sum(Pattern::Ring)), once_around, "ring of {p}");
+            assert_eq!(most(Steps::Sum(Pattern::Torus)), once_around, "torus of {p}");
             let core = f64::from(1 << p.ilog2());
             let extra = if p.is_power_of_two() { 0.0 } else { bytes };
             assert_eq!(
-                most(halving_doubling::allreduce),
+                most(Steps::Sum(Pattern::HalvingDoubling)),
                 2.0 * (core - 1.0) / core * bytes + extra,
                 "halving of {p}"
             );
             assert_eq!(
-                most(recursive_doubling::allreduce),
+                most(Steps::Sum(Pattern::RecursiveDoubling)),
                 f64::from(p.ilog2()) * bytes + extra,
                 "tree of {p}"
             );
-            assert_eq!(most(ring::reduce_scatter), once_around / 2.0, "reduce-scatter of {p}");
+            assert_eq!(most(Steps::Scatter), once_around / 2.0, "reduce-scatter of {p}");
             if p.is_power_of_two() {
-                assert_eq!(most(halving_doubling::reduce_scatter), once_around / 2.0, "halving of {p}");
+                assert_eq!(most(Steps::Halve), once_around / 2.0, "halving of {p}");
             }
-            assert_eq!(most(ring::allgather), once_around / 2.0, "allgather of {p}");
-            assert_eq!(most(broadcast::chain), bytes, "chain of {p}");
-            assert_eq!(most(broadcast::tree), pf.log2().ceil() * bytes, "broadcast tree of {p}");
+            assert_eq!(most(Steps::Collect), once_around / 2.0, "allgather of {p}");
+            assert_eq!(most(Steps::Chain), bytes, "chain of {p}");
+            assert_eq!(most(Steps::Tree), pf.log2().ceil() * bytes, "broadcast tree of {p}");
         }
     }
 }
 
 /// What every rank ends with after collectives by these algorithms, one after the other, of a range cut like this. What
 /// a rank does not own is lost after a reduce-scatter.
-fn cut(algorithms: &[Algorithm], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<Vec<u32>> {
+fn cut(algorithms: &[Steps], cuts: &Cuts, wire: Wire, chunk: usize) -> Vec<Vec<u32>> {
     let mails: Vec<Mail> = algorithms.iter().map(|_| Mail::default()).collect();
     let (length, ranks) = (cuts.range().end, cuts.ranks());
     let rank = async |rank: usize| {
         let region = Rc::new(Region::private(4 * length.max(1)).unwrap());
         region.write(0, &(0..length).map(|i| rough(rank, i)).collect::<Vec<_>>());
-        for (index, (&algorithm, mail)) in algorithms.iter().zip(&mails).enumerate() {
+        for (index, (steps, mail)) in algorithms.iter().zip(&mails).enumerate() {
             if index > 0 {
                 let (own, mut kept) = (cuts.part(rank), vec![f32::NAN; length]);
                 region.read(own.start, &mut kept[own.clone()]);
                 region.write(0, &kept);
             }
             let link = Rc::new(TurnByTurn { rank, size: ranks, mail: mail.clone(), calls: Cell::new(0) });
-            let mut collective = Executor::new("test", algorithm, wire, link, &region).chunk(chunk);
+            let mut collective = Executor::new("test", steps.algorithm(), wire, link, &region).chunk(chunk);
             let slot = collective.prepare_cut(cuts).unwrap();
             collective.start(slot).unwrap();
             wait(&mut collective, &[slot]).await;
@@ -431,7 +437,7 @@ proptest::proptest! {
         let cuts = dealt(start, ends, first);
         for (name, half, sum) in HALVES {
             let whole = cut(&[sum], &cuts, wire, chunk);
-            let halves = cut(&[half, ring::allgather], &cuts, wire, chunk);
+            let halves = cut(&[half, Steps::Collect], &cuts, wire, chunk);
             proptest::prop_assert_eq!(&whole, &halves, "{}", name);
             proptest::prop_assert!(whole.iter().all(|found| *found == whole[0]), "{}", name);
         }

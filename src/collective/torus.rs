@@ -5,15 +5,11 @@
 //! Hiroaki Mikami et al.: "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", arXiv:1811.05233 (2018).
 
 use super::ring;
-use super::schedule::{Group, OfPlace, Phase, Round, rounds_of};
+use super::schedule::{OfPlace, Phase};
 use crate::cuts::Cuts;
 
-/// An allreduce. Rows are as long as the largest divisor of P up to √P is; for a prime it is the ring.
-pub fn allreduce(group: &Group, cuts: &Cuts) -> Vec<Round> {
-    rounds_of(&phases(cuts), group)
-}
-
-/// Along the rows, twice along the columns, along the rows.
+/// An allreduce: along the rows, twice along the columns, along the rows. Rows are as long as the largest divisor of P
+/// up to √P is; for a prime it is the ring.
 pub fn phases(cuts: &Cuts) -> Vec<Phase> {
     let (size, columns) = (cuts.ranks(), columns(cuts.ranks()));
     let by_row = Cuts::even(cuts.range(), columns);

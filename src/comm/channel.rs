@@ -23,6 +23,49 @@ type Send = unsafe extern "C" fn(
     *mut ffi::MPI_Request,
 ) -> c_int;
 
+/// What carries messages between ranks: MPI in a job, memory between threads in tests.
+///
+/// Messages from a region of one rank to a region of another. Those from one rank to another with the same tag arrive
+/// in the order in which they were sent.
+pub trait Link {
+    /// A message under way.
+    type Request;
+
+    /// This rank's number in the space.
+    fn rank(&self) -> usize;
+
+    /// How many ranks the space has.
+    fn size(&self) -> usize;
+
+    /// The number in the job of a rank of this space, which is what people call it.
+    fn job_rank(&self, rank: usize) -> usize {
+        rank
+    }
+
+    /// The range belongs to the message until it has ended: as soon as it is kept elsewhere, or where it is to be
+    /// `matched` not before the other rank receives it.
+    fn send(
+        &self,
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        to: usize,
+        tag: u16,
+        matched: bool,
+    ) -> Result<Self::Request>;
+
+    /// Receives a message of exactly that length.
+    fn receive(
+        &self,
+        region: &Rc<Region>,
+        range: &Range<usize>,
+        from: usize,
+        tag: u16,
+    ) -> Result<Self::Request>;
+
+    /// Whether a message has left or come in; it makes progress meanwhile.
+    fn ended(&self, request: &mut Self::Request) -> Result<bool>;
+}
+
 /// A space of messages: what is sent on one channel is never received on another.
 pub struct Channel {
     /// MPI is not finalized while a channel is there.
@@ -59,30 +102,22 @@ impl Drop for Request {
     }
 }
 
-impl Channel {
-    /// Collective.
-    pub fn new(world: &World) -> Result<Channel> {
-        Ok(Channel { world: world.clone(), communicator: world.control().duplicate()? })
-    }
+impl Link for Channel {
+    type Request = Request;
 
-    /// This rank's number in the communicator.
-    pub fn rank(&self) -> usize {
+    fn rank(&self) -> usize {
         self.communicator.rank()
     }
 
-    /// The number in the job of a rank of the communicator.
-    pub fn job_rank(&self, rank: usize) -> usize {
+    fn job_rank(&self, rank: usize) -> usize {
         self.world.job_rank(rank)
     }
 
-    /// How many ranks the communicator has.
-    pub fn size(&self) -> usize {
+    fn size(&self) -> usize {
         self.communicator.size()
     }
 
-    /// Sends a range. Messages from one rank to another with the same tag arrive in the order they were sent. One that
-    /// is to be `matched` ends only when it is being received, whatever room MPI has for it.
-    pub fn send(
+    fn send(
         &self,
         region: &Rc<Region>,
         range: &Range<usize>,
@@ -106,14 +141,7 @@ impl Channel {
         Ok(Request { raw, region: Some(region.clone()) })
     }
 
-    /// Receives into a range a message of exactly that length.
-    pub fn receive(
-        &self,
-        region: &Rc<Region>,
-        range: &Range<usize>,
-        from: usize,
-        tag: u16,
-    ) -> Result<Request> {
+    fn receive(&self, region: &Rc<Region>, range: &Range<usize>, from: usize, tag: u16) -> Result<Request> {
         let (address, count) = (region.at(range), request::count(range.len())?);
         // SAFETY: as in `send`.
         let raw = unsafe {
@@ -122,6 +150,17 @@ impl Channel {
             begin!(MPI_Irecv(address.cast(), count, float, from, tag, communicator))
         };
         Ok(Request { raw: raw?, region: Some(region.clone()) })
+    }
+
+    fn ended(&self, request: &mut Request) -> Result<bool> {
+        request.test()
+    }
+}
+
+impl Channel {
+    /// Collective.
+    pub fn new(world: &World) -> Result<Channel> {
+        Ok(Channel { world: world.clone(), communicator: world.control().duplicate()? })
     }
 
     /// The MPI library's own allreduce of a range, a sum in place. Every rank starts them in the same order.

@@ -32,7 +32,7 @@ mod window;
 mod world;
 
 pub use board::RunPhase;
-pub use channel::{Channel, Request};
+pub use channel::{Channel, Link, Request};
 pub use launcher::{launched, leave};
 pub use library::{Family, MpiLibrary, is_cuda_aware, mpicc, prepare_process, release_user_signal};
 pub use mesh::Mesh;

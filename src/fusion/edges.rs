@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::InFlight;
-use crate::comm::{Awaited, Channel, Region, Request, World};
+use crate::comm::{Awaited, Channel, Link as _, Region, Request, World};
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, DeviceEvent, Memory};
 use crate::error::Result;

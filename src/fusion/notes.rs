@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::Values;
-use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
+use crate::comm::{Awaited, Channel, Link, Region, Request, Wait, World};
 use crate::error::Result;
 use crate::plan::TAIL;
 use crate::trace::{self, EventKind};

@@ -6,7 +6,7 @@ use super::averaging::Averaging;
 use super::gpu_direct;
 use super::recipe::Recipe;
 use super::sharing::{Gradients, Travelling, as_memory, codes_on_device};
-use crate::collective::{Collective, Divided, Operation, Route};
+use crate::collective::{Collective, Operation, Route, Several};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Compression, Config, Wire};
 use crate::device::{Device, Memory};
@@ -276,7 +276,7 @@ impl Carrying<'_> {
         let region = &places.gradients.region;
         let ring = Recipe::Sum(AllreduceKind::RING, self.config.wire);
         let split = self.job.agree(ring.build(&self.averaging.selection, alike, region))?;
-        Ok(Box::new(Divided::new(self.plan.split / 4, split, sums)))
+        Ok(Box::new(Several::divided(self.plan.split / 4, split, sums)))
     }
 }
 

@@ -4,9 +4,9 @@
 use std::rc::Rc;
 
 use super::sharing::as_memory;
-use crate::collective::{self, Collective, Hierarchical, MpiAllreduce};
+use crate::collective::{self, Collective, Hierarchical, MpiAllreduce, Steps};
 use crate::comm::{Region, World, is_cuda_aware};
-use crate::config::{AllreduceKind, Config, CudaAware, Wire};
+use crate::config::{AllreduceKind, Config, CudaAware, Pattern, Wire};
 use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::fusion::{self, Peers};
@@ -136,8 +136,8 @@ pub fn over_gpus(
     region: &Rc<Region>,
 ) -> Result<Hierarchical> {
     let host = (world.nodes() > 1).then(|| as_memory(region));
-    let peers = Peers::new(world, device, memory, host)?;
-    world.agree(Hierarchical::by(world, wire, region, Box::new(peers)))
+    let (steps, peers) = (Steps::Sum(Pattern::Ring), Peers::new(world, device, memory, host)?);
+    world.agree(Hierarchical::new(steps, world, wire, region, Box::new(peers)))
 }
 
 /// A device's memory as the MPI library is given it.

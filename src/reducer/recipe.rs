@@ -5,7 +5,9 @@
 use std::rc::Rc;
 
 use crate::collective::tuning::Tuning;
-use crate::collective::{Collective, Hierarchical, Operation, Route, Selection, Steps, gossip, select};
+use crate::collective::{
+    Collective, Hierarchical, InCommon, Operation, Route, Selection, Steps, gossip, select,
+};
 use crate::comm::{Region, World};
 use crate::config::{AllreduceKind, Wire};
 use crate::cuts::Cuts;
@@ -48,7 +50,9 @@ impl Recipe {
             Recipe::Sum(kind, wire) => select(kind, wire, &Tuning::built_in(), world, region),
             Recipe::Star(operation, wire) => operation.make(Route::Star, wire, world, region),
             Recipe::Collect(route) => Operation::Allgather.make(route, Wire::F32, world, region),
-            Recipe::BetweenNodes => Ok(Box::new(Hierarchical::between_nodes(world, region)?)),
+            Recipe::BetweenNodes => {
+                Ok(Box::new(Hierarchical::new(Steps::Collect, world, Wire::F32, region, Box::new(InCommon))?))
+            }
             Recipe::Shift(distance) => gossip::with_one_other(world, distance, region),
         }
     }

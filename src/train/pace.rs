@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::step::StepResult;
-use crate::comm::{Awaited, Channel, Region, Request, Wait, World};
+use crate::comm::{Awaited, Channel, Link, Region, Request, Wait, World};
 use crate::error::Result;
 use crate::plan::describe_seconds as time;
 use crate::record;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::Subject;
 use crate::collective::{Collective, Slot, even_split};
-use crate::comm::{Channel, Region, World};
+use crate::comm::{Channel, Link, Region, World};
 use crate::error::Result;
 
 pub struct Yardstick {

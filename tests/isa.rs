@@ -25,7 +25,7 @@ fn a_limited_device_uses_and_lays_out_for_what_all_ranks_have() {
     let request =
         KernelRequest { op: &conv, inputs: &inputs, outputs: &outputs, forward: None, training: true };
     let kernel = cpu.compile(&request).unwrap();
-    assert_eq!(kernel.outputs()[0].text(), "f32 1x16x6x6 aBcd8b");
+    assert_eq!(kernel.outputs[0].text(), "f32 1x16x6x6 aBcd8b");
 
     // Too late for another limit: an error that says so, not a device half one thing and half another.
     let error = limit_isa(Isa(0x1)).unwrap_err();

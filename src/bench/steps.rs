@@ -63,7 +63,7 @@ impl Table {
             table.add(StepRow {
                 label: step.label.clone(),
                 op: step.node.map_or("reorder", |id| plan.graph.node(id).op.name()),
-                implementation: step.kernel.implementation(),
+                implementation: step.kernel.implementation.clone(),
                 work: Work { seconds, flops, bytes, least, steps: 1 },
             });
         }

@@ -8,6 +8,7 @@
 
 mod codec;
 pub mod cuda;
+mod kernel;
 mod layout;
 mod loaded;
 pub mod memory;
@@ -25,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Joint, Op, OpFusions, Spec};
 
 pub use codec::{CodecBucket, CodecKind, CodecPiece, CodecSetup, DeviceCodec};
+pub use kernel::Kernel;
 pub use layout::Layout;
 pub use memory::Memory;
 pub use update::{Rule, Span, Squares, clip_factor};
@@ -58,44 +60,9 @@ pub struct KernelRequest<'a> {
     /// Shape and type of each output.
     pub outputs: &'a [Spec],
     /// For a backward op: the kernel compiled for its forward op.
-    pub forward: Option<&'a dyn Kernel>,
+    pub forward: Option<&'a Kernel>,
     /// Whether a backward pass will follow (a forward op then leaves what that needs).
     pub training: bool,
-}
-
-/// An op compiled for one device, not yet bound to memory.
-pub trait Kernel {
-    /// The layouts in which the kernel reads its inputs. Where one differs from the layout given in the
-    /// request the plan puts a reorder before the kernel.
-    fn inputs(&self) -> &[Layout];
-    /// The layouts in which it writes its outputs.
-    fn outputs(&self) -> &[Layout];
-    /// Bytes of scratch memory needed while it runs.
-    fn workspace(&self) -> usize {
-        0
-    }
-    /// Bytes of its workspace that it asks for and never touches, so that the system brings no memory for them.
-    fn untouched(&self) -> usize {
-        0
-    }
-    /// An input of which it reads a copy in halves that the device keeps: half of the bytes.
-    fn halved(&self) -> Option<usize> {
-        None
-    }
-    /// Bytes in halves that the device keeps of a gradient that it gives.
-    fn kept(&self) -> usize {
-        0
-    }
-    /// An input whose memory output 0 may take over (same bytes, elementwise).
-    fn in_place(&self) -> Option<usize> {
-        None
-    }
-    /// Which implementation was chosen, for tables: "jit:avx512_core".
-    fn implementation(&self) -> String;
-    /// Fixes the kernel to memory. The slices are in the order of the op's inputs and outputs.
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>>;
-    /// For a device to recognise its own kernel.
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// A kernel bound to memory: ready to run as often as wanted.
@@ -171,9 +138,9 @@ pub trait Device {
     ///
     /// # Errors
     /// What the device cannot compute, or a failing library call, with the op and its shapes.
-    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>>;
+    fn compile(&self, request: &KernelRequest) -> Result<Kernel>;
     /// A kernel that copies a tensor from one layout into another.
-    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>>;
+    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Kernel>;
     /// A kernel that copies rows (along the first dimension) of a tensor in this layout into a plain tensor of these
     /// rows alone, or from there `into` the layout; all of the tensor's memory is given. `None` where the device copies
     /// whole tensors only, or the rows do not begin and end with blocks of the layout.
@@ -183,7 +150,7 @@ pub trait Device {
         _layout: &Layout,
         _rows: &Range<usize>,
         _into: bool,
-    ) -> Result<Option<Box<dyn Kernel>>> {
+    ) -> Result<Option<Kernel>> {
         Ok(None)
     }
     /// The optimizer's update of these spans, fixed to memory. `state` holds the rule's state regions; all

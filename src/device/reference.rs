@@ -8,7 +8,6 @@ mod field_loss;
 mod layer_norm;
 mod pool;
 
-use std::any::Any;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -44,18 +43,26 @@ impl Device for Reference {
         Layout::new(format!("{:?} plain {}", spec.dtype, spec.shape), bytes, spec.dtype, None)
     }
 
-    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>> {
-        let inputs: Vec<Spec> = request.inputs.iter().map(|(spec, _)| spec.clone()).collect();
-        Ok(Box::new(ReferenceKernel {
-            op: *request.op,
-            input_layouts: inputs.iter().map(|spec| self.plain(spec)).collect(),
-            output_layouts: request.outputs.iter().map(|spec| self.plain(spec)).collect(),
-            inputs,
-            outputs: request.outputs.to_vec(),
+    fn compile(&self, request: &KernelRequest) -> Result<Kernel> {
+        let specs: Vec<Spec> = request.inputs.iter().map(|(spec, _)| spec.clone()).collect();
+        let (op, made) = (*request.op, request.outputs.to_vec());
+        let [inputs, outputs] =
+            [&specs, &made].map(|specs| specs.iter().map(|spec| self.plain(spec)).collect());
+        Ok(Kernel::new("definition", inputs, outputs, move |_, inputs, outputs, _| {
+            let of = |specs: &[Spec], memory: &[Memory]| -> Vec<(Spec, Memory)> {
+                specs.iter().cloned().zip(memory.iter().cloned()).collect()
+            };
+            let (inputs, outputs) = (of(&specs, inputs), of(&made, outputs));
+            Ok(Box::new(move |scalars: &Scalars| {
+                let inputs = inputs.iter().map(|(spec, memory)| load(spec, memory));
+                let arrays = evaluate(&op, &inputs.collect::<Result<Vec<_>>>()?, &outputs, scalars)?;
+                outputs.iter().zip(&arrays).for_each(|((spec, memory), array)| store(spec, memory, array));
+                Ok(())
+            }))
         }))
     }
 
-    fn reorder(&self, _: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
+    fn reorder(&self, _: &Spec, from: &Layout, to: &Layout) -> Result<Kernel> {
         Err(Error::internal(format!("the reference device has one layout, asked for {from:?} → {to:?}")))
     }
 
@@ -128,45 +135,6 @@ impl Device for Reference {
             into.write(bytes_of(&sum));
             Ok(())
         }))
-    }
-}
-
-struct ReferenceKernel {
-    op: Op,
-    inputs: Vec<Spec>,
-    outputs: Vec<Spec>,
-    input_layouts: Vec<Layout>,
-    output_layouts: Vec<Layout>,
-}
-
-impl Kernel for ReferenceKernel {
-    fn inputs(&self) -> &[Layout] {
-        &self.input_layouts
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.output_layouts
-    }
-
-    fn implementation(&self) -> String {
-        "definition".into()
-    }
-
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], _: &Memory) -> Result<Box<dyn Step>> {
-        let of = |specs: &[Spec], memory: &[Memory]| -> Vec<(Spec, Memory)> {
-            specs.iter().cloned().zip(memory.iter().cloned()).collect()
-        };
-        let (op, inputs, outputs) = (self.op, of(&self.inputs, inputs), of(&self.outputs, outputs));
-        Ok(Box::new(move |scalars: &Scalars| {
-            let inputs = inputs.iter().map(|(spec, memory)| load(spec, memory));
-            let arrays = evaluate(&op, &inputs.collect::<Result<Vec<_>>>()?, &outputs, scalars)?;
-            outputs.iter().zip(&arrays).for_each(|((spec, memory), array)| store(spec, memory, array));
-            Ok(())
-        }))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -38,7 +38,7 @@ pub fn plan(graph: Graph, device: &dyn Device, options: &Options) -> Result<Plan
 /// A graph with a kernel for each node: what plans of the whole and of each stage have in common.
 pub struct Compiled {
     graph: Graph,
-    kernels: Vec<Rc<dyn Kernel>>,
+    kernels: Vec<Rc<Kernel>>,
     /// In which each tensor is produced.
     layouts: Vec<Option<Layout>>,
     masters: HashMap<TensorId, Layout>,
@@ -65,19 +65,19 @@ impl Compiled {
                 .then(|| device.plain(&tensor.spec))
         };
         let mut layouts: Vec<Option<Layout>> = graph.tensors.iter().map(plain).collect();
-        let mut kernels: Vec<Rc<dyn Kernel>> = Vec::with_capacity(graph.nodes.len());
+        let mut kernels: Vec<Rc<Kernel>> = Vec::with_capacity(graph.nodes.len());
         for node in &graph.nodes {
             let spec = |id: &TensorId| graph.tensor(*id).spec.clone();
             let inputs: Vec<_> = node.inputs.iter().map(|id| (spec(id), layouts[id.0].clone())).collect();
             let outputs: Vec<Spec> = node.outputs.iter().map(spec).collect();
-            let forward = node.forward.map(|id| kernels[id.0].as_ref());
+            let forward = node.forward.map(|id| &*kernels[id.0]);
             let request =
                 KernelRequest { op: &node.op, inputs: &inputs, outputs: &outputs, forward, training: trains };
             let kernel = device.compile(&request).map_err(|e| {
                 let read = inputs.first().map(|(spec, _)| spec);
                 e.context(format!("layer {} ({})", node.name, node.op.name_of(read)))
             })?;
-            for (id, layout) in node.outputs.iter().zip(kernel.outputs()) {
+            for (id, layout) in node.outputs.iter().zip(&kernel.outputs) {
                 layouts[id.0] = Some(layout.clone());
             }
             kernels.push(kernel.into());
@@ -156,13 +156,13 @@ fn rewritten(graph: Graph, device: &dyn Device) -> Graph {
 /// weights are saved, too.
 fn master_layouts(
     graph: &Graph,
-    kernels: &[Rc<dyn Kernel>],
+    kernels: &[Rc<Kernel>],
     device: &dyn Device,
     shared: Option<&Plan>,
 ) -> Result<HashMap<TensorId, Layout>> {
     let mut masters = HashMap::new();
     for (node, kernel) in graph.nodes.iter().zip(kernels) {
-        for (id, layout) in node.outputs.iter().zip(kernel.outputs()) {
+        for (id, layout) in node.outputs.iter().zip(&kernel.outputs) {
             if let Some(parameter) = graph.tensor(*id).gradient_of
                 && masters.insert(parameter, layout.clone()).is_some()
             {
@@ -175,7 +175,7 @@ fn master_layouts(
         }
     }
     for (node, kernel) in graph.nodes.iter().zip(kernels) {
-        for (id, wanted) in node.inputs.iter().zip(kernel.inputs()) {
+        for (id, wanted) in node.inputs.iter().zip(&kernel.inputs) {
             let tensor = graph.tensor(*id);
             if tensor.role == Role::Parameter {
                 let from_plan =
@@ -209,7 +209,7 @@ enum Home {
 struct Draft {
     label: String,
     node: Option<NodeId>,
-    kernel: Rc<dyn Kernel>,
+    kernel: Rc<Kernel>,
     inputs: Vec<usize>,
     outputs: Vec<usize>,
 }
@@ -466,15 +466,15 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn add_node(&mut self, id: NodeId, kernel: Rc<dyn Kernel>) -> Result<()> {
+    fn add_node(&mut self, id: NodeId, kernel: Rc<Kernel>) -> Result<()> {
         let node = self.graph().node(id);
         let mut inputs = Vec::with_capacity(node.inputs.len());
-        for (tensor, wanted) in node.inputs.iter().zip(kernel.inputs()) {
+        for (tensor, wanted) in node.inputs.iter().zip(&kernel.inputs) {
             inputs.push(self.value_in(*tensor, wanted)?);
         }
         let mut outputs = Vec::with_capacity(node.outputs.len());
         let (mut moved, made) = (Vec::new(), self.ready.len());
-        for (index, (tensor, layout)) in node.outputs.iter().zip(kernel.outputs()).enumerate() {
+        for (index, (tensor, layout)) in node.outputs.iter().zip(&kernel.outputs).enumerate() {
             let home = match self.graph().tensor(*tensor).role {
                 // Another rank's kernel gives it as parameters are kept, and this one's does not.
                 Role::Gradient if self.master_of(*tensor).is_some_and(|master| master != layout) => {
@@ -489,7 +489,7 @@ impl<'a> Planner<'a> {
                 Role::Metric => Home::Fixed(self.fixed(Region::Metrics, layout.bytes())),
                 Role::Gradient => Home::Fixed(self.gradient_place(*tensor, layout)?),
                 _ if self.division.sent(*tensor).next().is_some() => self.lent_block(layout.bytes()),
-                _ => match self.taken_over(id, &*kernel, &inputs, layout).filter(|_| index == 0) {
+                _ => match self.taken_over(id, &kernel, &inputs, layout).filter(|_| index == 0) {
                     Some(block) => Home::Block(block),
                     None => self.new_block(layout.bytes()),
                 },
@@ -543,14 +543,8 @@ impl<'a> Planner<'a> {
     }
 
     /// The arena block of the input that an in-place kernel may overwrite: one that nothing reads after it.
-    fn taken_over(
-        &self,
-        id: NodeId,
-        kernel: &dyn Kernel,
-        inputs: &[usize],
-        layout: &Layout,
-    ) -> Option<usize> {
-        let index = kernel.in_place()?;
+    fn taken_over(&self, id: NodeId, kernel: &Kernel, inputs: &[usize], layout: &Layout) -> Option<usize> {
+        let index = kernel.in_place?;
         let tensor = self.graph().node(id).inputs[index];
         let Home::Block(block) = self.values[inputs[index]].home else { return None };
         let shared = |&value: &usize| matches!(self.values[value].home, Home::Block(b) if b == block);
@@ -635,10 +629,10 @@ impl<'a> Planner<'a> {
         Sizes {
             activations,
             unshared: self.blocks.iter().map(|block| block.bytes).sum(),
-            workspace: steps.iter().map(|step| step.kernel.workspace()).max().unwrap_or(0),
+            workspace: steps.iter().map(|step| step.kernel.workspace).max().unwrap_or(0),
             touched: steps
                 .iter()
-                .map(|step| step.kernel.workspace() - step.kernel.untouched())
+                .map(|step| step.kernel.workspace - step.kernel.untouched)
                 .max()
                 .unwrap_or(0),
             inputs: used(Region::Inputs),

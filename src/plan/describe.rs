@@ -156,7 +156,7 @@ impl Plan {
                 "inputs": names(|node| &node.inputs),
                 "outputs": names(|node| &node.outputs),
                 "output": output.map_or(&[][..], |id| &self.graph.tensor(*id).spec.shape.0),
-                "implementation": step.kernel.implementation(),
+                "implementation": step.kernel.implementation,
             });
             let _ = writeln!(text, "{line}");
         }
@@ -233,7 +233,7 @@ impl Plan {
             node.op.name_of(node.inputs.first().map(|id| &self.graph.tensor(*id).spec)),
             group(parameters),
             flops(self.graph.cost(NodeId(id.0)).flops),
-            step.kernel.implementation(),
+            step.kernel.implementation,
         );
     }
 

@@ -110,7 +110,7 @@ pub struct PlannedStep {
     /// `None` for a reorder that the plan put in.
     pub node: Option<NodeId>,
     /// The compiled op.
-    pub kernel: Rc<dyn Kernel>,
+    pub kernel: Rc<Kernel>,
     /// Where its inputs lie.
     pub inputs: Vec<Location>,
     /// Where its outputs lie.
@@ -120,7 +120,7 @@ pub struct PlannedStep {
 impl PlannedStep {
     /// Bytes that it reads of each input.
     pub fn bytes_read(&self) -> impl Iterator<Item = usize> + '_ {
-        let halved = self.kernel.halved();
+        let halved = self.kernel.halved;
         let of = move |(input, place): (usize, &Location)| match halved == Some(input) {
             true => place.bytes / 2,
             false => place.bytes,
@@ -329,7 +329,7 @@ impl Plan {
     fn canonical(&self) -> String {
         let mut text = String::new();
         for step in &self.steps {
-            let layouts = (step.kernel.inputs(), step.kernel.outputs());
+            let layouts = (&step.kernel.inputs, &step.kernel.outputs);
             text += &format!("{} {layouts:?} {:?} {:?}\n", step.label, step.inputs, step.outputs);
         }
         text += &format!("{:?}\n", self.buckets);

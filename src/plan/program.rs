@@ -144,7 +144,7 @@ impl Plan {
         for (index, step) in self.steps.iter().enumerate() {
             let inputs: Vec<Memory> = step.inputs.iter().map(at).collect();
             let outputs: Vec<Memory> = step.outputs.iter().map(at).collect();
-            let workspace = regions.workspace.slice(0, step.kernel.workspace());
+            let workspace = regions.workspace.slice(0, step.kernel.workspace);
             let bound = step.kernel.bind(&inputs, &outputs, &workspace);
             steps.push(bound.map_err(|e| e.context(&step.label))?);
             watched.push(self.watch(step, &inputs, &outputs));
@@ -177,13 +177,13 @@ impl Plan {
         let typed = |memories: &[Memory], layouts: &[Layout]| -> Vec<(Memory, DType)> {
             memories.iter().cloned().zip(layouts.iter().map(Layout::dtype)).collect()
         };
-        let inputs = typed(inputs, step.kernel.inputs());
+        let inputs = typed(inputs, &step.kernel.inputs);
         let parameters = node.inputs.iter().zip(inputs).filter_map(|(id, (memory, dtype))| {
             let tensor = self.graph.tensor(*id);
             (tensor.role == Role::Parameter).then(|| (tensor.name.clone(), memory, dtype))
         });
         let is_real = |id: &TensorId| self.graph.tensor(*id).spec.dtype.is_real();
-        let outputs = typed(outputs, step.kernel.outputs());
+        let outputs = typed(outputs, &step.kernel.outputs);
         let outputs =
             node.outputs.iter().zip(outputs).filter(|(id, _)| is_real(id)).map(|(_, output)| output);
         Watched { label: step.label.clone(), parameters: parameters.collect(), outputs: outputs.collect() }

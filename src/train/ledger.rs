@@ -108,7 +108,7 @@ impl Planning<'_> {
         if plan.windows.is_some() {
             ledger.on_device(MemoryKind::Windows, sizes.gradients);
         }
-        let narrow = plan.steps.iter().map(|step| step.kernel.kept()).sum();
+        let narrow = plan.steps.iter().map(|step| step.kernel.kept).sum();
         ledger.on_device(MemoryKind::Gradients, narrow);
     }
 
@@ -220,7 +220,7 @@ pub fn gradient_copies(config: &Config) -> usize {
 
 /// Bytes of a device's copies in halves, which are those of all memory that the parameters are allocated in.
 fn halves(config: &Config, world: &Topology, plan: &Plan) -> usize {
-    let reads_some = plan.steps.iter().any(|step| step.kernel.halved().is_some());
+    let reads_some = plan.steps.iter().any(|step| step.kernel.halved.is_some());
     let pairs = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
     match reads_some {
         true if plan.gathers() => plan.sizes.gradients / 2,

@@ -316,7 +316,7 @@ impl Memories {
                 true => whole(device, parameter, into)?,
                 false => kernel(&some)?.ok_or_else(|| Error::internal(format!("no rows of {layout:?}")))?,
             };
-            let workspace = device.allocate(kernel.workspace())?;
+            let workspace = device.allocate(kernel.workspace)?;
             let plain = plain.slice(0, 4 * range.len());
             let [from, to] = if into { [plain.clone(), at.clone()] } else { [at.clone(), plain.clone()] };
             piece(range, &plain, Some(&mut *kernel.bind(&[from], &[to], &workspace)?))?;
@@ -363,7 +363,7 @@ pub fn keeps(plan: &Plan, config: &Config) -> bool {
 }
 
 /// Copies all of a parameter from plain order `into` its layout, or out of it.
-fn whole(device: &dyn Device, parameter: &Parameter, into: bool) -> Result<Box<dyn Kernel>> {
+fn whole(device: &dyn Device, parameter: &Parameter, into: bool) -> Result<Kernel> {
     let (plain, layout) = (&device.plain(&parameter.spec), &parameter.layout);
     let [from, to] = if into { [plain, layout] } else { [layout, plain] };
     device.reorder(&parameter.spec, from, to)

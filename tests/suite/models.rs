@@ -411,7 +411,7 @@ fn logits_error(run: &Bound, expected: &[f64]) -> f64 {
         .find_map(|step| {
             let node = graph.node(step.node?);
             let output = node.outputs.iter().position(|&id| id == graph.logits)?;
-            Some((&step.kernel.outputs()[output], step.outputs[output]))
+            Some((&step.kernel.outputs[output], step.outputs[output]))
         })
         .unwrap();
     let memory = run.regions.arena.slice(place.offset, place.bytes);

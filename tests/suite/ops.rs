@@ -156,7 +156,7 @@ fn in_layout(device: &dyn Device, tensor: &There, layout: &Layout) -> There {
     // What was in the memory before must not show through the padding of a blocked layout.
     device.upload(&vec![0x7f; layout.bytes()], &memory).unwrap();
     let kernel = device.reorder(&tensor.spec, &tensor.layout, layout).unwrap();
-    let workspace = device.allocate(kernel.workspace()).unwrap();
+    let workspace = device.allocate(kernel.workspace).unwrap();
     let mut step = kernel.bind(from_ref(&tensor.memory), from_ref(&memory), &workspace).unwrap();
     step.run(&SCALARS).unwrap();
     There { spec: tensor.spec.clone(), layout: layout.clone(), memory }
@@ -185,8 +185,8 @@ fn apply(
     op: &Op,
     inputs: &[&There],
     outputs: &[Spec],
-    forward: Option<&dyn Kernel>,
-) -> (Box<dyn Kernel>, Vec<There>) {
+    forward: Option<&Kernel>,
+) -> (Kernel, Vec<There>) {
     let is_parameter = |index: usize| {
         index > 0
             && matches!(
@@ -213,10 +213,10 @@ fn apply(
     let request = KernelRequest { op, inputs: &described, outputs, forward, training: true };
     let kernel = device.compile(&request).unwrap();
     let inputs: Vec<There> =
-        inputs.iter().zip(kernel.inputs()).map(|(t, layout)| in_layout(device, t, layout)).collect();
+        inputs.iter().zip(&kernel.inputs).map(|(t, layout)| in_layout(device, t, layout)).collect();
     let outputs: Vec<There> = outputs
         .iter()
-        .zip(kernel.outputs())
+        .zip(&kernel.outputs)
         .map(|(spec, layout)| {
             let memory = device.allocate(layout.bytes()).unwrap();
             device.upload(&vec![0x7f; layout.bytes()], &memory).unwrap();
@@ -224,14 +224,14 @@ fn apply(
         })
         .collect();
     let memory = |tensors: &[There]| tensors.iter().map(|t| t.memory.clone()).collect::<Vec<_>>();
-    let workspace = device.allocate(kernel.workspace()).unwrap();
+    let workspace = device.allocate(kernel.workspace).unwrap();
     let mut step = kernel.bind(&memory(&inputs), &memory(&outputs), &workspace).unwrap();
     // Twice: what a step writes must not depend on what was there, and must be the same bits every time.
     step.run(&SCALARS).unwrap();
     let bytes = || -> Vec<Vec<u8>> { outputs.iter().map(|t| raw(device, &t.memory)).collect() };
     let first = bytes();
     step.run(&SCALARS).unwrap();
-    assert!(bytes() == first, "{} by {} is not repeatable", op.name(), kernel.implementation());
+    assert!(bytes() == first, "{} by {} is not repeatable", op.name(), kernel.implementation);
     (kernel, outputs)
 }
 
@@ -241,8 +241,8 @@ fn through(
     op: &Op,
     inputs: &[&Host],
     outputs: &[Spec],
-    forward: Option<&dyn Kernel>,
-) -> (Box<dyn Kernel>, Vec<Vec<f32>>) {
+    forward: Option<&Kernel>,
+) -> (Kernel, Vec<Vec<f32>>) {
     let inputs: Vec<There> = inputs.iter().map(|host| upload(device, host)).collect();
     let (kernel, results) = apply(device, op, &inputs.iter().collect::<Vec<_>>(), outputs, forward);
     let results = results.iter().map(|t| download(device, t)).collect();
@@ -255,10 +255,10 @@ fn agrees(
     op: &Op,
     inputs: &[&Host],
     outputs: &[Spec],
-    forward: Option<&dyn Kernel>,
+    forward: Option<&Kernel>,
     numbers: Numbers,
     sums: &[usize],
-) -> Result<Box<dyn Kernel>, TestCaseError> {
+) -> Result<Kernel, TestCaseError> {
     let (kernel, found) = through(device, op, inputs, outputs, forward);
     let (_, expected) = through(&Reference, op, inputs, outputs, None);
     let sizes: Vec<Host> = inputs.iter().map(|host| absolute(host)).collect();
@@ -291,7 +291,7 @@ fn agrees(
                 transformed + rounded * f64::from(size) + stored * f64::from(value.abs())
             }
         });
-        let what = format!("{} output {output} by {}", op.name(), kernel.implementation());
+        let what = format!("{} output {output} by {}", op.name(), kernel.implementation);
         close(&found[output], &expected[output], bounds, &what)?;
     }
     Ok(kernel)
@@ -490,14 +490,14 @@ fn conv_agrees(device: &dyn Device, case: &ConvCase, numbers: Numbers) -> Result
     let forward = agrees(device, &Op::Conv(conv), inputs, &[spec(&y)], None, numbers, &[products + 1])?;
 
     let op = Op::ConvBackwardData(conv);
-    agrees(device, &op, &[&hdy, &hw], &[spec(x)], Some(&*forward), numbers, &[sum])?;
+    agrees(device, &op, &[&hdy, &hw], &[spec(x)], Some(&forward), numbers, &[sum])?;
     joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
 
     let op = Op::Backward(BackwardOp::ConvWeights(conv));
     let outputs = [spec(&w), spec(&[case.filters])];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let rows = y.iter().product::<usize>() / y[1];
-    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[rows, rows][..outputs.len()])?;
+    agrees(device, &op, &[&hx, &hdy], outputs, Some(&forward), numbers, &[rows, rows][..outputs.len()])?;
     transposed_agrees(device, conv, [&hx, &hw, &hdy], numbers, [sum, products, rows])
 }
 
@@ -513,9 +513,9 @@ fn transposed_agrees(
     let op = Op::ConvBackwardData(conv);
     let forward = agrees(device, &op, &[dy, w], from_ref(&x.spec), None, numbers, &sums[..1])?;
     let op = Op::Conv(conv);
-    agrees(device, &op, &[x, w], from_ref(&dy.spec), Some(&*forward), numbers, &sums[1..2])?;
+    agrees(device, &op, &[x, w], from_ref(&dy.spec), Some(&forward), numbers, &sums[1..2])?;
     let (op, dw) = (Op::Backward(BackwardOp::ConvWeights(conv)), spec(&w.spec.shape.0));
-    agrees(device, &op, &[x, dy], from_ref(&dw), Some(&*forward), numbers, &sums[2..])?;
+    agrees(device, &op, &[x, dy], from_ref(&dw), Some(&forward), numbers, &sums[2..])?;
     Ok(())
 }
 
@@ -550,7 +550,7 @@ fn joined_agrees(
     let op = Op::Fused(FusedOp::ConvMoments(conv));
     let (kernel, found) = through(device, &op, &[x, w], &[dy.spec.clone(), spec(&[2, c])], None);
     let (_, alone) = through(device, &Op::Conv(conv), &[x, w], from_ref(&dy.spec), None);
-    let name = kernel.implementation();
+    let name = kernel.implementation;
     // A card's engines are not for every shape.
     let joins = std::env::var("DLTRAIN_CUDNN_FUSION").is_ok_and(|fusion| fusion == "1");
     let apart = std::env::var("DLTRAIN_CUDNN_FUSION").is_ok_and(|fusion| fusion == "0");
@@ -680,7 +680,7 @@ fn a_convolution_that_normalises_what_it_reads_is_as_defined() {
             let sizes: Vec<Host> = inputs.iter().map(|host| absolute(host)).collect();
             let (_, sizes) = through(&Reference, &op, &sizes.iter().collect::<Vec<_>>(), outputs, None);
             let bounds = sizes[0].iter().map(|&size| (1.5 + 1.0) * F16_STEP * f64::from(size));
-            close(&found[0], &expected[0], bounds, &format!("{} by {}", op.name(), kernel.implementation()))
+            close(&found[0], &expected[0], bounds, &format!("{} by {}", op.name(), kernel.implementation))
                 .unwrap();
             Some(found)
         };
@@ -788,11 +788,11 @@ impl Addition {
         let Op::Fused(FusedOp::ConvBackwardDataAdd(conv)) = node.op else { return None };
         let spec = |id| spec(&bound.plan.graph.tensor(id).spec.shape.0);
         let operands = std::array::from_fn(|i| {
-            let (spec, layout) = (spec(node.inputs[i]), &step.kernel.inputs()[i]);
+            let (spec, layout) = (spec(node.inputs[i]), &step.kernel.inputs[i]);
             let values = bound.read(&spec, layout, &at(bound, &step.inputs[i]));
             in_bf16(&Host { spec, values })
         });
-        let made = (spec(node.outputs[0]), step.kernel.outputs()[0].clone(), step.outputs[0]);
+        let made = (spec(node.outputs[0]), step.kernel.outputs[0].clone(), step.outputs[0]);
         Some(Addition { label: step.label.clone(), conv, operands, made })
     }
 
@@ -960,9 +960,9 @@ fn convolutions_of_cubes_with_few_channels_are_what_they_are_defined_to_be() {
         let bias = random(&[32], Numbers::Reals, 2);
         let (forward, _) = through(device, &Op::Conv(conv), &[&x, &w, &bias], from_ref(&dy.spec), None);
         let op = Op::Backward(BackwardOp::ConvWeights(conv));
-        let (kernel, _) = through(device, &op, &[&x, &dy], &[w.spec.clone(), spec(&[32])], Some(&*forward));
-        let is_own = kernel.implementation() == "host:weights of few channels";
-        assert!(is_own || !has_wide_registers(), "{}", kernel.implementation());
+        let (kernel, _) = through(device, &op, &[&x, &dy], &[w.spec.clone(), spec(&[32])], Some(&forward));
+        let is_own = kernel.implementation == "host:weights of few channels";
+        assert!(is_own || !has_wide_registers(), "{}", kernel.implementation);
     }
 }
 
@@ -1021,11 +1021,11 @@ fn linear_agrees(
     let op = Op::Linear { bias, relu };
     let forward = agrees(device, &op, inputs, &[spec(&y)], None, numbers, &[per_sample + 1])?;
     let op = Op::Backward(BackwardOp::LinearData { bias });
-    agrees(device, &op, &[&hdy, &hw], &[spec(x)], Some(&*forward), numbers, &[features])?;
+    agrees(device, &op, &[&hdy, &hw], &[spec(x)], Some(&forward), numbers, &[features])?;
     let op = Op::Backward(BackwardOp::LinearWeights { bias });
     let outputs = [spec(&w), spec(&[features])];
     let outputs = &outputs[..1 + usize::from(bias)];
-    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[n, n][..outputs.len()])?;
+    agrees(device, &op, &[&hx, &hdy], outputs, Some(&forward), numbers, &[n, n][..outputs.len()])?;
     Ok(())
 }
 
@@ -1068,7 +1068,7 @@ fn in_chosen_layout(device: &dyn Device, host: &Host) -> There {
     let op = Op::Conv(Conv { bias: false, ..Conv::square(1) });
     let outputs = from_ref(&host.spec);
     let request = KernelRequest { op: &op, inputs: &inputs, outputs, forward: None, training: true };
-    in_layout(device, &upload(device, host), &device.compile(&request).unwrap().outputs()[0])
+    in_layout(device, &upload(device, host), &device.compile(&request).unwrap().outputs[0])
 }
 
 #[test]
@@ -1087,8 +1087,8 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
                 let (forward, made) = apply(device, &Op::MaxPool(case.pool), &[x], &outputs, None);
                 let dy = upload(device, &dy);
                 let op = Op::Backward(BackwardOp::MaxPool(case.pool));
-                let (_, dx) = apply(device, &op, &[&dy, &made[1]], &[spec(&case.x.0)], Some(&*forward));
-                (forward.implementation(), download(device, &made[0]), download(device, &dx[0]))
+                let (_, dx) = apply(device, &op, &[&dy, &made[1]], &[spec(&case.x.0)], Some(&forward));
+                (forward.implementation, download(device, &made[0]), download(device, &dx[0]))
             };
             let (name, found, found_back) = ends(device, &there);
             let (_, expected, expected_back) = ends(&Reference, &upload(&Reference, &x));
@@ -1107,11 +1107,11 @@ fn poolings_are_what_they_are_defined_to_be_in_any_layout() {
             let op = Op::AvgPool(case.pool);
             let (forward, y_there) = apply(device, &op, &[&there], &[spec(&y)], None);
             let (_, expected) = through(&Reference, &op, &[&x], &[spec(&y)], None);
-            let name = forward.implementation();
+            let name = forward.implementation.clone();
             close(&download(device, &y_there[0]), &expected[0], std::iter::repeat(real), &name)?;
             let op = Op::Backward(BackwardOp::AvgPool(case.pool));
             let dx = [spec(&case.x.0)];
-            let (_, found) = through(device, &op, &[&dy], &dx, Some(&*forward));
+            let (_, found) = through(device, &op, &[&dy], &dx, Some(&forward));
             let (_, expected) = through(&Reference, &op, &[&dy], &dx, None);
             // Each element gets at most `area` shares of at most 3 each.
             let bound = (area + 2) as f64 * U * 3.0 * area as f64;
@@ -1233,7 +1233,7 @@ fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError
     let of_y = (n + 8.0) * U * (4.0 + 4.0 / sigma + 4.0 / sigma.powi(3));
     let (of_mean, of_variance) = ((n + 4.0) * U, 4.0 * (n + 6.0) * U);
     let unbiased = of_variance * n / (n - 1.0);
-    let name = forward.implementation();
+    let name = forward.implementation.clone();
     for (index, bound) in [of_y, of_mean, of_variance, of_mean, unbiased].into_iter().enumerate() {
         let what = format!("{name} output {index}");
         close(&download(device, &made[index]), &expected[index], std::iter::repeat(bound), &what)?;
@@ -1256,9 +1256,9 @@ fn norm_agrees(device: &dyn Device, case: &NormCase) -> Result<(), TestCaseError
     let (_, expected) = through(&Reference, &Op::BatchNormInference(norm), &hosts, from_ref(&full), None);
     let least = variance.values.iter().fold(f32::INFINITY, |least, v| least.min(v.abs())) + norm.epsilon;
     let bound = 16.0 * U * (1.0 + 2.0 / f64::from(least).sqrt());
-    close(&download(device, &y[0]), &expected[0], std::iter::repeat(bound), &evaluation.implementation())?;
+    close(&download(device, &y[0]), &expected[0], std::iter::repeat(bound), &evaluation.implementation)?;
     padding_is_zero(device, &y[0], "inference")?;
-    norm_gradients_agree(device, case, [&hx, &w], &there, (&*forward, &made), sigma)
+    norm_gradients_agree(device, case, [&hx, &w], &there, (&forward, &made), sigma)
 }
 
 /// The definition gets the statistics that the device found, and its word on which outputs were above zero, so that
@@ -1268,7 +1268,7 @@ fn norm_gradients_agree(
     case: &NormCase,
     [x, w]: [&Host; 2],
     there: &[&There],
-    (forward, made): (&dyn Kernel, &[There]),
+    (forward, made): (&Kernel, &[There]),
     sigma: f64,
 ) -> Result<(), TestCaseError> {
     let norm = case.norm;
@@ -1296,7 +1296,7 @@ fn norm_gradients_agree(
     // With an addition the gradient of what was added comes first, exact, and that of x last.
     let bounds = if norm.add { vec![0.0, of_w, of_b, of_x] } else { vec![of_x, of_w, of_b] };
     for (index, bound) in bounds.into_iter().enumerate() {
-        let what = format!("{} backward output {index}", kernel.implementation());
+        let what = format!("{} backward output {index}", kernel.implementation);
         close(&download(device, &found[index]), &expected[index], std::iter::repeat(bound), &what)?;
     }
     padding_is_zero(device, &found[0], "backward")?;
@@ -1305,21 +1305,21 @@ fn norm_gradients_agree(
     }
 
     // Over dy, the same bits.
-    prop_assert_eq!(kernel.in_place(), Some(0));
-    let over = in_layout(device, &dy_there, &kernel.inputs()[0]);
+    prop_assert_eq!(kernel.in_place, Some(0));
+    let over = in_layout(device, &dy_there, &kernel.inputs[0]);
     let place = |t: &There| t.memory.clone();
-    let memory = over_first(device, &*kernel, &over, &inputs);
+    let memory = over_first(device, &kernel, &over, &inputs);
     let results: Vec<_> = [place(&over)].into_iter().chain(found[1..].iter().map(place)).collect();
-    let workspace = device.allocate(kernel.workspace()).unwrap();
+    let workspace = device.allocate(kernel.workspace).unwrap();
     kernel.bind(&memory, &results, &workspace).unwrap().run(&SCALARS).unwrap();
-    let over = There { layout: kernel.outputs()[0].clone(), ..over };
+    let over = There { layout: kernel.outputs[0].clone(), ..over };
     prop_assert_eq!(download(device, &over), download(device, &found[0]));
     Ok(())
 }
 
 /// The memories of a kernel's inputs where it wants them, `over` in place of the first.
-fn over_first(device: &dyn Device, kernel: &dyn Kernel, over: &There, inputs: &[&There]) -> Vec<Memory> {
-    let rest = inputs[1..].iter().zip(&kernel.inputs()[1..]);
+fn over_first(device: &dyn Device, kernel: &Kernel, over: &There, inputs: &[&There]) -> Vec<Memory> {
+    let rest = inputs[1..].iter().zip(&kernel.inputs[1..]);
     let rest = rest.map(|(tensor, layout)| in_layout(device, tensor, layout).memory);
     [over.memory.clone()].into_iter().chain(rest).collect()
 }
@@ -1498,12 +1498,12 @@ fn sync_norm_gradients_agree(
     padding_is_zero(device, &found[0], "sync batch norm backward")?;
 
     // Over dy, the same bits.
-    prop_assert_eq!(kernel.in_place(), Some(0));
-    let over = in_layout(device, &dy_there, &kernel.inputs()[0]);
-    let memory = over_first(device, &*kernel, &over, &inputs);
-    let workspace = device.allocate(kernel.workspace()).unwrap();
+    prop_assert_eq!(kernel.in_place, Some(0));
+    let over = in_layout(device, &dy_there, &kernel.inputs[0]);
+    let memory = over_first(device, &kernel, &over, &inputs);
+    let workspace = device.allocate(kernel.workspace).unwrap();
     kernel.bind(&memory, from_ref(&over.memory), &workspace).unwrap().run(&SCALARS).unwrap();
-    let over = There { layout: kernel.outputs()[0].clone(), ..over };
+    let over = There { layout: kernel.outputs[0].clone(), ..over };
     prop_assert_eq!(download(device, &over), download(device, &found[0]));
     Ok(())
 }
@@ -1549,7 +1549,7 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
                 .collect();
             let refs: Vec<&There> = there.iter().collect();
             let (forward, found) = apply(device, &Op::Concat { axis: 1 }, &refs, &[spec(&y)], None);
-            prop_assert_eq!(&download(device, &found[0]), &expected[0], "{}", forward.implementation());
+            prop_assert_eq!(&download(device, &found[0]), &expected[0], "{}", forward.implementation);
             padding_is_zero(device, &found[0], "concat")?;
             let dy_there = match plain {
                 true => upload(device, &dy),
@@ -1558,9 +1558,9 @@ fn concatenations_and_slices_are_exact_in_any_layout() {
             let mut from = 0;
             for host in &hosts {
                 let op = Op::Slice { axis: 1, from };
-                let (kernel, part) = apply(device, &op, &[&dy_there], from_ref(&host.spec), Some(&*forward));
+                let (kernel, part) = apply(device, &op, &[&dy_there], from_ref(&host.spec), Some(&forward));
                 let (_, expected) = through(&Reference, &op, &[&dy], from_ref(&host.spec), None);
-                prop_assert_eq!(&download(device, &part[0]), &expected[0], "{}", kernel.implementation());
+                prop_assert_eq!(&download(device, &part[0]), &expected[0], "{}", kernel.implementation);
                 padding_is_zero(device, &part[0], "slice")?;
                 from += host.spec.shape.0[1];
             }
@@ -1612,7 +1612,7 @@ fn softmax_is_what_it_is_defined_to_be() {
             for &device in &devices {
                 let (kernel, found) = through(device, &op, &inputs, from_ref(&x.spec), None);
                 let bounds = with_step(&x.spec, &expected[0], (width + 32) as f64 * U);
-                close(&found[0], &expected[0], bounds, &format!("{op:?} by {}", kernel.implementation()))?;
+                close(&found[0], &expected[0], bounds, &format!("{op:?} by {}", kernel.implementation))?;
             }
         }
     });
@@ -1654,7 +1654,7 @@ fn rows_are_normalised_as_defined() {
                 let (kernel, found) = through(device, &op, inputs, outputs, None);
                 for ((output, found), expected) in outputs.iter().zip(&found).zip(expected) {
                     let bounds = with_step(output, expected, bound);
-                    close(found, expected, bounds, &format!("{op:?} of {whole:?} by {}", kernel.implementation()))?;
+                    close(found, expected, bounds, &format!("{op:?} of {whole:?} by {}", kernel.implementation))?;
                 }
             }
         }
@@ -1695,7 +1695,7 @@ fn axes_are_cut_joined_padded_and_put_in_order() {
                 };
                 let there: Vec<There> = inputs.iter().map(there).collect();
                 let (kernel, found) = apply(device, &op, &there.iter().collect::<Vec<_>>(), from_ref(&y), None);
-                let what = format!("{op:?} of {} by {}", inputs[0].spec.shape, kernel.implementation());
+                let what = format!("{op:?} of {} by {}", inputs[0].spec.shape, kernel.implementation);
                 close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
                 padding_is_zero(device, &found[0], &what)?;
             }
@@ -1719,7 +1719,7 @@ fn pixels_become_the_images_that_they_are_defined_to_be() {
             for &device in &devices {
                 let there = [&pixels, &labels].map(|host| upload(device, host));
                 let (kernel, found) = apply(device, &op, &[&there[0], &there[1]], from_ref(&y), None);
-                assert_eq!(download(device, &found[0]), expected[0], "{}", kernel.implementation());
+                assert_eq!(download(device, &found[0]), expected[0], "{}", kernel.implementation);
             }
         }
     }
@@ -1762,7 +1762,7 @@ fn codes_become_what_tables_say() {
             let there = operands.map(|host| upload(device, host));
             let (kernel, found) = apply(device, &op, &there.each_ref(), from_ref(&y), None);
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-            assert_eq!(kernel.implementation(), "own:lookup");
+            assert_eq!(kernel.implementation, "own:lookup");
             assert_eq!(bits(&download(device, &found[0])), bits(&expected[0]), "{op:?} of {shape:?}");
         }
     }
@@ -1790,10 +1790,10 @@ fn local_response_norm_is_what_it_is_defined_to_be_in_any_layout() {
             let (forward, made) = apply(device, &op, &[&there], &outputs, None);
             keeps(device, &made[0].layout, &there)?;
             let (_, expected) = through(&Reference, &op, &[&hx], &outputs, None);
-            let name = forward.implementation();
+            let name = forward.implementation.clone();
             close(&download(device, &made[0]), &expected[0], std::iter::repeat(of_y), &name)?;
             let (op, dy) = (Op::Backward(BackwardOp::LocalResponseNorm(norm)), upload(device, &hdy));
-            let (_, found) = apply(device, &op, &[&dy, &there, &made[1]], &outputs[..1], Some(&*forward));
+            let (_, found) = apply(device, &op, &[&dy, &there, &made[1]], &outputs[..1], Some(&forward));
             let (_, expected) = through(&Reference, &op, &[&hdy, &hx, &none], &outputs[..1], None);
             let bound = of_y * (2.0 + 4.0 * norm.size as f64 / f64::from(norm.k).min(1.0));
             close(&download(device, &found[0]), &expected[0], std::iter::repeat(bound), &format!("{name} backward"))?;
@@ -1822,7 +1822,7 @@ fn adaptive_poolings_are_what_they_are_defined_to_be_in_any_layout() {
             let found = download(device, &found[0]);
             close(&found, &expected[0], std::iter::repeat(bound(window)), "adaptive pooling")?;
             let op = Op::Backward(BackwardOp::AdaptiveAvgPool);
-            let (_, found) = through(device, &op, &[&hdy], &[spec(&x)], Some(&*forward));
+            let (_, found) = through(device, &op, &[&hdy], &[spec(&x)], Some(&forward));
             let (_, expected) = through(&Reference, &op, &[&hdy], &[spec(&x)], None);
             let bound = bound(windows) * windows as f64;
             close(&found[0], &expected[0], std::iter::repeat(bound), "adaptive pooling backward")?;
@@ -1855,7 +1855,7 @@ fn elementwise_ops_are_exact_in_any_layout() {
                 let (kernel, found) =
                     apply(device, &op, &[&a_there, &b_there][..count], from_ref(&y), None);
                 let (_, expected) = through(&Reference, &op, &[&a, &b][..count], &[y], None);
-                let what = format!("{} by {}", op.name(), kernel.implementation());
+                let what = format!("{} by {}", op.name(), kernel.implementation);
                 close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
             }
         }
@@ -1899,7 +1899,7 @@ fn stretched_tensors_are_joined_exactly_in_any_layout() {
                 let (kernel, found) = apply(device, &Op::Binary(of), &[&there(&a), &there(&b)], from_ref(&y), None);
                 let (_, expected) = through(&Reference, &Op::Binary(of), &[&a, &b], from_ref(&y), None);
                 let shapes = [&a, &b].map(|host| host.spec.shape.to_string()).join(" and ");
-                let what = format!("{} of {shapes} by {}", of.name(), kernel.implementation());
+                let what = format!("{} of {shapes} by {}", of.name(), kernel.implementation);
                 close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
                 padding_is_zero(device, &found[0], &what)?;
             }
@@ -1929,7 +1929,7 @@ fn axes_are_summed_and_stretched_in_any_layout() {
                     let op = Op::Sum { scale: -1.0 };
                     let (kernel, found) = apply(device, &op, &[&there], from_ref(&y), None);
                     let (_, expected) = through(&Reference, &op, &[&x], from_ref(&y), None);
-                    let what = format!("{small:?} of {whole:?} by {}", kernel.implementation());
+                    let what = format!("{small:?} of {whole:?} by {}", kernel.implementation);
                     let rounding = match numbers {
                         Numbers::Integers => 0.0,
                         Numbers::Reals => (count + 2) as f64 * U * count as f64,
@@ -1941,7 +1941,7 @@ fn axes_are_summed_and_stretched_in_any_layout() {
                 let op = Op::Expand { scale: 0.5 };
                 let (kernel, found) = apply(device, &op, &[&upload(device, &x)], from_ref(&y), None);
                 let (_, expected) = through(&Reference, &op, &[&x], from_ref(&y), None);
-                let what = format!("expand by {}", kernel.implementation());
+                let what = format!("expand by {}", kernel.implementation);
                 close(&download(device, &found[0]), &expected[0], std::iter::repeat(0.0), &what)?;
             }
         }
@@ -1983,7 +1983,7 @@ fn activations_are_what_they_are_defined_to_be_in_any_layout() {
                     let hosts = if is_forward { vec![&read] } else { vec![&dy, &read] };
                     let (kernel, found) = apply(device, &op, &inputs, from_ref(&x.spec), None);
                     let (_, expected) = through(&Reference, &op, &hosts, from_ref(&x.spec), None);
-                    let what = format!("{} by {}", op.name(), kernel.implementation());
+                    let what = format!("{} by {}", op.name(), kernel.implementation);
                     let exact = of.number().is_some();
                     let bounds = expected[0].iter().map(|v| if exact { 0.0 } else { 16.0 * U * (1.0 + f64::from(v.abs())) });
                     let steps = with_step(&x.spec, &expected[0], 0.0);
@@ -2018,9 +2018,9 @@ fn what_may_run_in_place_gives_the_same_there() {
         let inputs = [upload(device, &a), upload(device, &b)];
         let inputs: Vec<&There> = inputs[..count].iter().collect();
         let (kernel, apart) = apply(device, &op, &inputs, &[spec(&extents)], None);
-        assert_eq!(kernel.in_place(), Some(0), "{}", op.name());
+        assert_eq!(kernel.in_place, Some(0), "{}", op.name());
         let memory: Vec<Memory> = inputs.iter().map(|t| t.memory.clone()).collect();
-        let workspace = device.allocate(kernel.workspace()).unwrap();
+        let workspace = device.allocate(kernel.workspace).unwrap();
         kernel.bind(&memory, &memory[..1], &workspace).unwrap().run(&SCALARS).unwrap();
         assert_eq!(download(device, inputs[0]), download(device, &apart[0]), "{}", op.name());
     }
@@ -2091,10 +2091,10 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
             let op = Op::Linear { bias: true, relu: false };
             let forward = agrees(device, &op, &[&x, &w, &b], &[kept(&[n, y])], None, numbers, &[features + 1])?;
             let op = Op::Backward(BackwardOp::LinearData { bias: true });
-            agrees(device, &op, &[&dy, &w], from_ref(&x.spec), Some(&*forward), numbers, &[y])?;
+            agrees(device, &op, &[&dy, &w], from_ref(&x.spec), Some(&forward), numbers, &[y])?;
             let op = Op::Backward(BackwardOp::LinearWeights { bias: true });
             let outputs = [w.spec.clone(), b.spec.clone()];
-            agrees(device, &op, &[&x, &dy], &outputs, Some(&*forward), numbers, &[n, n])?;
+            agrees(device, &op, &[&x, &dy], &outputs, Some(&forward), numbers, &[n, n])?;
         }
     });
 }
@@ -2131,7 +2131,7 @@ fn conv_agrees_in_bf16(
     if !images {
         let op = Op::ConvBackwardData(conv);
         let sum = of_dx;
-        agrees(device, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&*forward), numbers, &[sum])?;
+        agrees(device, &op, &[&hdy, &hw], from_ref(&hx.spec), Some(&forward), numbers, &[sum])?;
         if !scores {
             joined_agrees(device, conv, [&hx, &hw, &hdy], numbers, sum)?;
             let sums = [sum, products, rows];
@@ -2142,7 +2142,7 @@ fn conv_agrees_in_bf16(
     let outputs = [hw.spec.clone(), hb.spec.clone()];
     let outputs = &outputs[..1 + usize::from(conv.bias)];
     let sum = rows;
-    agrees(device, &op, &[&hx, &hdy], outputs, Some(&*forward), numbers, &[sum, sum][..outputs.len()])?;
+    agrees(device, &op, &[&hx, &hdy], outputs, Some(&forward), numbers, &[sum, sum][..outputs.len()])?;
     Ok(())
 }
 
@@ -2207,7 +2207,7 @@ fn batch_norm_in_bf16_has_statistics_in_f32() {
             for (index, bound) in bounds.into_iter().enumerate() {
                 let step = if index == 0 { BF16_STEP } else { 0.0 };
                 let bounds = expected[index].iter().map(|&v| bound + step * f64::from(v.abs()));
-                let what = format!("{} output {index}", forward.implementation());
+                let what = format!("{} output {index}", forward.implementation);
                 close(&download(device, &made[index]), &expected[index], bounds, &what)?;
             }
         }
@@ -2409,18 +2409,18 @@ fn a_network_in_chosen_layouts_is_exact() {
 
             let op = Op::Backward(BackwardOp::LinearWeights { bias: true });
             let outputs = [w2.spec.clone(), b2.spec.clone()];
-            let (_, dw2) = apply(device, &op, &[&r[0], &dy], &outputs, Some(&*linear_kernel));
+            let (_, dw2) = apply(device, &op, &[&r[0], &dy], &outputs, Some(&linear_kernel));
             let op = Op::Backward(BackwardOp::LinearData { bias: true });
-            let (_, dr) = apply(device, &op, &[&dy, &w2], &[spec(&pooled)], Some(&*linear_kernel));
+            let (_, dr) = apply(device, &op, &[&dy, &w2], &[spec(&pooled)], Some(&linear_kernel));
             let (_, dp) =
-                apply(device, &Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dr[0], &r[0]], &[spec(&pooled)], Some(&*relu_kernel));
+                apply(device, &Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dr[0], &r[0]], &[spec(&pooled)], Some(&relu_kernel));
             let op = Op::Backward(BackwardOp::MaxPool(pool));
-            let (_, da) = apply(device, &op, &[&dp[0], &p[1]], &[full], Some(&*pool_kernel));
+            let (_, da) = apply(device, &op, &[&dp[0], &p[1]], &[full], Some(&pool_kernel));
             let op = Op::Backward(BackwardOp::ConvWeights(conv));
             let outputs = [w1.spec.clone(), b1.spec.clone()];
-            let (_, dw1) = apply(device, &op, &[&x, &da[0]], &outputs, Some(&*conv_kernel));
+            let (_, dw1) = apply(device, &op, &[&x, &da[0]], &outputs, Some(&conv_kernel));
             let op = Op::ConvBackwardData(conv);
-            let (_, dx) = apply(device, &op, &[&da[0], &w1], from_ref(&x.spec), Some(&*conv_kernel));
+            let (_, dx) = apply(device, &op, &[&da[0], &w1], from_ref(&x.spec), Some(&conv_kernel));
             let all = [&a[0], &p[0], &r[0], &l[0], &dw2[0], &dw2[1], &dr[0], &dp[0], &da[0], &dw1[0], &dw1[1], &dx[0]];
             all.into_iter().map(|t| download(device, t)).collect()
         };
@@ -2514,7 +2514,7 @@ fn memory_too_small_for_a_tensor_is_refused() {
     };
     let kernel = device.compile(&request).unwrap();
     let (enough, less) = (device.allocate(384).unwrap(), device.allocate(383).unwrap());
-    let nothing = device.allocate(kernel.workspace()).unwrap();
+    let nothing = device.allocate(kernel.workspace).unwrap();
     let error = kernel.bind(&[enough], &[less], &nothing).err().unwrap();
     assert!(error.message.contains("383 bytes"), "{error}");
 }
@@ -2532,13 +2532,13 @@ mod on_the_cpu_alone {
         let y = [2, 48, 5, 5];
         let (forward, made) =
             apply(&cpu, &Op::Concat { axis: 1 }, &[&parts[0], &parts[1]], &[spec(&y)], None);
-        for (wanted, part) in forward.inputs().iter().zip(&parts) {
+        for (wanted, part) in forward.inputs.iter().zip(&parts) {
             assert_eq!(*wanted, part.layout);
         }
         for (from, part) in [(0, &parts[0]), (16, &parts[1])] {
             let op = Op::Slice { axis: 1, from };
-            let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&*forward));
-            assert_eq!(kernel.inputs()[0], made[0].layout);
+            let (kernel, gradient) = apply(&cpu, &op, &[&made[0]], from_ref(&part.spec), Some(&forward));
+            assert_eq!(kernel.inputs[0], made[0].layout);
             assert_eq!(gradient[0].layout, part.layout);
         }
     }
@@ -2559,7 +2559,7 @@ mod on_the_cpu_alone {
                 KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
             let kernel = cpu.compile(&request).unwrap();
             let results = [2, 20].map(|count| cpu.allocate(4 * count).unwrap());
-            let workspace = cpu.allocate(kernel.workspace()).unwrap();
+            let workspace = cpu.allocate(kernel.workspace).unwrap();
             let memory = [output.memory.clone(), target.memory.clone()];
             let error = kernel.bind(&memory, &results, &workspace).unwrap().run(&SCALARS).unwrap_err();
             let expected = format!("label {value} in the data, but the model has 3 classes");

@@ -90,7 +90,7 @@ impl Bound<'_> {
             return;
         }
         let kernel = self.device.reorder(spec, from.0, to.0).unwrap();
-        let workspace = self.device.allocate(kernel.workspace()).unwrap();
+        let workspace = self.device.allocate(kernel.workspace).unwrap();
         let mut step = kernel.bind(from_ref(from.1), from_ref(to.1), &workspace).unwrap();
         step.run(&Scalars::default()).unwrap();
     }
@@ -110,7 +110,7 @@ impl Bound<'_> {
         let place = step.outputs[0];
         assert_eq!(place.region, Region::Arena);
         let from = self.regions.arena.slice(place.offset, place.bytes);
-        self.read(&self.plan.graph.tensor(logits).spec, &step.kernel.outputs()[0], &from)
+        self.read(&self.plan.graph.tensor(logits).spec, &step.kernel.outputs[0], &from)
     }
 
     /// The mean loss of the batch, after the forward steps.

@@ -59,7 +59,7 @@ pub fn logits(graph: Graph, images: &[f32], weights: &dyn Fn(&str, &[usize]) -> 
         step.node.is_some_and(|id| run.plan.graph.node(id).outputs[0] == logits)
     };
     let step = run.plan.steps.iter().find(gives).expect("a step gives the logits");
-    let (place, layout) = (step.outputs[0], &step.kernel.outputs()[0]);
+    let (place, layout) = (step.outputs[0], &step.kernel.outputs[0]);
     run.read(&run.plan.graph.tensor(logits).spec, layout, &run.regions.arena.slice(place.offset, place.bytes))
 }
 

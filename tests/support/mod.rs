@@ -65,9 +65,9 @@ pub fn run_with(scalars: &Scalars, op: Op, inputs: &[Operand], outputs: &[Spec])
     let request = KernelRequest { op: &op, inputs: &specs, outputs, forward: None, training: true };
     let kernel = Reference.compile(&request).unwrap();
     let sources: Vec<Memory> = inputs.iter().map(upload).collect();
-    let layouts = kernel.outputs().iter();
+    let layouts = kernel.outputs.iter();
     let results: Vec<Memory> = layouts.map(|layout| Reference.allocate(layout.bytes()).unwrap()).collect();
-    let workspace = Reference.allocate(kernel.workspace()).unwrap();
+    let workspace = Reference.allocate(kernel.workspace).unwrap();
     kernel.bind(&sources, &results, &workspace).unwrap().run(scalars).unwrap();
     outputs.iter().zip(&results).map(|(spec, memory)| download(spec, memory)).collect()
 }

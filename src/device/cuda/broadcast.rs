@@ -4,9 +4,9 @@
 use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands};
+use super::kernel::{Operands, cuda_kernel};
 use super::layout::{Real, channels_last_in, given, input, output, plain_in};
-use crate::device::{KernelRequest, Layout};
+use crate::device::{Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Binary, Permutation, Shape, Spec};
 
@@ -104,7 +104,7 @@ fn ints<'a>(numbers: impl Iterator<Item = usize> + 'a) -> impl Iterator<Item = A
 }
 
 /// a, b → y, in the layout of the one that is not stretched.
-pub fn binary(gpu: &Rc<Gpu>, request: &KernelRequest, of: Binary) -> Result<CudaKernel> {
+pub fn binary(gpu: &Rc<Gpu>, request: &KernelRequest, of: Binary) -> Result<Kernel> {
     let ([a, b], y) = ([&input(request, 0)?.0, &input(request, 1)?.0], output(request, 0)?);
     let (real, rank, n) = (Real::of(y.dtype)?, y.shape.rank(), y.shape.elements());
     let whole = if a.shape == y.shape { 0 } else { 1 };
@@ -120,21 +120,20 @@ pub fn binary(gpu: &Rc<Gpu>, request: &KernelRequest, of: Binary) -> Result<Cuda
         operands.each("binary", real, n, &arguments)
     };
     let inputs = [a, b].map(|spec| order.layout(spec, real)).to_vec();
-    let kernel =
-        CudaKernel::new(gpu, format!("own:{}", of.name()), inputs, vec![order.layout(y, real)], bind);
+    let kernel = cuda_kernel(gpu, format!("own:{}", of.name()), inputs, vec![order.layout(y, real)], bind);
     // What is stretched is read more than once.
     Ok(if a.shape == y.shape { kernel.in_place(0) } else { kernel })
 }
 
 /// x → y, as the host has both.
-pub fn expand(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<CudaKernel> {
+pub fn expand(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let axes = axes(&y.shape.0, [x.shape.with_rank(y.shape.rank())]);
     strided(gpu, request, "own:expand", &axes, scale)
 }
 
 /// x → y: its axes in another order, as the host has both
-pub fn permute(gpu: &Rc<Gpu>, request: &KernelRequest, order: &Permutation) -> Result<CudaKernel> {
+pub fn permute(gpu: &Rc<Gpu>, request: &KernelRequest, order: &Permutation) -> Result<Kernel> {
     let x = &input(request, 0)?.0;
     let mut strides = vec![1; x.shape.rank()];
     for axis in (1..strides.len()).rev() {
@@ -153,7 +152,7 @@ fn strided(
     name: &'static str,
     axes: &[StridedAxis<1>],
     scale: f32,
-) -> Result<CudaKernel> {
+) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
     let axes: [StridedAxis<1>; 4] = exactly(axes, request)?;
@@ -166,11 +165,11 @@ fn strided(
         operands.each("expand", real, n, &arguments)
     };
     let [from, to] = [x, y].map(|spec| plain_in(spec, real.dtype()));
-    Ok(CudaKernel::new(gpu, name, vec![from], vec![to], bind))
+    Ok(cuda_kernel(gpu, name, vec![from], vec![to], bind))
 }
 
 /// x → y
-pub fn sum(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<CudaKernel> {
+pub fn sum(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let (from, to, rank) = (Real::of(x.dtype)?, Real::of(y.dtype)?, x.shape.rank());
     let order = AxisOrder::of(&given(request, 0)?, x, &[y]);
@@ -192,5 +191,5 @@ pub fn sum(gpu: &Rc<Gpu>, request: &KernelRequest, scale: f32) -> Result<CudaKer
         let grid = [operands.gpu.at_most(n.div_ceil(32)), 1, 1];
         operands.launch_in([32, 8], &name, grid, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:sum", vec![order.layout(x, from)], vec![order.layout(y, to)], bind))
+    Ok(cuda_kernel(gpu, "own:sum", vec![order.layout(x, from)], vec![order.layout(y, to)], bind))
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::dnn::Convolution;
 use super::gpu::{Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands, PART};
+use super::kernel::{Operands, PART, cuda_kernel, multiplies};
 use super::layout::{
     Real, channels_last_in, image, input, narrowest, output, padded, padded_in, plain_in, spatial, width,
 };
@@ -13,7 +13,7 @@ use super::norm::{NormShape, column_parts, column_sums};
 use super::normalised;
 use super::product::{Direction, Extents, Product, Then};
 use super::simple::repad;
-use crate::device::{KernelRequest, Layout, Memory as Bytes};
+use crate::device::{Kernel, KernelRequest, Layout, Memory as Bytes};
 use crate::error::{Error, Result};
 use crate::graph::{Conv, DType, Spec};
 
@@ -74,7 +74,7 @@ fn activation(conv: &Conv) -> Then {
 }
 
 /// x, w, b? → y
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<Kernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, activation(conv), conv, real, [x, w, y])?;
@@ -98,11 +98,11 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Resu
             false => after(operands, real, n * oh * ow, o, relu),
         }
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real, request))
+    Ok(multiplies(cuda_kernel(gpu, name, inputs, outputs, bind).with_workspace(scratch), real, request))
 }
 
 /// x, w → y, moments
-pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
+pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<Kernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = compiled(gpu, Direction::Forward, Then::Sums, conv, real, [x, w, y])?;
@@ -128,7 +128,7 @@ pub fn forward_with_moments(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv)
             shape.moments(operands, y, moments, true)
         }
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real, request))
+    Ok(multiplies(cuda_kernel(gpu, name, inputs, outputs, bind).with_workspace(workspace), real, request))
 }
 
 /// Adds the bias, if there is one (input 2), to output 0, then ReLU if asked for.
@@ -149,7 +149,7 @@ pub fn after(operands: &mut Operands, real: Real, rows: usize, channels: usize, 
 }
 
 /// dy, w → dx, or with what a ReLU gave as a third input dx where that is above 0
-pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
+pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<Kernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[dx, dy])?;
     let then = if request.inputs.len() == 3 { Then::Mask } else { Then::Nothing };
@@ -174,11 +174,11 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Res
         let arguments = [Memory(dx), Memory(given), Memory(dx), Long(elements), Float(f32::INFINITY)];
         operands.each("relu_backward", real, elements, &arguments)
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(scratch).multiplies(real, request))
+    Ok(multiplies(cuda_kernel(gpu, name, inputs, outputs, bind).with_workspace(scratch), real, request))
 }
 
 /// dy, w, z → dx + z, written over z: cuDNN adds to what lies there already (beta = 1), or an addition follows.
-pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
+pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<Kernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[dx, dy])?;
     let product = compiled(gpu, Direction::BackwardData, Then::Accumulate, conv, real, [dx, w, dy])?;
@@ -204,14 +204,12 @@ pub fn backward_data_to(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> 
         operands.push(product.bind(&[&part, w, dy], &workspace)?);
         operands.each("add", real, n, &[Memory(z), Memory(&part), Memory(dx), Long(n), Bool(false)])
     };
-    Ok(CudaKernel::new(gpu, name, inputs, vec![layout], bind)
-        .with_workspace(workspace)
-        .in_place(2)
-        .multiplies(real, request))
+    let kernel = cuda_kernel(gpu, name, inputs, vec![layout], bind).with_workspace(workspace).in_place(2);
+    Ok(multiplies(kernel, real, request))
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied; or x, dy, scale → dw, of what x is normalised to.
-pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
+pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<Kernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, dy])?;
     let tensors = [x, dw, dy];
@@ -259,5 +257,5 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> 
         }
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).keeps(narrow))
+    Ok(Kernel { kept: narrow, ..cuda_kernel(gpu, name, inputs, outputs, bind).with_workspace(workspace) })
 }

@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use super::gpu::Argument::{Float, Int, Long, Memory, Null};
 use super::gpu::{Argument, Gpu};
-use super::kernel::{CudaKernel, Operands, PART};
+use super::kernel::{Operands, PART, cuda_kernel};
 use super::layout::{plain, plain_in};
 use super::simple::loss_grid;
 use crate::config::Metric;
-use crate::device::{KernelRequest, Layout, Memory as DeviceMemory};
+use crate::device::{Kernel, KernelRequest, Layout, Memory as DeviceMemory};
 use crate::error::{Error, Result};
 use crate::graph::{DType, FieldLoss};
 
@@ -71,7 +71,7 @@ fn layouts(request: &KernelRequest) -> [Vec<Layout>; 2] {
 }
 
 /// output, target, class weights? → losses, sums; of a part of the rows their totals
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<Kernel> {
     let (extents, objective) = (Extents::of(request, of)?, of.objective);
     let [inputs, outputs] = layouts(request);
     let bind = move |operands: &mut Operands| {
@@ -103,7 +103,7 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Re
         operands.launch("softmax_cross_entropy_f32", grid, &arguments)
     };
     let workspace = extents.workspace().map(|bytes| bytes.next_multiple_of(PART)).iter().sum();
-    Ok(CudaKernel::new(gpu, "own:field-loss", inputs, outputs, bind).with_workspace(workspace))
+    Ok(cuda_kernel(gpu, "own:field-loss", inputs, outputs, bind).with_workspace(workspace))
 }
 
 /// Losses and sums, by parts of samples.
@@ -182,7 +182,7 @@ fn join(
 }
 
 /// totals of several places → losses, sums
-pub fn means(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
+pub fn means(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<Kernel> {
     let [inputs, outputs] = layouts(request);
     let [parts, samples, width] = request.inputs[0].0.shape.0[..] else {
         return Err(Error::internal("totals of no places"));
@@ -193,7 +193,7 @@ pub fn means(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<Cu
         let all = operands.inputs[0].clone();
         join(operands, of, &all, &totals, [samples, parts, width], [width, samples * width], 1)
     };
-    let kernel = CudaKernel::new(gpu, "own:field-means", inputs, outputs, bind);
+    let kernel = cuda_kernel(gpu, "own:field-means", inputs, outputs, bind);
     Ok(kernel.with_workspace(bytes.next_multiple_of(PART)))
 }
 
@@ -209,7 +209,7 @@ fn label(operands: &mut Operands, extents: &Extents, labels: &DeviceMemory) -> R
 }
 
 /// output, target, class weights? → d output
-pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<CudaKernel> {
+pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result<Kernel> {
     let (extents, objective) = (Extents::of(request, of)?, of.objective);
     let Extents { samples, channels, points, apart, is_row, .. } = extents;
     let [inputs, outputs] = layouts(request);
@@ -258,6 +258,6 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result
             operands.launch("field_numbers_backward", operands.gpu.blocks(n), &arguments)
         }
     };
-    let kernel = CudaKernel::new(gpu, "own:field-loss", inputs, outputs, bind);
+    let kernel = cuda_kernel(gpu, "own:field-loss", inputs, outputs, bind);
     Ok(if is_row { kernel.with_workspace((4 * samples).next_multiple_of(PART)) } else { kernel })
 }

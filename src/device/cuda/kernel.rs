@@ -1,6 +1,5 @@
 //! A kernel of the plan on the GPU: its layouts, and how it becomes work when it is bound to memory.
 
-use std::any::Any;
 use std::rc::Rc;
 
 use super::gpu::{Argument, BLOCK, Gpu, KernelLaunch};
@@ -8,25 +7,10 @@ use super::handle::allocate;
 use super::layout::Real;
 use super::narrow::Gradient;
 use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars, Step};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Something to enqueue, as often as wanted.
 pub type Enqueued = Box<dyn Fn() -> Result<()>>;
-
-/// What makes the work of a kernel from its memory, in the order of the op's inputs and outputs.
-type Bind = dyn Fn(&mut Operands) -> Result<()>;
-
-pub struct CudaKernel {
-    gpu: Rc<Gpu>,
-    implementation: String,
-    inputs: Vec<Layout>,
-    outputs: Vec<Layout>,
-    workspace: usize,
-    in_place: Option<usize>,
-    halved: Option<usize>,
-    kept: usize,
-    bind: Box<Bind>,
-}
 
 /// Memory of a kernel, checked against its layouts, and the work made so far.
 pub struct Operands<'a> {
@@ -39,117 +23,35 @@ pub struct Operands<'a> {
     work: Vec<Enqueued>,
 }
 
-impl CudaKernel {
-    pub fn new(
-        gpu: &Rc<Gpu>,
-        implementation: impl Into<String>,
-        inputs: Vec<Layout>,
-        outputs: Vec<Layout>,
-        bind: impl Fn(&mut Operands) -> Result<()> + 'static,
-    ) -> CudaKernel {
-        let (gpu, implementation) = (gpu.clone(), implementation.into());
-        CudaKernel {
-            gpu,
-            implementation,
-            inputs,
-            outputs,
-            workspace: 0,
-            in_place: None,
-            halved: None,
-            kept: 0,
-            bind: Box::new(bind),
-        }
-    }
-
-    /// Asks for scratch memory, which `Operands::scratch` gives out.
-    pub fn with_workspace(self, bytes: usize) -> CudaKernel {
-        CudaKernel { workspace: bytes, ..self }
-    }
-
-    /// States that output 0 may be written over an input of the same size.
-    pub fn in_place(self, input: usize) -> CudaKernel {
-        let fits = self.inputs[input].bytes() == self.outputs[0].bytes();
-        CudaKernel { in_place: fits.then_some(input), ..self }
-    }
-
-    /// States that `Gpu::narrow` has so many bytes of its gradient.
-    pub fn keeps(self, bytes: usize) -> CudaKernel {
-        CudaKernel { kept: bytes, ..self }
-    }
-
-    /// States that `Operands::multiplied` gives input 1.
-    pub fn multiplies(self, real: Real, request: &KernelRequest) -> CudaKernel {
-        let of_w = &self.inputs[1];
-        if of_w.dtype() == real.dtype() {
-            return self;
-        }
-        // Of parameters alone the layout is open.
-        match request.inputs[1].1 {
-            None => CudaKernel { halved: Some(1), ..self },
-            Some(_) => CudaKernel { kept: self.kept + of_w.bytes() / 4 * real.bytes(), ..self },
-        }
-    }
-}
-
-impl Kernel for CudaKernel {
-    fn inputs(&self) -> &[Layout] {
-        &self.inputs
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.outputs
-    }
-
-    fn workspace(&self) -> usize {
-        self.workspace
-    }
-
-    fn in_place(&self) -> Option<usize> {
-        self.in_place
-    }
-
-    fn halved(&self) -> Option<usize> {
-        self.halved
-    }
-
-    fn kept(&self) -> usize {
-        self.kept
-    }
-
-    fn implementation(&self) -> String {
-        self.implementation.clone()
-    }
-
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
-        check(inputs, &self.inputs)?;
-        check(outputs, &self.outputs)?;
-        if workspace.bytes() < self.workspace {
-            return Err(Error::internal(format!("{} bytes of workspace", workspace.bytes())));
-        }
-        let gpu = &self.gpu;
-        let halved = self.halved;
-        let mut operands = Operands { gpu, inputs, outputs, workspace, halved, used: 0, work: Vec::new() };
-        (self.bind)(&mut operands)?;
+/// A kernel of the work that `bind` makes of its memory, in the order of the op's inputs and outputs.
+pub fn cuda_kernel(
+    gpu: &Rc<Gpu>,
+    implementation: impl Into<String>,
+    inputs: Vec<Layout>,
+    outputs: Vec<Layout>,
+    bind: impl Fn(&mut Operands) -> Result<()> + 'static,
+) -> Kernel {
+    let gpu = gpu.clone();
+    Kernel::new(implementation, inputs, outputs, move |kernel, inputs, outputs, workspace| {
+        let (halved, work) = (kernel.halved, Vec::new());
+        let mut operands = Operands { gpu: &gpu, inputs, outputs, workspace, halved, used: 0, work };
+        bind(&mut operands)?;
         operands.writes(outputs);
         let touched = Some([inputs, outputs].concat());
         Ok(Box::new(CudaStep { gpu: gpu.clone(), touched, work: operands.work }))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
+    })
 }
 
-/// Makes sure that every tensor has room in the memory meant for it.
-fn check(memory: &[Memory], layouts: &[Layout]) -> Result<()> {
-    if memory.len() != layouts.len() {
-        return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), layouts.len())));
+/// States that `Operands::multiplied` gives input 1.
+pub fn multiplies(kernel: Kernel, real: Real, request: &KernelRequest) -> Kernel {
+    let of_w = &kernel.inputs[1];
+    if of_w.dtype() == real.dtype() {
+        return kernel;
     }
-    match memory.iter().zip(layouts).find(|(memory, layout)| memory.bytes() < layout.bytes()) {
-        Some((memory, layout)) => {
-            Err(Error::internal(format!("{} bytes for a tensor of {layout:?}", memory.bytes())))
-        }
-        None => Ok(()),
+    // Of parameters alone the layout is open.
+    match request.inputs[1].1 {
+        None => Kernel { halved: Some(1), ..kernel },
+        Some(_) => Kernel { kept: kernel.kept + of_w.bytes() / 4 * real.bytes(), ..kernel },
     }
 }
 

@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands, PART};
+use super::kernel::{Operands, PART, cuda_kernel};
 use super::layout::{Real, input, output, plain, plain_in};
 use super::norm::{column_parts, join_columns};
-use crate::device::KernelRequest;
+use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
 
@@ -17,7 +17,7 @@ fn rows(x: &Spec, mean: &Spec) -> (usize, usize) {
 }
 
 /// x, w?, b? → y, mean, variance
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, epsilon: f32) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, epsilon: f32) -> Result<Kernel> {
     let (x, mean) = (&input(request, 0)?.0, output(request, 1)?);
     let (real, (rows, width)) = (Real::of(x.dtype)?, rows(x, mean));
     let mut inputs = vec![plain(x)];
@@ -35,11 +35,11 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, epsilon: f32) -> Res
             [x, Memory(y), w, b, Memory(mean), Memory(variance)].into_iter().chain(last).collect();
         operands.launch(&name, grid, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:layer norm", inputs, outputs, bind))
+    Ok(cuda_kernel(gpu, "own:layer norm", inputs, outputs, bind))
 }
 
 /// dy, x, w?, mean, variance → dx, dw?, db?
-pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, epsilon: f32, affine: bool) -> Result<CudaKernel> {
+pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, epsilon: f32, affine: bool) -> Result<Kernel> {
     let (x, mean) = (&input(request, 1)?.0, &input(request, request.inputs.len() - 1)?.0);
     let (real, (rows, width)) = (Real::of(x.dtype)?, rows(x, mean));
     let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
@@ -74,6 +74,6 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, epsilon: f32, affine: bo
             (format!("layer_norm_backward_{}", real.suffix()), [operands.gpu.at_most(rows), 1, 1]);
         operands.launch(&name, grid, &arguments)
     };
-    let kernel = CudaKernel::new(gpu, "own:layer norm", inputs, outputs, bind).in_place(0);
+    let kernel = cuda_kernel(gpu, "own:layer norm", inputs, outputs, bind).in_place(0);
     Ok(if affine { kernel.with_workspace(2 * partial) } else { kernel })
 }

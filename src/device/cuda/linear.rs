@@ -6,10 +6,10 @@ use std::rc::Rc;
 use super::blas::Matrix;
 use super::conv::after;
 use super::gpu::Gpu;
-use super::kernel::{CudaKernel, Operands};
+use super::kernel::{Operands, cuda_kernel, multiplies};
 use super::layout::{Real, input, narrowest, output, plain, plain_in};
 use super::norm::{column_parts, column_sums};
-use crate::device::{KernelRequest, Memory};
+use crate::device::{Kernel, KernelRequest, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
 
@@ -32,7 +32,7 @@ fn fits(request: &KernelRequest, x: &Spec, w: &Spec, y: &Spec) -> Result<()> {
 }
 
 /// x, w, b? → y
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<Kernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, x, w, y)?;
     let (real, result) = (narrowest(&[x, y])?, Real::of(y.dtype)?);
@@ -50,12 +50,15 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Resul
         });
         after(operands, result, of_y[0], of_y[1], relu)
     };
-    Ok(CudaKernel::new(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(y)], bind)
-        .multiplies(real, request))
+    Ok(multiplies(
+        cuda_kernel(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(y)], bind),
+        real,
+        request,
+    ))
 }
 
 /// dy, w → dx
-pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let (dy, w, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, dx, w, dy)?;
     let (real, result) = (narrowest(&[dx, dy])?, Real::of(dx.dtype)?);
@@ -72,12 +75,15 @@ pub fn backward_data(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKerne
         });
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(dx)], bind)
-        .multiplies(real, request))
+    Ok(multiplies(
+        cuda_kernel(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(dx)], bind),
+        real,
+        request,
+    ))
 }
 
 /// x, dy → dw, db?, both f32 whatever is multiplied.
-pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let (x, dy, dw) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     fits(request, x, dw, dy)?;
     let real = narrowest(&[x, dy])?;
@@ -99,5 +105,5 @@ pub fn backward_weights(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKe
         }
     };
     let name = format!("cublas {}", real.suffix());
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(partials))
+    Ok(cuda_kernel(gpu, name, inputs, outputs, bind).with_workspace(partials))
 }

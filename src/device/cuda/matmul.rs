@@ -4,14 +4,14 @@ use std::rc::Rc;
 
 use super::blas::{GemmBatch, Matrix};
 use super::gpu::{Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands};
+use super::kernel::{Operands, cuda_kernel};
 use super::layout::{Real, input, output, plain, plain_in};
-use crate::device::KernelRequest;
+use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 use crate::graph::MatMul;
 
 /// a, b → y
-pub fn matmul(gpu: &Rc<Gpu>, request: &KernelRequest, of: MatMul) -> Result<CudaKernel> {
+pub fn matmul(gpu: &Rc<Gpu>, request: &KernelRequest, of: MatMul) -> Result<Kernel> {
     let ([a, b], y) = ([&input(request, 0)?.0, &input(request, 1)?.0], output(request, 0)?);
     let [count, rows, inner, columns] = of
         .extents(&a.shape, &b.shape)
@@ -45,11 +45,11 @@ pub fn matmul(gpu: &Rc<Gpu>, request: &KernelRequest, of: MatMul) -> Result<Cuda
         });
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(y)], bind))
+    Ok(cuda_kernel(gpu, format!("cublas {}", real.suffix()), inputs, vec![plain(y)], bind))
 }
 
 /// x → y
-pub fn softmax(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn softmax(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let x = &input(request, 0)?.0;
     let (real, width) = (Real::of(x.dtype)?, x.shape.0.last().copied().unwrap_or(1));
     let rows = x.shape.elements() / width.max(1);
@@ -62,11 +62,11 @@ pub fn softmax(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
             &[Memory(x), Memory(y), Long(rows), Int(width)],
         )
     };
-    Ok(CudaKernel::new(gpu, "own:softmax", vec![plain(x)], vec![plain(x)], bind).in_place(0))
+    Ok(cuda_kernel(gpu, "own:softmax", vec![plain(x)], vec![plain(x)], bind).in_place(0))
 }
 
 /// dy, y → dx
-pub fn softmax_backward(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn softmax_backward(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let y = &input(request, 1)?.0;
     let (real, width) = (Real::of(y.dtype)?, y.shape.0.last().copied().unwrap_or(1));
     let rows = y.shape.elements() / width.max(1);
@@ -76,5 +76,5 @@ pub fn softmax_backward(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKe
         let grid = [operands.gpu.at_most(rows), 1, 1];
         operands.launch(&format!("softmax_backward_{}", real.suffix()), grid, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:softmax", vec![plain(y), plain(y)], vec![plain(y)], bind).in_place(0))
+    Ok(cuda_kernel(gpu, "own:softmax", vec![plain(y), plain(y)], vec![plain(y)], bind).in_place(0))
 }

@@ -51,7 +51,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use self::handle::Registered;
-use self::kernel::CudaKernel;
 use super::{
     CodecSetup, Device, DeviceCodec, DeviceEvent, DeviceGroup, Kernel, KernelRequest, Layout, Memory,
     PeerMemory, Rule, Scalars, Span, Squares, Step, Usage, not_lowered,
@@ -96,7 +95,7 @@ impl Cuda {
         Ok(Cuda { gpu, sharers, locked: RefCell::default(), meter })
     }
 
-    fn kernel(&self, request: &KernelRequest) -> Result<CudaKernel> {
+    fn kernel(&self, request: &KernelRequest) -> Result<Kernel> {
         let gpu = &self.gpu;
         match *request.op {
             Op::Normalise { scale, shift } => simple::normalise(gpu, request, scale, shift),
@@ -137,7 +136,7 @@ impl Cuda {
         }
     }
 
-    fn backward(&self, request: &KernelRequest, op: BackwardOp) -> Result<CudaKernel> {
+    fn backward(&self, request: &KernelRequest, op: BackwardOp) -> Result<Kernel> {
         let gpu = &self.gpu;
         match op {
             BackwardOp::ConvWeights(conv) => conv::backward_weights(gpu, request, &conv),
@@ -163,7 +162,7 @@ impl Cuda {
         }
     }
 
-    fn fused(&self, request: &KernelRequest, op: FusedOp) -> Result<CudaKernel> {
+    fn fused(&self, request: &KernelRequest, op: FusedOp) -> Result<Kernel> {
         let gpu = &self.gpu;
         match op {
             FusedOp::ConvMoments(conv) => conv::forward_with_moments(gpu, request, &conv),
@@ -251,17 +250,15 @@ impl Device for Cuda {
         layout::plain(spec)
     }
 
-    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>> {
+    fn compile(&self, request: &KernelRequest) -> Result<Kernel> {
         let shapes: Vec<String> = request.inputs.iter().map(|(spec, _)| spec.shape.to_string()).collect();
         let op = request.op.name_of(request.inputs.first().map(|(spec, _)| spec));
         let subject = || format!("{op} of {}", shapes.join(" and "));
-        self.kernel(request).map(|kernel| Box::new(kernel) as _).map_err(|e| e.context(subject()))
+        self.kernel(request).map_err(|e| e.context(subject()))
     }
 
-    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
-        let kernel = simple::reorder(&self.gpu, spec, from, to);
-        kernel
-            .map(|kernel| Box::new(kernel) as _)
+    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Kernel> {
+        simple::reorder(&self.gpu, spec, from, to)
             .map_err(|e| e.context(format!("reorder of {}", spec.shape)))
     }
 

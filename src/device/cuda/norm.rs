@@ -4,9 +4,9 @@
 use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands, PART};
+use super::kernel::{Operands, PART, cuda_kernel};
 use super::layout::{Real, Summed, channels_last, image, input, output, plain_in, saved, summed, sums_apart};
-use crate::device::{KernelRequest, Layout, Memory as Bytes};
+use crate::device::{Kernel, KernelRequest, Layout, Memory as Bytes};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, LocalResponseNorm, Spec};
 
@@ -291,18 +291,18 @@ fn kernel(
     (shape, norm): (NormShape, Option<BatchNorm>),
     workspace: usize,
     bind: impl Fn(&mut Operands, &[Bytes], &[Bytes]) -> Result<()> + 'static,
-) -> CudaKernel {
+) -> Kernel {
     let (inputs, outputs) = layouts(request, shape, norm);
     let bind = move |operands: &mut Operands| {
         let (inputs, outputs) = (operands.inputs, operands.outputs);
         bind(operands, inputs, outputs)
     };
-    CudaKernel::new(gpu, "own:batch_norm", inputs, outputs, bind).with_workspace(workspace)
+    cuda_kernel(gpu, "own:batch_norm", inputs, outputs, bind).with_workspace(workspace)
 }
 
 /// x, w, b, running mean, running variance, z?, moments of all ranks? → y, mean, variance, running mean, running
 /// variance, saved?
-pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<Kernel> {
     with_moments(gpu, request, norm, move |shape, operands, statistics, i, o| {
         let z = i.get(5).filter(|_| norm.add);
         shape.normalise(operands, &norm, [&i[0], &i[1], &i[2]], statistics, [z, o.get(5)], &o[0])
@@ -310,7 +310,7 @@ pub fn training(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
 }
 
 /// `Op::BatchNorm` with scale (2,C) in the place of y.
-pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn scale(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<Kernel> {
     let name = format!("batch_norm_scale_{}", Real::of(output(request, 0)?.dtype)?.suffix());
     with_moments(gpu, request, norm, move |shape, operands, statistics, i, o| {
         let mut arguments = vec![Memory(&o[0]), Memory(&i[1]), Memory(&i[2]), o.get(5).map_or(Null, Memory)];
@@ -326,7 +326,7 @@ fn with_moments(
     request: &KernelRequest,
     norm: BatchNorm,
     then: impl Fn(&NormShape, &mut Operands, &StatisticsSource, &[Bytes], &[Bytes]) -> Result<()> + 'static,
-) -> Result<CudaKernel> {
+) -> Result<Kernel> {
     let shape = NormShape::of(&input(request, 0)?.0)?;
     let given = request.inputs.last().filter(|_| norm.given);
     let ranks = given.map_or(1, |(spec, lies)| match lies {
@@ -350,7 +350,7 @@ fn with_moments(
 }
 
 /// x, w, b, mean, variance, z? → y, saved?
-pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<Kernel> {
     let shape = NormShape::of(output(request, 0)?)?;
     Ok(kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
         let statistics = StatisticsSource::Given([&i[3], &i[4]]);
@@ -360,7 +360,7 @@ pub fn given_statistics(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm)
 
 /// dy, x, w, mean, variance, saved? → dx, dw, db; behind an addition dy, x, w, mean, variance, saved or y → dz, dw, db,
 /// dx.
-pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<Kernel> {
     let shape = NormShape::of(output(request, 0)?)?;
     let masked = norm.add && input(request, 5)?.0.dtype == DType::Saved;
     let kernel = kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
@@ -388,7 +388,7 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Resu
 }
 
 /// x → moments
-pub fn moments(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn moments(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let shape = NormShape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, (shape, None), shape.workspace(), move |operands, i, o| {
         shape.moments(operands, &i[0], &o[0], false)
@@ -401,7 +401,7 @@ pub fn moments_of_sums(
     spec: &Spec,
     from: &Layout,
     Summed { rows }: &Summed,
-) -> Result<CudaKernel> {
+) -> Result<Kernel> {
     let (rows, channels) = (*rows, spec.shape.elements() / 2);
     let bind = move |operands: &mut Operands| {
         let (sums, moments) = (&operands.inputs[0], &operands.outputs[0]);
@@ -409,11 +409,11 @@ pub fn moments_of_sums(
         operands.launch("batch_norm_moments_of_sums", operands.gpu.blocks(channels), &arguments)
     };
     let outputs = vec![plain_in(spec, DType::F32)];
-    Ok(CudaKernel::new(gpu, "own:batch_norm", vec![from.clone()], outputs, bind))
+    Ok(cuda_kernel(gpu, "own:batch_norm", vec![from.clone()], outputs, bind))
 }
 
 /// dy, x, w, b, mean, variance → sums, dw, db
-pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<Kernel> {
     let shape = NormShape::of(&input(request, 0)?.0)?;
     Ok(kernel(gpu, request, (shape, Some(norm)), shape.workspace(), move |operands, i, o| {
         shape.sums(operands, &norm, &Given::with_b(i), &o[0], [&o[1], &o[2]], None)
@@ -421,7 +421,7 @@ pub fn sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<C
 }
 
 /// dy, x, w, b, mean, variance, sums of all ranks → dx
-pub fn backward_of_sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<CudaKernel> {
+pub fn backward_of_sums(gpu: &Rc<Gpu>, request: &KernelRequest, norm: BatchNorm) -> Result<Kernel> {
     let (shape, ranks) = (NormShape::of(output(request, 0)?)?, input(request, 6)?.0.shape.batch());
     let kernel = kernel(gpu, request, (shape, Some(norm)), 0, move |operands, i, o| {
         shape.backward(operands, &norm, &Given::with_b(i), &i[6], ranks, &o[0])
@@ -435,7 +435,7 @@ fn response(spec: &Spec) -> Layout {
 }
 
 /// x → y, saved
-pub fn local_response(gpu: &Rc<Gpu>, request: &KernelRequest, norm: LocalResponseNorm) -> Result<CudaKernel> {
+pub fn local_response(gpu: &Rc<Gpu>, request: &KernelRequest, norm: LocalResponseNorm) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let shape = NormShape::of(x)?;
     let outputs = vec![channels_last(y), response(y)];
@@ -455,7 +455,7 @@ pub fn local_response(gpu: &Rc<Gpu>, request: &KernelRequest, norm: LocalRespons
         ];
         operands.each("lrn", shape.real, shape.elements(), &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:lrn", vec![channels_last(x)], outputs, bind))
+    Ok(cuda_kernel(gpu, "own:lrn", vec![channels_last(x)], outputs, bind))
 }
 
 /// dy, x, saved → dx
@@ -463,7 +463,7 @@ pub fn local_response_backward(
     gpu: &Rc<Gpu>,
     request: &KernelRequest,
     norm: LocalResponseNorm,
-) -> Result<CudaKernel> {
+) -> Result<Kernel> {
     let (dy, x, dx) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let shape = NormShape::of(dx)?;
     let inputs = vec![channels_last(dy), channels_last(x), response(x)];
@@ -482,5 +482,5 @@ pub fn local_response_backward(
         ];
         operands.each("lrn_backward", shape.real, shape.elements(), &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:lrn", inputs, vec![channels_last(dx)], bind))
+    Ok(cuda_kernel(gpu, "own:lrn", inputs, vec![channels_last(dx)], bind))
 }

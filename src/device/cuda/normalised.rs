@@ -9,13 +9,13 @@ use super::backend::Descriptor;
 use super::conv::{self, named, weights};
 use super::dnn::{self, Convolution, Epilogue};
 use super::gpu::Gpu;
-use super::kernel::{CudaKernel, Operands, PART};
+use super::kernel::{Operands, PART, cuda_kernel, multiplies};
 use super::layout::{Real, channels_last, image, input, narrowest, output, plain_in};
 use super::norm::NormShape;
 use super::product::{B, Direction, Product, ProductOperand, Then, X, Y, elementwise, sums};
 use super::sys::{self, Dnn};
 use super::tune::TunedChoice;
-use crate::device::{KernelRequest, Memory as Bytes};
+use crate::device::{Kernel, KernelRequest, Memory as Bytes};
 use crate::error::{Error, Result};
 use crate::graph::{Conv, DType, Joint, Spec};
 
@@ -142,7 +142,7 @@ pub fn rows_of(pair: &Bytes) -> [Bytes; 2] {
 }
 
 /// x, w, scale → y, moments?
-pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<CudaKernel> {
+pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Result<Kernel> {
     let (x, w, y) = (&input(request, 0)?.0, &input(request, 1)?.0, output(request, 0)?);
     let real = narrowest(&[x, y])?;
     let product = product(gpu, Direction::Forward, conv, real, [x, w, y])?;
@@ -168,5 +168,5 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, conv: &Conv) -> Resu
         operands.push(product.bind(&[x, w, y, &scale, &shift, &sum, &squares], &workspace)?);
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, name, inputs, outputs, bind).with_workspace(workspace).multiplies(real, request))
+    Ok(multiplies(cuda_kernel(gpu, name, inputs, outputs, bind).with_workspace(workspace), real, request))
 }

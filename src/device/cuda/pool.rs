@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, Gpu};
-use super::kernel::{CudaKernel, Operands, side_by_side};
+use super::kernel::{Operands, cuda_kernel, side_by_side};
 use super::layout::{Real, channels_last, image, input, output, saved, spatial};
-use crate::device::{KernelRequest, Layout};
+use crate::device::{Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Pool, Spec};
 
@@ -46,11 +46,11 @@ fn kernel(
     (inputs, outputs): (Vec<Layout>, Vec<Layout>),
     spec: &Spec,
     numbers: Vec<Argument<'static>>,
-) -> Result<CudaKernel> {
+) -> Result<Kernel> {
     let (real, n) = (Real::of(spec.dtype)?, spec.shape.elements());
     let bind =
         move |operands: &mut Operands| operands.each(name, real, n, &with_memories(operands, &numbers));
-    Ok(CudaKernel::new(gpu, "own:pool", inputs, outputs, bind))
+    Ok(cuda_kernel(gpu, "own:pool", inputs, outputs, bind))
 }
 
 fn with_memories<'a>(operands: &Operands<'a>, numbers: &[Argument<'a>]) -> Vec<Argument<'a>> {
@@ -88,7 +88,7 @@ fn shared_out(
     spec: &Spec,
     grid: impl FnOnce(usize) -> [usize; 3],
     numbers: Vec<Argument<'static>>,
-) -> Result<CudaKernel> {
+) -> Result<Kernel> {
     let ([_, c, ..], real) = (image(spec)?, Real::of(spec.dtype)?);
     let block = side_by_side(c / (16 / real.bytes()));
     let grid = grid(block[1] as usize).map(|extent| extent.clamp(1, 65_535) as u32);
@@ -96,11 +96,11 @@ fn shared_out(
     let bind = move |operands: &mut Operands| {
         operands.launch_in(block, &name, grid, &with_memories(operands, &numbers))
     };
-    Ok(CudaKernel::new(gpu, "own:pool", inputs, outputs, bind))
+    Ok(cuda_kernel(gpu, "own:pool", inputs, outputs, bind))
 }
 
 /// x → y, saved
-pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
+pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let [_, h, w] = pool.kernel;
     if h * w > 256 {
@@ -120,7 +120,7 @@ pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKe
 }
 
 /// dy, saved → dx
-pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
+pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<Kernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(dy), winners(dy)], vec![channels_last(dx)]);
     match common(pool, dx)? {
@@ -136,7 +136,7 @@ pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Resu
 }
 
 /// x → y
-pub fn average(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
+pub fn average(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let mut numbers = geometry(x, y, pool)?;
     numbers.push(Bool(pool.count_include_pad));
@@ -144,7 +144,7 @@ pub fn average(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<Cu
 }
 
 /// dy → dx
-pub fn average_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<CudaKernel> {
+pub fn average_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<Kernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let mut numbers = geometry(dx, dy, pool)?;
     numbers.push(Bool(pool.count_include_pad));
@@ -152,7 +152,7 @@ pub fn average_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> 
 }
 
 /// x → y
-pub fn adaptive(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn adaptive(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(x)], vec![channels_last(y)]);
     let [n, c, h, w] = image(x)?;
@@ -170,7 +170,7 @@ pub fn adaptive(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
 }
 
 /// dy → dx
-pub fn adaptive_backward(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn adaptive_backward(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let (dy, dx) = (&input(request, 0)?.0, output(request, 0)?);
     let layouts = (vec![channels_last(dy)], vec![channels_last(dx)]);
     let [n, c, h, w] = image(dx)?;

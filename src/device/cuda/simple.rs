@@ -4,14 +4,14 @@
 use std::rc::Rc;
 
 use super::gpu::{Argument, Argument::*, BLOCK, Gpu};
-use super::kernel::{CudaKernel, Operands, side_by_side};
+use super::kernel::{Operands, cuda_kernel, side_by_side};
 use super::layout::{
     Real, channels_last, given, image, input, output, padded_in, plain, plain_in, rows, width,
 };
 use super::norm;
 use super::update::put;
 use crate::device::memory::bytes_of;
-use crate::device::{KernelRequest, Layout};
+use crate::device::{Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Activation, DType, Spec};
 
@@ -34,12 +34,7 @@ fn pixel_grid(images: usize, plane: usize) -> [u32; 3] {
 }
 
 /// pixels, labels → y
-pub fn normalise(
-    gpu: &Rc<Gpu>,
-    request: &KernelRequest,
-    scale: [f32; 3],
-    shift: [f32; 3],
-) -> Result<CudaKernel> {
+pub fn normalise(gpu: &Rc<Gpu>, request: &KernelRequest, scale: [f32; 3], shift: [f32; 3]) -> Result<Kernel> {
     let y = output(request, 0)?;
     let (real, [n, channels, h, w]) = (Real::of(y.dtype)?, image(y)?);
     if channels > scale.len() {
@@ -65,11 +60,11 @@ pub fn normalise(
         operands.launch(&format!("images_{}", real.suffix()), pixel_grid(n, h * w), &arguments)
     };
     let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
-    Ok(CudaKernel::new(gpu, "own:images", inputs, vec![layout], bind))
+    Ok(cuda_kernel(gpu, "own:images", inputs, vec![layout], bind))
 }
 
 /// codes, samples, which, tables → y
-pub fn lookup(gpu: &Rc<Gpu>, request: &KernelRequest, is_target: bool) -> Result<CudaKernel> {
+pub fn lookup(gpu: &Rc<Gpu>, request: &KernelRequest, is_target: bool) -> Result<Kernel> {
     let y = output(request, 0)?;
     let (n, name) = match input(request, 0)?.0.dtype {
         DType::U8 => (y.shape.batch(), "lookup_u8"),
@@ -95,11 +90,11 @@ pub fn lookup(gpu: &Rc<Gpu>, request: &KernelRequest, is_target: bool) -> Result
         operands.launch(name, pixel_grid(n * runs, length), &arguments)
     };
     let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
-    Ok(CudaKernel::new(gpu, "own:lookup", inputs, vec![plain(y)], bind))
+    Ok(cuda_kernel(gpu, "own:lookup", inputs, vec![plain(y)], bind))
 }
 
 /// x → y
-pub fn activation(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activation) -> Result<CudaKernel> {
+pub fn activation(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activation) -> Result<Kernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, n, (name, number)) = (Real::of(y.dtype)?, y.shape.elements(), (of.kind(), of.number()));
     let outputs = vec![alike(request, &layout, y)?];
@@ -108,11 +103,11 @@ pub fn activation(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activation) -> Res
         let arguments = [Memory(x), Memory(y), Long(n)].into_iter().chain(number.map(Float));
         operands.each(name, real, n, &arguments.collect::<Vec<_>>())
     };
-    Ok(CudaKernel::new(gpu, format!("own:{name}"), vec![layout], outputs, bind).in_place(0))
+    Ok(cuda_kernel(gpu, format!("own:{name}"), vec![layout], outputs, bind).in_place(0))
 }
 
 /// dy, y or x → dx, in the layout of the latter
-pub fn activation_backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activation) -> Result<CudaKernel> {
+pub fn activation_backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activation) -> Result<Kernel> {
     let (layout, dx) = (given(request, 1)?, output(request, 0)?);
     let (real, n, (name, number)) = (Real::of(dx.dtype)?, dx.shape.elements(), (of.kind(), of.number()));
     let layouts = (vec![alike(request, &layout, &input(request, 0)?.0)?, layout.clone()], vec![layout]);
@@ -121,11 +116,11 @@ pub fn activation_backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: Activatio
         let arguments = [Memory(dy), Memory(read), Memory(dx), Long(n)].into_iter().chain(number.map(Float));
         operands.each(&format!("{name}_backward"), real, n, &arguments.collect::<Vec<_>>())
     };
-    Ok(CudaKernel::new(gpu, format!("own:{name}"), layouts.0, layouts.1, bind).in_place(0))
+    Ok(cuda_kernel(gpu, format!("own:{name}"), layouts.0, layouts.1, bind).in_place(0))
 }
 
 /// a, b → y
-pub fn add(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<CudaKernel> {
+pub fn add(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<Kernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
     let inputs = vec![layout.clone(), alike(request, &layout, &input(request, 1)?.0)?];
@@ -134,17 +129,11 @@ pub fn add(gpu: &Rc<Gpu>, request: &KernelRequest, relu: bool) -> Result<CudaKer
         let ([a, b], y) = ([0, 1].map(|index| &operands.inputs[index]), &operands.outputs[0]);
         operands.each("add", real, n, &[Memory(a), Memory(b), Memory(y), Long(n), Bool(relu)])
     };
-    Ok(CudaKernel::new(gpu, "own:add", inputs, outputs, bind).in_place(0))
+    Ok(cuda_kernel(gpu, "own:add", inputs, outputs, bind).in_place(0))
 }
 
 /// x → y, and dy → dx
-pub fn dropout(
-    gpu: &Rc<Gpu>,
-    request: &KernelRequest,
-    p: f32,
-    layer: u32,
-    whole: bool,
-) -> Result<CudaKernel> {
+pub fn dropout(gpu: &Rc<Gpu>, request: &KernelRequest, p: f32, layer: u32, whole: bool) -> Result<Kernel> {
     let (layout, y) = (given(request, 0)?, output(request, 0)?);
     let (real, samples) = (Real::of(y.dtype)?, y.shape.batch());
     // Elements are numbered as the host has them, wherever they lie.
@@ -169,7 +158,7 @@ pub fn dropout(
         ];
         operands.each("dropout", real, samples * channels * plane, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:dropout", vec![layout], outputs, bind).in_place(0))
+    Ok(cuda_kernel(gpu, "own:dropout", vec![layout], outputs, bind).in_place(0))
 }
 
 /// (rows, elements of a row, elements of a row along one place of an axis) of a tensor whose rows go on along that
@@ -189,7 +178,7 @@ fn in_rows(spec: &Spec, axis: usize) -> Layout {
 }
 
 /// Any number of x → y: one after the other along an axis.
-pub fn concat(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize) -> Result<CudaKernel> {
+pub fn concat(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize) -> Result<Kernel> {
     let y = output(request, 0)?;
     let (real, (count, width, _)) = (Real::of(y.dtype)?, rows_along(y, axis)?);
     let inputs = request.inputs.iter().map(|(spec, _)| in_rows(spec, axis)).collect();
@@ -210,11 +199,11 @@ pub fn concat(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize) -> Result<Cud
         }
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, "own:copy", inputs, vec![in_rows(y, axis)], bind))
+    Ok(cuda_kernel(gpu, "own:copy", inputs, vec![in_rows(y, axis)], bind))
 }
 
 /// x → as many as y has along an axis, from `from` on
-pub fn slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usize) -> Result<CudaKernel> {
+pub fn slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usize) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let ((_, width, step), (count, channels, _)) = (rows_along(x, axis)?, rows_along(y, axis)?);
     let real = Real::of(y.dtype)?;
@@ -222,11 +211,11 @@ pub fn slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usize) -
         let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
         copy_channels(operands, real, count, channels, (x, width, from * step), (y, channels, 0))
     };
-    Ok(CudaKernel::new(gpu, "own:copy", vec![in_rows(x, axis)], vec![in_rows(y, axis)], bind))
+    Ok(cuda_kernel(gpu, "own:copy", vec![in_rows(x, axis)], vec![in_rows(y, axis)], bind))
 }
 
 /// x → zeros but for x, which begins at `before` along an axis
-pub fn pad(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, before: usize) -> Result<CudaKernel> {
+pub fn pad(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, before: usize) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
     let ((count, channels, step), (_, width, _)) = (rows_along(x, axis)?, rows_along(y, axis)?);
     let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
@@ -235,11 +224,11 @@ pub fn pad(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, before: usize) -
         operands.each("fill", real, n, &[Memory(y), Long(n), Float(0.0)])?;
         copy_channels(operands, real, count, channels, (x, channels, 0), (y, width, before * step))
     };
-    Ok(CudaKernel::new(gpu, "own:pad", vec![in_rows(x, axis)], vec![in_rows(y, axis)], bind))
+    Ok(cuda_kernel(gpu, "own:pad", vec![in_rows(x, axis)], vec![in_rows(y, axis)], bind))
 }
 
 /// z, x → z with x added to as many along an axis, from `from` on: to zeros but for x all of z is added.
-pub fn add_slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usize) -> Result<CudaKernel> {
+pub fn add_slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usize) -> Result<Kernel> {
     let (x, y) = (&input(request, 1)?.0, output(request, 0)?);
     let ((count, channels, step), (_, width, _)) = (rows_along(x, axis)?, rows_along(y, axis)?);
     let (real, n) = (Real::of(y.dtype)?, y.shape.elements());
@@ -252,15 +241,15 @@ pub fn add_slice(gpu: &Rc<Gpu>, request: &KernelRequest, axis: usize, from: usiz
         copy_channels(operands, real, count, channels, (x, channels, 0), (&padded, width, from * step))?;
         operands.each("add", real, n, &[Memory(z), Memory(&padded), Memory(y), Long(n), Bool(false)])
     };
-    let kernel = CudaKernel::new(gpu, "own:pad", vec![whole.clone(), part], vec![whole], bind);
+    let kernel = cuda_kernel(gpu, "own:pad", vec![whole.clone(), part], vec![whole], bind);
     Ok(kernel.with_workspace(bytes).in_place(0))
 }
 
 /// Strips of images between ranks. Whoever runs the steps of several ranks moves them.
-pub fn trade(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn trade(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let inputs = request.inputs.iter().map(|(spec, _)| plain(spec)).collect();
     let outputs = request.outputs.iter().map(plain).collect();
-    Ok(CudaKernel::new(gpu, "own:nothing", inputs, outputs, |_| Ok(())))
+    Ok(cuda_kernel(gpu, "own:nothing", inputs, outputs, |_| Ok(())))
 }
 
 /// Rows of so many channels: from a place in rows of some width to another.
@@ -293,7 +282,7 @@ fn copy_channels(
 }
 
 /// x → the same numbers under another shape
-pub fn reshape(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
+pub fn reshape(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<Kernel> {
     let (x, y) = (plain(&input(request, 0)?.0), plain(output(request, 0)?));
     if x.bytes() != y.bytes() {
         return Err(Error::internal(format!("{x:?} cannot become {y:?}")));
@@ -303,11 +292,11 @@ pub fn reshape(gpu: &Rc<Gpu>, request: &KernelRequest) -> Result<CudaKernel> {
         operands.copy(&operands.inputs[0], &operands.outputs[0], bytes);
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, "cuda:copy", vec![x], vec![y], bind).in_place(0))
+    Ok(cuda_kernel(gpu, "cuda:copy", vec![x], vec![y], bind).in_place(0))
 }
 
 /// x → x of every rank, which are this rank's own
-pub fn exchange(gpu: &Rc<Gpu>, request: &KernelRequest, ranks: usize) -> Result<CudaKernel> {
+pub fn exchange(gpu: &Rc<Gpu>, request: &KernelRequest, ranks: usize) -> Result<Kernel> {
     let (x, y) = (plain(&input(request, 0)?.0), plain(output(request, 0)?));
     let bytes = x.bytes();
     if bytes * ranks != y.bytes() {
@@ -319,7 +308,7 @@ pub fn exchange(gpu: &Rc<Gpu>, request: &KernelRequest, ranks: usize) -> Result<
         }
         Ok(())
     };
-    Ok(CudaKernel::new(gpu, "cuda:copy", vec![x], vec![y], bind))
+    Ok(cuda_kernel(gpu, "cuda:copy", vec![x], vec![y], bind))
 }
 
 /// A label for each sample; and where samples are mixed another label, and the share of the first.
@@ -338,7 +327,7 @@ pub fn loss_grid(gpu: &Gpu, rows: usize, classes: usize) -> [u32; 3] {
 }
 
 /// logits, labels (, other labels, shares) → losses, hits
-pub fn loss(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<CudaKernel> {
+pub fn loss(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<Kernel> {
     let logits = &input(request, 0)?.0;
     let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
     let outputs = request.outputs.iter().map(plain).collect();
@@ -362,16 +351,11 @@ pub fn loss(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32)
         ];
         operands.launch("softmax_cross_entropy_f32", loss_grid(operands.gpu, rows, classes), &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:loss", inputs, outputs, bind))
+    Ok(cuda_kernel(gpu, "own:loss", inputs, outputs, bind))
 }
 
 /// logits, labels (, other labels, shares) → dlogits
-pub fn loss_backward(
-    gpu: &Rc<Gpu>,
-    request: &KernelRequest,
-    smoothing: f32,
-    weight: f32,
-) -> Result<CudaKernel> {
+pub fn loss_backward(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<Kernel> {
     let (logits, dlogits) = (&input(request, 0)?.0, output(request, 0)?);
     let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
     let inputs = [vec![plain_in(logits, DType::F32)], targets(request)].concat();
@@ -394,11 +378,11 @@ pub fn loss_backward(
         let grid = loss_grid(operands.gpu, rows, classes);
         operands.launch("softmax_cross_entropy_backward_f32", grid, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:loss", inputs, vec![plain_in(dlogits, DType::F32)], bind))
+    Ok(cuda_kernel(gpu, "own:loss", inputs, vec![plain_in(dlogits, DType::F32)], bind))
 }
 
 /// A copy of a tensor from one layout, and type, into another.
-pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result<CudaKernel> {
+pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result<Kernel> {
     if let Some(summed) = from.handle()
         && *to == plain_in(spec, DType::F32)
     {
@@ -420,7 +404,7 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
     let layouts = (vec![from.clone()], vec![to.clone()]);
     let pads = [from, to].map(|layout| layout.handle::<usize>().copied());
     if from_plain == to_plain && pads[0] == pads[1] {
-        return Ok(CudaKernel::new(gpu, "own:cast", layouts.0, layouts.1, bind));
+        return Ok(cuda_kernel(gpu, "own:cast", layouts.0, layouts.1, bind));
     }
     let [images, channels, h, w] = image(spec)?;
     let widths = [from, to].map(|layout| width(layout, channels));
@@ -431,7 +415,7 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
             let (x, y) = (&operands.inputs[0], &operands.outputs[0]);
             repad(operands, [source, target], rows, widths, [x, y])
         };
-        return Ok(CudaKernel::new(gpu, "own:reorder", layouts.0, layouts.1, bind));
+        return Ok(cuda_kernel(gpu, "own:reorder", layouts.0, layouts.1, bind));
     }
     let plane = h * w;
     let padded = widths[0].max(widths[1]);
@@ -445,7 +429,7 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
                 &arguments,
             )
         };
-        return Ok(CudaKernel::new(gpu, "own:reorder", layouts.0, layouts.1, bind));
+        return Ok(cuda_kernel(gpu, "own:reorder", layouts.0, layouts.1, bind));
     }
     let name = if from_plain { "to_channels_last" } else { "to_channels_first" };
     let grid = [plane.div_ceil(32) as u32, padded.div_ceil(32) as u32, images.min(65_535) as u32];
@@ -454,7 +438,7 @@ pub fn reorder(gpu: &Rc<Gpu>, spec: &Spec, from: &Layout, to: &Layout) -> Result
         let arguments = [Memory(x), Memory(y), Int(images), Int(channels), Int(plane), Int(padded)];
         operands.launch_in([32, 8], &format!("{name}_{names}"), grid, &arguments)
     };
-    Ok(CudaKernel::new(gpu, "own:reorder", layouts.0, layouts.1, bind))
+    Ok(cuda_kernel(gpu, "own:reorder", layouts.0, layouts.1, bind))
 }
 
 /// Rows of so many numbers to rows of so many others: what is too much is left out, what lacks is 0.

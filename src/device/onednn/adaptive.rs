@@ -5,10 +5,10 @@
 use std::ops::Range;
 
 use super::Cpu;
-use super::host::{HostKernel, Numbers};
+use super::host::{Numbers, host_kernel};
 use super::layout::plain_f32;
 use super::primitive::{inputs, outputs, spatial};
-use crate::device::KernelRequest;
+use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 use crate::graph::{Spec, Volume, adaptive_window};
 
@@ -60,11 +60,11 @@ impl Channels {
 }
 
 /// x → y
-pub fn forward_pass(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
+pub fn forward_pass(cpu: &Cpu, request: &KernelRequest) -> Result<Kernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     let (channels, workers) = (Channels::new(x, y)?, cpu.workers.clone());
     let (x, y) = (plain_f32(&cpu.engine, x)?, plain_f32(&cpu.engine, y)?);
-    Ok(HostKernel::new("adaptive", vec![x], vec![y], move |inputs, outputs, _| {
+    Ok(host_kernel("adaptive", vec![x], vec![y], move |inputs, outputs, _| {
         let (x, y) = (Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
         workers.each(channels.count, |channel| {
             // SAFETY: channels do not overlap, x and y lie apart, and nothing else uses y meanwhile.
@@ -84,11 +84,11 @@ pub fn forward_pass(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
 }
 
 /// dy → dx
-pub fn backward(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
+pub fn backward(cpu: &Cpu, request: &KernelRequest) -> Result<Kernel> {
     let ([dy], [dx]) = (inputs(request)?, outputs(request)?);
     let (channels, workers) = (Channels::new(dx, dy)?, cpu.workers.clone());
     let (dy, dx) = (plain_f32(&cpu.engine, dy)?, plain_f32(&cpu.engine, dx)?);
-    Ok(HostKernel::new("adaptive", vec![dy], vec![dx], move |inputs, outputs, _| {
+    Ok(host_kernel("adaptive", vec![dy], vec![dx], move |inputs, outputs, _| {
         let (dy, dx) = (Numbers::of(&inputs[0]), Numbers::of(&outputs[0]));
         workers.each(channels.count, |channel| {
             // SAFETY: channels do not overlap, dy and dx lie apart, and nothing else uses dx meanwhile.

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use super::Cpu;
 use super::handle::{Desc, Engine, PrimitiveDesc, describe};
-use super::host::HostKernel;
+
 use super::layout::{desc, plain};
-use super::primitive::{CompoundKernel, PrimitiveKernel, attributes, forward, spatial};
+use super::primitive::{PrimitiveKernel, attributes, forward, in_turn, spatial};
 use super::sync_norm::{mean_and_variance, run_on, slices};
 use super::sys;
 use crate::device::{Kernel, KernelRequest, Scalars};
@@ -66,7 +66,7 @@ pub fn inference(engine: &Rc<Engine>, request: &KernelRequest, norm: &BatchNorm)
 /// dy, x, w, mean, variance, saved? → dx, dw, db. Gradients lie as the forward op's tensors did.
 pub fn backward(engine: &Rc<Engine>, request: &KernelRequest, norm: &BatchNorm) -> Result<PrimitiveKernel> {
     check(request, 5 + usize::from(norm.relu), 3)?;
-    match request.forward.is_some_and(|kernel| kernel.as_any().is::<PrimitiveKernel>()) {
+    match request.forward.is_some_and(|kernel| kernel.own::<PrimitiveKernel>().is_some()) {
         true => backward_of(engine, &forward(request)?.desc, norm),
         // It does the addition behind it too, and somebody reads that one's gradient before this does.
         false => backward_without(engine, &KernelRequest { inputs: &request.inputs[1..2], ..*request }, norm),
@@ -103,26 +103,21 @@ fn backward_of(engine: &Rc<Engine>, hint: &PrimitiveDesc, norm: &BatchNorm) -> R
 
 /// Mean and variance of cubes, in their layout if there are loops for it: the library adds up all numbers of a channel
 /// in f32, which is a tenth of a thousandth off in a cube of 128³.
-fn moments_of_cubes(cpu: &Cpu, request: &KernelRequest) -> Result<Option<HostKernel>> {
+fn moments_of_cubes(cpu: &Cpu, request: &KernelRequest) -> Result<Option<Kernel>> {
     let (x, given) = &request.inputs[0];
     if x.shape.rank() < 5 {
         return Ok(None);
     }
     let of = KernelRequest { inputs: &request.inputs[..1], outputs: &request.outputs[1..3], ..*request };
     let moments = mean_and_variance(cpu, &of)?;
-    let fits = given.as_ref().is_none_or(|layout| moments.inputs()[0] == *layout);
+    let fits = given.as_ref().is_none_or(|layout| moments.inputs[0] == *layout);
     Ok(fits.then_some(moments))
 }
 
 /// The library's primitive, which of cubes is given mean and variance, and the running statistics after it.
 ///
 /// x, w, b, running mean, running variance → y, mean, variance, running mean, running variance, saved?
-pub fn training(
-    cpu: &Cpu,
-    request: &KernelRequest,
-    norm: &BatchNorm,
-    subject: &str,
-) -> Result<CompoundKernel> {
+pub fn training(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm, subject: &str) -> Result<Kernel> {
     let engine = &cpu.engine;
     check(request, 5, 5 + usize::from(norm.relu))?;
     let moments = moments_of_cubes(cpu, request)?;
@@ -133,37 +128,31 @@ pub fn training(
     let found = if moments.is_some() { &mut inputs } else { &mut outputs };
     found.extend([sys::ARG_MEAN, sys::ARG_VARIANCE]);
     outputs.extend(norm.relu.then_some(sys::ARG_WORKSPACE));
-    let primitive = PrimitiveKernel::new(engine, desc, &inputs, &outputs)?;
-    let primitive = Rc::new(primitive.of(subject));
+    let primitive = PrimitiveKernel::new(engine, desc, &inputs, &outputs)?.of(subject);
 
     let vector = plain(engine, &request.inputs[3].0)?;
-    let mut inputs = primitive.inputs()[..3].to_vec();
+    let mut inputs = primitive.inputs[..3].to_vec();
     inputs.extend(vec![vector.clone(); 2]);
-    let mut outputs = vec![primitive.outputs()[0].clone()];
+    let mut outputs = vec![primitive.outputs[0].clone()];
     outputs.extend(vec![vector; 4]);
-    outputs.extend(norm.relu.then(|| primitive.outputs().last().cloned()).flatten());
+    outputs.extend(norm.relu.then(|| primitive.outputs.last().cloned()).flatten());
     let ([n, _], size) = spatial(&request.outputs[0])?;
     let (norm, count) = (*norm, (n * size.iter().product::<usize>()) as f64);
-    Ok(CompoundKernel {
-        inputs,
-        outputs,
-        workspace: primitive.workspace().max(moments.as_ref().map_or(0, Kernel::workspace)),
-        in_place: None,
-        implementation: primitive.implementation(),
-        hint: Some(primitive.clone()),
-        bind: Box::new(move |inputs, outputs, workspace| {
-            let found = &outputs[1..3];
-            let moments = moments.as_ref().map(|kernel| kernel.bind(&inputs[..1], found, workspace));
-            let [given, found] = if moments.is_some() { [found, &[]] } else { [&[], found] };
-            let (from, to) = ([&inputs[..3], given].concat(), [&outputs[..1], found, &outputs[5..]].concat());
-            let normalise = primitive.bind(&from, &to, workspace)?;
-            let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
-            let statistics = move |_: &Scalars| {
-                run_on(&norm, [&inputs, &outputs], slices(&outputs[1..3]), count);
-                Ok(())
-            };
-            let steps = moments.transpose()?.into_iter().chain([normalise, Box::new(statistics)]);
-            Ok(steps.collect())
-        }),
-    })
+    let (implementation, own) = (primitive.implementation.clone(), primitive.own.clone());
+    let bytes = primitive.workspace.max(moments.as_ref().map_or(0, |kernel| kernel.workspace));
+    let kernel = Kernel::new(implementation, inputs, outputs, move |_, inputs, outputs, workspace| {
+        let found = &outputs[1..3];
+        let moments = moments.as_ref().map(|kernel| kernel.bind(&inputs[..1], found, workspace));
+        let [given, found] = if moments.is_some() { [found, &[]] } else { [&[], found] };
+        let (from, to) = ([&inputs[..3], given].concat(), [&outputs[..1], found, &outputs[5..]].concat());
+        let normalise = primitive.bind(&from, &to, workspace)?;
+        let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
+        let statistics = move |_: &Scalars| {
+            run_on(&norm, [&inputs, &outputs], slices(&outputs[1..3]), count);
+            Ok(())
+        };
+        let steps = moments.transpose()?.into_iter().chain([normalise, Box::new(statistics)]);
+        Ok(in_turn(steps.collect()))
+    });
+    Ok(Kernel { workspace: bytes, own, ..kernel })
 }

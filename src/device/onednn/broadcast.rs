@@ -8,11 +8,11 @@ use half::bf16;
 use super::Cpu;
 use super::channel_loops::Element;
 use super::handle::{Desc, Engine, PrimitiveDesc, describe};
-use super::host::{HostKernel, Numbers, Workers};
+use super::host::{Numbers, Workers, host_kernel};
 use super::layout::{data_type, desc, plain, plain_f32};
 use super::primitive::{PrimitiveKernel, attributes, inputs, outputs};
 use super::sys;
-use crate::device::{KernelRequest, Layout, Memory};
+use crate::device::{Kernel, KernelRequest, Layout, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{Binary, DType, Shape, Spec};
 
@@ -210,7 +210,7 @@ fn walk(axes: &[MemoryAxis], large: usize, small: usize, f: &mut impl FnMut(usiz
 }
 
 /// x → scale·Σx, x in any type and the sums in f32; added up in f64, in an order that the layout decides.
-pub fn sum(cpu: &Cpu, request: &KernelRequest, scale: f32) -> Result<HostKernel> {
+pub fn sum(cpu: &Cpu, request: &KernelRequest, scale: f32) -> Result<Kernel> {
     let engine = &cpu.engine;
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     let given = request.inputs[0].1.clone().map_or_else(|| plain(engine, x), Ok)?;
@@ -224,22 +224,21 @@ pub fn sum(cpu: &Cpu, request: &KernelRequest, scale: f32) -> Result<HostKernel>
     };
     let (dtype, workers, extents) = (layout.dtype(), cpu.workers.clone(), y.shape.with_rank(x.shape.rank()));
     let scratch = 8 * axes.small_elements();
-    let kernel =
-        HostKernel::new("sum", vec![layout], vec![plain_f32(engine, y)?], move |inputs, outputs, _| {
-            let sums = Numbers::<f64>::stored(&outputs[1]);
-            match dtype {
-                DType::BF16 => add_up::<bf16>(&workers, &axes, &inputs[0], &sums),
-                _ => add_up::<f32>(&workers, &axes, &inputs[0], &sums),
-            }
-            let count = extents.iter().product();
-            // SAFETY: the threads above are done; nothing else uses either.
-            let (sums, y) =
-                unsafe { (sums.part(0..axes.small_elements()), Numbers::of(&outputs[0]).part_mut(0..count)) };
-            for (index, y) in y.iter_mut().enumerate() {
-                *y = (sums[place(index, &extents, &axes.padded)] * f64::from(scale)) as f32;
-            }
-            Ok(())
-        });
+    let kernel = host_kernel("sum", vec![layout], vec![plain_f32(engine, y)?], move |inputs, outputs, _| {
+        let sums = Numbers::<f64>::stored(&outputs[1]);
+        match dtype {
+            DType::BF16 => add_up::<bf16>(&workers, &axes, &inputs[0], &sums),
+            _ => add_up::<f32>(&workers, &axes, &inputs[0], &sums),
+        }
+        let count = extents.iter().product();
+        // SAFETY: the threads above are done; nothing else uses either.
+        let (sums, y) =
+            unsafe { (sums.part(0..axes.small_elements()), Numbers::of(&outputs[0]).part_mut(0..count)) };
+        for (index, y) in y.iter_mut().enumerate() {
+            *y = (sums[place(index, &extents, &axes.padded)] * f64::from(scale)) as f32;
+        }
+        Ok(())
+    });
     Ok(kernel.with_workspace(scratch))
 }
 
@@ -284,24 +283,19 @@ fn add_up<T: Element>(workers: &Workers, axes: &Axes, x: &Memory, sums: &Numbers
 }
 
 /// x → scale·x stretched, x in f32.
-pub fn expand(cpu: &Cpu, request: &KernelRequest, scale: f32) -> Result<HostKernel> {
+pub fn expand(cpu: &Cpu, request: &KernelRequest, scale: f32) -> Result<Kernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     let layout = plain(&cpu.engine, y)?;
     let axes = Axes::of(&layout, &y.shape, &x.shape)?;
     let axes = axes.ok_or_else(|| Error::internal("a plain layout has blocks"))?;
     let (dtype, workers) = (y.dtype, cpu.workers.clone());
-    Ok(HostKernel::new(
-        "expand",
-        vec![plain_f32(&cpu.engine, x)?],
-        vec![layout],
-        move |inputs, outputs, _| {
-            match dtype {
-                DType::BF16 => stretch::<bf16>(&workers, &axes, scale, &inputs[0], &outputs[0]),
-                _ => stretch::<f32>(&workers, &axes, scale, &inputs[0], &outputs[0]),
-            }
-            Ok(())
-        },
-    ))
+    Ok(host_kernel("expand", vec![plain_f32(&cpu.engine, x)?], vec![layout], move |inputs, outputs, _| {
+        match dtype {
+            DType::BF16 => stretch::<bf16>(&workers, &axes, scale, &inputs[0], &outputs[0]),
+            _ => stretch::<f32>(&workers, &axes, scale, &inputs[0], &outputs[0]),
+        }
+        Ok(())
+    }))
 }
 
 fn stretch<T: Element>(workers: &Workers, axes: &Axes, scale: f32, x: &Memory, y: &Memory) {

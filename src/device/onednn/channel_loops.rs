@@ -10,12 +10,12 @@ use std::ops::Range;
 use half::bf16;
 
 use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers, in_wide_registers};
+use super::host::{Numbers, Workers, host_kernel, in_wide_registers};
 use super::layout::{desc, plain};
 use super::primitive::spatial;
 use super::sys;
 use crate::device::memory::Number;
-use crate::device::{KernelRequest, Layout, Memory};
+use crate::device::{Kernel, KernelRequest, Layout, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{DType, Spec};
 
@@ -468,10 +468,10 @@ impl Frame {
         self,
         name: &'static str,
         work: impl Fn(&[Memory], &[Memory], Scratch) -> Result<()> + 'static,
-    ) -> HostKernel {
+    ) -> Kernel {
         let (grid, coefficients) = (self.grid, self.grid.coefficient_bytes());
         let bytes = grid.scratch_bytes();
-        let kernel = HostKernel::new(name, self.inputs, self.outputs, move |inputs, outputs, _| {
+        let kernel = host_kernel(name, self.inputs, self.outputs, move |inputs, outputs, _| {
             let (scratch, outputs) = outputs.split_last().expect("scratch memory comes last");
             let parts = [
                 &scratch.slice(0, coefficients),

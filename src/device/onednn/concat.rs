@@ -5,9 +5,9 @@ use std::ptr::null;
 use std::rc::Rc;
 
 use super::handle::{Attributes, Desc, Engine, describe};
-use super::host::{HostKernel, copy};
+use super::host::{copy, host_kernel};
 use super::layout::{data_type, desc, plain};
-use super::primitive::{CompoundKernel, PrimitiveKernel, attributes, inputs, outputs};
+use super::primitive::{PrimitiveKernel, attributes, in_turn, inputs, outputs};
 use super::reorder::{reorder_desc, reorder_with};
 use super::sys;
 use crate::device::{Kernel, KernelRequest, Layout, Scalars};
@@ -59,7 +59,7 @@ pub fn slice(
         let (part, whole) = (&part.shape, &whole.shape);
         return Err(Error::internal(format!("no {part} from {from} on along axis {axis} of {whole}")));
     }
-    let concat = request.forward.and_then(|kernel| kernel.as_any().downcast_ref::<PrimitiveKernel>());
+    let concat = request.forward.and_then(Kernel::own::<PrimitiveKernel>);
     let to = match concat {
         Some(concat) => of_input(concat, axis, from, &extents)?,
         None => plain(engine, part)?,
@@ -82,12 +82,7 @@ pub fn slice(
 
 /// z, x → z with x added to as many of its elements along an axis, from `from` on; over z if possible. Where these are
 /// no whole blocks of z's layout, z is wanted plain.
-pub fn add_slice(
-    engine: &Rc<Engine>,
-    request: &KernelRequest,
-    axis: usize,
-    from: usize,
-) -> Result<CompoundKernel> {
+pub fn add_slice(engine: &Rc<Engine>, request: &KernelRequest, axis: usize, from: usize) -> Result<Kernel> {
     let ([whole, part], [y]) = (inputs(request)?, outputs(request)?);
     let mut offsets = vec![0; part.shape.rank()];
     let differs = |(i, (a, b)): (usize, (&usize, &usize))| i != axis && a != b;
@@ -115,33 +110,29 @@ pub fn add_slice(
     };
     let sum = reorder_with(engine, desc(&x)?, &seen, Attributes::adding(engine)?)?;
     let sum = PrimitiveKernel::new(engine, sum, &[sys::ARG_SRC], &[sys::ARG_DST])?.gives_in(0, z.clone());
-    Ok(CompoundKernel {
-        inputs: vec![z.clone(), x],
-        outputs: vec![z],
-        workspace: sum.workspace(),
-        in_place: Some(0),
-        implementation: sum.implementation(),
-        hint: None,
-        bind: Box::new(move |inputs, outputs, workspace| {
+    let sum = sum.of("");
+    let (implementation, workspace) = (sum.implementation.clone(), sum.workspace);
+    let kernel =
+        Kernel::new(implementation, vec![z.clone(), x], vec![z], move |_, inputs, outputs, workspace| {
             let (from, to) = (inputs[0].clone(), outputs[0].clone());
             let first = move |_: &Scalars| {
                 copy(&from, &to, to.bytes());
                 Ok(())
             };
-            Ok(vec![Box::new(first), sum.bind(&inputs[1..], outputs, workspace)?])
-        }),
-    })
+            Ok(in_turn(vec![Box::new(first), sum.bind(&inputs[1..], outputs, workspace)?]))
+        });
+    Ok(kernel.with_workspace(workspace).in_place(0))
 }
 
 /// Strips of images between ranks, all plain. Whoever runs the steps of several ranks moves them.
-pub fn trade(engine: &Engine, request: &KernelRequest) -> Result<HostKernel> {
+pub fn trade(engine: &Engine, request: &KernelRequest) -> Result<Kernel> {
     let inputs = request.inputs.iter().map(|(spec, _)| plain(engine, spec)).collect::<Result<_>>()?;
     let outputs = request.outputs.iter().map(|spec| plain(engine, spec)).collect::<Result<_>>()?;
-    Ok(HostKernel::new("trade", inputs, outputs, |_, _, _| Ok(())))
+    Ok(host_kernel("trade", inputs, outputs, |_, _, _| Ok(())))
 }
 
 /// x → zeros but for x, which begins at `before` along an axis; both plain.
-pub fn pad(engine: &Engine, request: &KernelRequest, axis: usize, before: usize) -> Result<HostKernel> {
+pub fn pad(engine: &Engine, request: &KernelRequest, axis: usize, before: usize) -> Result<Kernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     let mut extents = x.shape.0.clone();
     extents.get_mut(axis).into_iter().for_each(|extent| *extent = y.shape.0[axis]);
@@ -153,7 +144,7 @@ pub fn pad(engine: &Engine, request: &KernelRequest, axis: usize, before: usize)
     let (part, whole) = (side_by_side(x), side_by_side(y));
     let (rows, from) = (x.shape.0[..axis].iter().product::<usize>(), whole / y.shape.0[axis].max(1) * before);
     let layouts = (vec![plain(engine, x)?], vec![plain(engine, y)?]);
-    Ok(HostKernel::new("pad", layouts.0, layouts.1, move |inputs, outputs, _| {
+    Ok(host_kernel("pad", layouts.0, layouts.1, move |inputs, outputs, _| {
         outputs[0].zero();
         for row in 0..rows {
             copy(&inputs[0].slice(row * part, part), &outputs[0].slice(row * whole + from, part), part);
@@ -182,7 +173,7 @@ pub fn permute(engine: &Rc<Engine>, request: &KernelRequest, order: &Permutation
 /// The layout in which the concatenation read the input that begins at this place.
 fn of_input(concat: &PrimitiveKernel, axis: usize, from: usize, extents: &[usize]) -> Result<Layout> {
     let mut place = 0;
-    for input in concat.inputs() {
+    for input in &concat.inputs {
         let dims = desc(input)?.dims()?;
         if place == from && dims.iter().zip(extents).all(|(&a, &b)| a == b as i64) {
             return Ok(input.clone());

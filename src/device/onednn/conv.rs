@@ -95,8 +95,7 @@ impl Hint<'_> {
         conv: &Conv,
         tensors: [&Spec; 3],
     ) -> Result<Hint<'a>> {
-        let kernel: Option<&PrimitiveKernel> =
-            request.forward.and_then(|kernel| kernel.as_any().downcast_ref());
+        let kernel: Option<&PrimitiveKernel> = request.forward.and_then(Kernel::own);
         if let Some(kernel) = kernel.filter(|kernel| kernel.is_forward()) {
             return Ok(Hint::Given(&kernel.desc));
         }
@@ -155,12 +154,7 @@ pub fn backward_data(engine: &Rc<Engine>, request: &KernelRequest, conv: &Conv) 
 }
 
 /// x, dy → dw, db?
-pub fn backward_weights(
-    cpu: &Cpu,
-    request: &KernelRequest,
-    conv: &Conv,
-    subject: &str,
-) -> Result<Box<dyn Kernel>> {
+pub fn backward_weights(cpu: &Cpu, request: &KernelRequest, conv: &Conv, subject: &str) -> Result<Kernel> {
     let engine = &cpu.engine;
     let [x, dy] = inputs(request)?;
     let dw = match conv.bias {
@@ -178,7 +172,7 @@ pub fn backward_weights(
     if desc.implementation().contains("gemm") {
         for of in [depthwise::backward_weights, few_channels::backward_weights] {
             if let Some(kernel) = of(cpu, request, conv, hint)? {
-                return Ok(Box::new(kernel));
+                return Ok(kernel);
             }
         }
     }
@@ -188,11 +182,11 @@ pub fn backward_weights(
     let kernel = PrimitiveKernel::new(engine, desc, &[sys::ARG_SRC, sys::ARG_DIFF_DST], results)?;
     // Of matrices oneDNN asks, for the sums of its threads, for as many numbers as these have bytes; a single thread
     // has no use for any.
-    let sums = engine.threads * kernel.outputs()[0].bytes();
+    let sums = engine.threads * kernel.outputs[0].bytes();
     let untouched = match (by_matrices, engine.threads) {
         (true, 1) => 4 * sums,
         (true, _) => 3 * sums,
         (false, _) => 0,
     };
-    Ok(Box::new(kernel.of(subject).leaving(untouched)))
+    Ok(kernel.leaving(untouched).of(subject))
 }

@@ -8,10 +8,10 @@ use half::bf16;
 use super::Cpu;
 use super::channel_loops::{Element, Grid, load};
 use super::handle::{Desc, PrimitiveDesc};
-use super::host::{HostKernel, Numbers, Workers, in_wide_registers};
+use super::host::{Numbers, Workers, host_kernel, in_wide_registers};
 use super::layout::layout;
 use super::sys;
-use crate::device::{KernelRequest, Memory};
+use crate::device::{Kernel, KernelRequest, Memory};
 use crate::error::Result;
 use crate::graph::{Conv, DType};
 
@@ -39,7 +39,7 @@ pub fn backward_weights(
     request: &KernelRequest,
     conv: &Conv,
     forward: &PrimitiveDesc,
-) -> Result<Option<HostKernel>> {
+) -> Result<Option<Kernel>> {
     let ([x, y], w) = ([0, 1].map(|index| &request.inputs[index].0), &request.outputs[0]);
     let [Some([n, c, h, width]), Some([_, o, oh, ow]), Some([.., kh, kw])] =
         [x, y, w].map(|of| of.shape.nchw())
@@ -71,7 +71,7 @@ pub fn backward_weights(
         }
         Ok(())
     };
-    Ok(Some(HostKernel::new("depthwise weights", layouts.to_vec(), results, work)))
+    Ok(Some(host_kernel("depthwise weights", layouts.to_vec(), results, work)))
 }
 
 fn of_all<T: Element, const KW: usize>(

@@ -1,15 +1,15 @@
 //! Dropout, forward and backward: one loop, since both multiply by the same mask.
 
 use super::Cpu;
-use super::host::{HostKernel, Numbers, copy, in_wide_registers};
+use super::host::{Numbers, copy, host_kernel, in_wide_registers};
 use super::layout::plain_f32;
 use super::primitive::{inputs, outputs};
-use crate::device::{KernelRequest, Scalars};
+use crate::device::{Kernel, KernelRequest, Scalars};
 use crate::error::{Error, Result};
 use crate::random::{Purpose, key, philox, philox_lanes, uniform};
 
 /// x → x·m/(1−p), on plain layouts of f32: an element's number within its sample decides its fate.
-pub fn dropout(cpu: &Cpu, request: &KernelRequest, p: f32, layer: u32, whole: bool) -> Result<HostKernel> {
+pub fn dropout(cpu: &Cpu, request: &KernelRequest, p: f32, layer: u32, whole: bool) -> Result<Kernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if x != y || !(0.0..1.0).contains(&p) {
         return Err(Error::internal(format!("dropout with p = {p} of {} to {}", x.shape, y.shape)));
@@ -18,7 +18,7 @@ pub fn dropout(cpu: &Cpu, request: &KernelRequest, p: f32, layer: u32, whole: bo
     let (layout, workers) = (plain_f32(&cpu.engine, x)?, cpu.workers.clone());
     let bytes = layout.bytes();
     let kernel =
-        HostKernel::new("dropout", vec![layout.clone()], vec![layout], move |inputs, outputs, scalars| {
+        host_kernel("dropout", vec![layout.clone()], vec![layout], move |inputs, outputs, scalars| {
             copy(&inputs[0], &outputs[0], bytes);
             let key = key(scalars.seed, Purpose::Dropout, layer);
             let values = Numbers::of(&outputs[0]);
@@ -32,7 +32,7 @@ pub fn dropout(cpu: &Cpu, request: &KernelRequest, p: f32, layer: u32, whole: bo
             });
             Ok(())
         });
-    Ok(kernel.in_place())
+    Ok(kernel.in_place(0))
 }
 
 /// All of one sample, or nothing.

@@ -5,10 +5,10 @@
 use super::Cpu;
 use super::channel_loops::Grid;
 use super::handle::{Desc, PrimitiveDesc};
-use super::host::{HostKernel, Numbers};
+use super::host::{Numbers, host_kernel};
 use super::layout::layout;
 use super::sys;
-use crate::device::{KernelRequest, Memory};
+use crate::device::{Kernel, KernelRequest, Memory};
 use crate::error::Result;
 use crate::graph::{Conv, DType, Volume};
 
@@ -40,7 +40,7 @@ pub fn backward_weights(
     request: &KernelRequest,
     conv: &Conv,
     forward: &PrimitiveDesc,
-) -> Result<Option<HostKernel>> {
+) -> Result<Option<Kernel>> {
     let [x, y] = [0, 1].map(|index| &request.inputs[index].0);
     let is_cube = x.shape.rank() == 5 && [x, y].iter().all(|spec| spec.dtype == DType::F32);
     let ([_, _, kw], [.., stride], [.., dilation]) = (conv.kernel, conv.stride, conv.dilation);
@@ -86,7 +86,7 @@ pub fn backward_weights(
         at.total(parts, &Numbers::of(&outputs[0]), outputs.get(1).filter(|_| at.conv.bias));
         Ok(())
     };
-    let kernel = HostKernel::new("weights of few channels", layouts.to_vec(), results, work);
+    let kernel = host_kernel("weights of few channels", layouts.to_vec(), results, work);
     Ok(Some(kernel.with_workspace(4 * at.parts() * at.room())))
 }
 

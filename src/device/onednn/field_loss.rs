@@ -9,12 +9,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers, in_wide_registers};
+use super::host::{Numbers, Workers, host_kernel, in_wide_registers};
 use super::layout::plain_f32;
 use super::loss::{LossTarget, cross_entropy, largest, no_class, softmax_gradient};
 use super::primitive::{inputs, outputs};
 use crate::config::{Loss, Metric, Objective};
-use crate::device::{KernelRequest, Layout, Memory, Scalars};
+use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars};
 use crate::error::{Error, Result};
 use crate::graph::{DType, FieldLoss, Spec};
 
@@ -108,7 +108,7 @@ pub fn forward_pass(
     workers: &Rc<Workers>,
     request: &KernelRequest,
     of: FieldLoss,
-) -> Result<HostKernel> {
+) -> Result<Kernel> {
     let results: Vec<&Spec> = request.outputs.iter().collect();
     let extents = Extents::of(request, of, &results)?;
     if results.len() != if of.rows.is_some() { 1 } else { 2 } {
@@ -117,7 +117,7 @@ pub fn forward_pass(
     let [from, to] = plain_layouts(engine, request)?;
     let (width, pieces) = (extents.width(), extents.samples * extents.pieces());
     let workers = workers.clone();
-    let kernel = HostKernel::new("field-loss", from, to, move |inputs, outputs, _| {
+    let kernel = host_kernel("field-loss", from, to, move |inputs, outputs, _| {
         let fields = Fields::of(extents, inputs);
         let [results @ .., totals] = outputs else { return Ok(()) };
         let totals = Numbers::<f64>::stored(totals);
@@ -148,12 +148,12 @@ pub fn forward_pass(
 }
 
 /// totals of several places → losses, sums
-pub fn means(engine: &Engine, request: &KernelRequest, of: FieldLoss) -> Result<HostKernel> {
+pub fn means(engine: &Engine, request: &KernelRequest, of: FieldLoss) -> Result<Kernel> {
     let ([all], [losses, _]) = (inputs(request)?, outputs(request)?);
     let of = FieldLoss { rows: None, ..of };
     let (samples, count) = (losses.shape.batch(), all.shape.0.last().copied().unwrap_or(0));
     let [from, to] = plain_layouts(engine, request)?;
-    let kernel = HostKernel::new("field-means", from, to, move |inputs, outputs, _| {
+    let kernel = host_kernel("field-means", from, to, move |inputs, outputs, _| {
         let [results @ .., total] = outputs else { return Ok(()) };
         // SAFETY: host memory of this device; the workspace is apart from what is read.
         let (all, total) = unsafe { (inputs[0].as_slice::<f32>(), total.as_slice_mut::<f64>()) };
@@ -176,12 +176,12 @@ pub fn backward(
     workers: &Rc<Workers>,
     request: &KernelRequest,
     of: FieldLoss,
-) -> Result<HostKernel> {
+) -> Result<Kernel> {
     let [gradient] = outputs(request)?;
     let extents = Extents::of(request, of, &[gradient])?;
     let [from, to] = plain_layouts(engine, request)?;
     let workers = workers.clone();
-    Ok(HostKernel::new("field-loss", from, to, move |inputs, outputs, scalars: &Scalars| {
+    Ok(host_kernel("field-loss", from, to, move |inputs, outputs, scalars: &Scalars| {
         let fields = Fields::of(extents, inputs);
         let scale = scalars.gradient_scale / of.divisor(extents.per_sample());
         let gradient = Numbers::of(&outputs[0]);

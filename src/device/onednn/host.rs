@@ -1,15 +1,13 @@
 //! Kernels that are loops of our own, for ops that oneDNN lacks, and the threads that share them out.
 
-use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::rc::Rc;
 
 use rayon::prelude::*;
 
-use super::primitive::check_memory;
 use crate::device::memory::Number;
-use crate::device::{Kernel, Layout, Memory, Scalars, Step};
+use crate::device::{Kernel, Layout, Memory, Scalars};
 use crate::error::{Error, Result};
 
 /// Elements that one thread takes at a time: enough to be worth waking a thread for, few enough to stay in its
@@ -128,73 +126,21 @@ impl<'a, T: Number> Numbers<'a, T> {
     }
 }
 
-/// What a loop does with the memories of its inputs and outputs.
-type LoopBody = dyn Fn(&[Memory], &[Memory], &Scalars) -> Result<()>;
-
-/// A kernel made of a loop.
-pub struct HostKernel {
+/// A kernel made of a loop over the memories of its inputs and outputs; scratch memory that it asks for is one more
+/// output.
+pub fn host_kernel(
     name: &'static str,
     inputs: Vec<Layout>,
     outputs: Vec<Layout>,
-    in_place: Option<usize>,
-    workspace: usize,
-    work: Rc<LoopBody>,
-}
-
-impl HostKernel {
-    pub fn new(
-        name: &'static str,
-        inputs: Vec<Layout>,
-        outputs: Vec<Layout>,
-        work: impl Fn(&[Memory], &[Memory], &Scalars) -> Result<()> + 'static,
-    ) -> HostKernel {
-        HostKernel { name, inputs, outputs, in_place: None, workspace: 0, work: Rc::new(work) }
-    }
-
-    /// States that output 0 may be written over input 0.
-    pub fn in_place(self) -> HostKernel {
-        HostKernel { in_place: Some(0), ..self }
-    }
-
-    /// Asks for scratch memory, which the loop gets as one more output.
-    pub fn with_workspace(self, bytes: usize) -> HostKernel {
-        HostKernel { workspace: bytes, ..self }
-    }
-}
-
-impl Kernel for HostKernel {
-    fn inputs(&self) -> &[Layout] {
-        &self.inputs
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.outputs
-    }
-
-    fn in_place(&self) -> Option<usize> {
-        self.in_place
-    }
-
-    fn workspace(&self) -> usize {
-        self.workspace
-    }
-
-    fn implementation(&self) -> String {
-        format!("host:{}", self.name)
-    }
-
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
-        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
-        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
+    work: impl Fn(&[Memory], &[Memory], &Scalars) -> Result<()> + 'static,
+) -> Kernel {
+    let work = Rc::new(work);
+    Kernel::new(format!("host:{name}"), inputs, outputs, move |kernel, inputs, outputs, workspace| {
         let mut outputs = outputs.to_vec();
-        outputs.extend((self.workspace > 0).then(|| workspace.slice(0, self.workspace)));
-        let (inputs, work) = (inputs.to_vec(), self.work.clone());
+        outputs.extend((kernel.workspace > 0).then(|| workspace.slice(0, kernel.workspace)));
+        let (inputs, work) = (inputs.to_vec(), work.clone());
         Ok(Box::new(move |scalars: &Scalars| work(&inputs, &outputs, scalars)))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
+    })
 }
 
 /// Makes `to` hold what `from` holds, unless they are the same memory.

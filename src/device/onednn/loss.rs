@@ -3,10 +3,10 @@
 use std::fmt::Display;
 
 use super::handle::Engine;
-use super::host::HostKernel;
+use super::host::host_kernel;
 use super::layout::{plain, plain_f32};
 use super::primitive::{inputs, outputs};
-use crate::device::{KernelRequest, Layout, Memory, Scalars};
+use crate::device::{Kernel, KernelRequest, Layout, Memory, Scalars};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{DType, Spec};
 
@@ -44,15 +44,10 @@ fn layouts(
 }
 
 /// logits, labels, others?, shares? → losses, hits
-pub fn forward_pass(
-    engine: &Engine,
-    request: &KernelRequest,
-    smoothing: f32,
-    weight: f32,
-) -> Result<HostKernel> {
+pub fn forward_pass(engine: &Engine, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<Kernel> {
     let [losses, hits] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[losses, hits])?;
-    Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, _| {
+    Ok(host_kernel("softmax", from, to, move |inputs, outputs, _| {
         let (logits, targets) = read(inputs);
         // SAFETY: host memory of this device; losses and hits are apart from each other and from the inputs.
         let (losses, hits) = unsafe { (outputs[0].as_slice_mut::<f32>(), outputs[1].as_slice_mut::<f32>()) };
@@ -70,10 +65,10 @@ pub fn forward_pass(
 }
 
 /// logits, labels, others?, shares? → dlogits
-pub fn backward(engine: &Engine, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<HostKernel> {
+pub fn backward(engine: &Engine, request: &KernelRequest, smoothing: f32, weight: f32) -> Result<Kernel> {
     let [gradient] = outputs(request)?;
     let (from, to, classes) = layouts(engine, request, &[gradient])?;
-    Ok(HostKernel::new("softmax", from, to, move |inputs, outputs, scalars: &Scalars| {
+    Ok(host_kernel("softmax", from, to, move |inputs, outputs, scalars: &Scalars| {
         let (logits, targets) = read(inputs);
         // SAFETY: host memory of this device, apart from the inputs.
         let gradient = unsafe { outputs[0].as_slice_mut::<f32>() };

@@ -6,7 +6,7 @@ use super::handle::{Engine, describe};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, attributes, forward, inputs, prop_kind};
 use super::sys;
-use crate::device::{Kernel, KernelRequest};
+use crate::device::KernelRequest;
 use crate::error::{Error, Result};
 use crate::graph::LocalResponseNorm;
 
@@ -50,5 +50,5 @@ pub fn backward(
     let inputs = [sys::ARG_DIFF_DST, sys::ARG_SRC, sys::ARG_WORKSPACE];
     let kernel = PrimitiveKernel::new(engine, desc, &inputs, &[sys::ARG_DIFF_SRC])?;
     // The implementation may be another than the forward pass had, and need nothing saved.
-    Ok(kernel.given(2, hint.outputs()[1].clone()))
+    Ok(kernel.given(2, hint.outputs[1].clone()))
 }

@@ -61,10 +61,6 @@ pub struct Cpu {
     workers: Rc<Workers>,
 }
 
-fn boxed(kernel: Result<impl Kernel + 'static>) -> Result<Box<dyn Kernel>> {
-    Ok(Box::new(kernel?))
-}
-
 impl Cpu {
     /// A device that works with this many threads.
     ///
@@ -91,21 +87,21 @@ impl Cpu {
         )))
     }
 
-    fn kernel(&self, request: &KernelRequest, subject: &str) -> Result<Box<dyn Kernel>> {
+    fn kernel(&self, request: &KernelRequest, subject: &str) -> Result<Kernel> {
         let engine = &self.engine;
-        let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
+        let primitive = |kernel: Result<PrimitiveKernel>| kernel.map(|kernel| kernel.of(subject));
         match *request.op {
             Op::Conv(conv) => primitive(conv::forward_pass(engine, request, &conv)),
             Op::ConvBackwardData(conv) => primitive(conv::backward_data(engine, request, &conv)),
             Op::Linear { bias, relu } => primitive(linear::forward_pass(engine, request, bias, relu)),
-            Op::BatchNormMoments => boxed(sync_norm::moments(self, request)),
-            Op::AllToAll { .. } => boxed(sync_norm::all_to_all(engine, request)),
-            Op::Exchange { ranks, .. } => boxed(sync_norm::exchange(engine, request, ranks)),
-            Op::BatchNorm(norm) if norm.add => boxed(residual_norm::training(self, request, &norm)),
-            Op::BatchNorm(norm) if norm.given => boxed(sync_norm::forward_pass(self, request, &norm)),
-            Op::BatchNorm(norm) => boxed(batch_norm::training(self, request, &norm, subject)),
-            Op::BatchNormInference(norm) if norm.add => boxed(residual_norm::inference(self, request, &norm)),
-            Op::BatchNormInference(norm) if norm.given => boxed(sync_norm::again(self, request, &norm)),
+            Op::BatchNormMoments => sync_norm::moments(self, request),
+            Op::AllToAll { .. } => sync_norm::all_to_all(engine, request),
+            Op::Exchange { ranks, .. } => sync_norm::exchange(engine, request, ranks),
+            Op::BatchNorm(norm) if norm.add => residual_norm::training(self, request, &norm),
+            Op::BatchNorm(norm) if norm.given => sync_norm::forward_pass(self, request, &norm),
+            Op::BatchNorm(norm) => batch_norm::training(self, request, &norm, subject),
+            Op::BatchNormInference(norm) if norm.add => residual_norm::inference(self, request, &norm),
+            Op::BatchNormInference(norm) if norm.given => sync_norm::again(self, request, &norm),
             Op::BatchNormInference(norm) => primitive(batch_norm::inference(engine, request, &norm)),
             Op::LocalResponseNorm(norm) => primitive(lrn::forward_pass(engine, request, &norm)),
             Op::LayerNorm { epsilon, affine } => {
@@ -116,24 +112,24 @@ impl Cpu {
             Op::Activation(of) => primitive(activation::forward_pass(engine, request, of)),
             Op::MaxPool(pool) => primitive(pool::max(engine, request, &pool)),
             Op::AvgPool(pool) => primitive(pool::average(engine, request, &pool)),
-            Op::AdaptiveAvgPool => boxed(adaptive::forward_pass(self, request)),
-            Op::Dropout { p, layer, whole } => boxed(dropout::dropout(self, request, p, layer, whole)),
+            Op::AdaptiveAvgPool => adaptive::forward_pass(self, request),
+            Op::Dropout { p, layer, whole } => dropout::dropout(self, request, p, layer, whole),
             Op::Binary(of) => primitive(broadcast::binary(engine, request, of)),
-            Op::Sum { scale } => boxed(broadcast::sum(self, request, scale)),
-            Op::Expand { scale } => boxed(broadcast::expand(self, request, scale)),
-            Op::Reshape => boxed(simple::reshape(engine, request)),
+            Op::Sum { scale } => broadcast::sum(self, request, scale),
+            Op::Expand { scale } => broadcast::expand(self, request, scale),
+            Op::Reshape => simple::reshape(engine, request),
             Op::Concat { axis } => primitive(concat::concat(engine, request, axis)),
             Op::Slice { axis, from } => primitive(concat::slice(engine, request, axis, from)),
-            Op::Pad { axis, before } => boxed(concat::pad(engine, request, axis, before)),
-            Op::Trade(_) => boxed(concat::trade(engine, request)),
+            Op::Pad { axis, before } => concat::pad(engine, request, axis, before),
+            Op::Trade(_) => concat::trade(engine, request),
             Op::Halo(_) => Err(not_lowered(request.op)),
             Op::Permute(order) => primitive(concat::permute(engine, request, &order)),
             Op::Add { relu } => primitive(simple::add(engine, request, relu)),
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
-                boxed(loss::forward_pass(engine, request, smoothing, weight))
+                loss::forward_pass(engine, request, smoothing, weight)
             }
-            Op::FieldLoss(of) => boxed(field_loss::forward_pass(engine, &self.workers, request, of)),
-            Op::FieldMeans(of) => boxed(field_loss::means(engine, request, of)),
+            Op::FieldLoss(of) => field_loss::forward_pass(engine, &self.workers, request, of),
+            Op::FieldMeans(of) => field_loss::means(engine, request, of),
             Op::Backward(op) => self.backward(request, op, subject),
             Op::Normalise { .. } | Op::Lookup { .. } | Op::Fused(_) => {
                 Err(Error::internal(format!("{} is for GPUs", request.op.name())))
@@ -141,18 +137,18 @@ impl Cpu {
         }
     }
 
-    fn backward(&self, request: &KernelRequest, op: BackwardOp, subject: &str) -> Result<Box<dyn Kernel>> {
+    fn backward(&self, request: &KernelRequest, op: BackwardOp, subject: &str) -> Result<Kernel> {
         let engine = &self.engine;
-        let primitive = |kernel: Result<PrimitiveKernel>| boxed(kernel.map(|kernel| kernel.of(subject)));
+        let primitive = |kernel: Result<PrimitiveKernel>| kernel.map(|kernel| kernel.of(subject));
         match op {
             BackwardOp::ConvWeights(conv) => conv::backward_weights(self, request, &conv, subject),
             BackwardOp::LinearData { .. } => primitive(linear::backward_data(engine, request)),
             BackwardOp::LinearWeights { bias } => primitive(linear::backward_weights(engine, request, bias)),
-            BackwardOp::BatchNormSums(norm) => boxed(sync_norm::sums(self, request, &norm)),
+            BackwardOp::BatchNormSums(norm) => sync_norm::sums(self, request, &norm),
             BackwardOp::BatchNorm(norm) if norm.add => {
-                boxed(residual_norm::backward(engine, request, &norm, subject))
+                residual_norm::backward(engine, request, &norm, subject)
             }
-            BackwardOp::BatchNorm(norm) if norm.given => boxed(sync_norm::backward(self, request, &norm)),
+            BackwardOp::BatchNorm(norm) if norm.given => sync_norm::backward(self, request, &norm),
             BackwardOp::BatchNorm(norm) => primitive(batch_norm::backward(engine, request, &norm)),
             BackwardOp::LocalResponseNorm(norm) => primitive(lrn::backward(engine, request, &norm)),
             BackwardOp::LayerNorm { epsilon, affine } => {
@@ -162,16 +158,14 @@ impl Cpu {
             BackwardOp::Activation(of) => primitive(activation::backward(engine, request, of)),
             BackwardOp::MaxPool(pool) => primitive(pool::max_backward(engine, request, &pool)),
             BackwardOp::AvgPool(pool) => primitive(pool::average_backward(engine, request, &pool)),
-            BackwardOp::AdaptiveAvgPool => boxed(adaptive::backward(self, request)),
-            BackwardOp::Dropout { p, layer, whole } => {
-                boxed(dropout::dropout(self, request, p, layer, whole))
-            }
-            BackwardOp::AddSlice { axis, from } => boxed(concat::add_slice(engine, request, axis, from)),
+            BackwardOp::AdaptiveAvgPool => adaptive::backward(self, request),
+            BackwardOp::Dropout { p, layer, whole } => dropout::dropout(self, request, p, layer, whole),
+            BackwardOp::AddSlice { axis, from } => concat::add_slice(engine, request, axis, from),
             BackwardOp::Halo(_) => Err(not_lowered(request.op)),
             BackwardOp::SoftmaxCrossEntropy { smoothing, weight } => {
-                boxed(loss::backward(engine, request, smoothing, weight))
+                loss::backward(engine, request, smoothing, weight)
             }
-            BackwardOp::FieldLoss(of) => boxed(field_loss::backward(engine, &self.workers, request, of)),
+            BackwardOp::FieldLoss(of) => field_loss::backward(engine, &self.workers, request, of),
         }
     }
 }
@@ -220,15 +214,15 @@ impl Device for Cpu {
         layout::plain(&self.engine, spec).unwrap_or_else(nothing)
     }
 
-    fn compile(&self, request: &KernelRequest) -> Result<Box<dyn Kernel>> {
+    fn compile(&self, request: &KernelRequest) -> Result<Kernel> {
         let subject = subject(request);
         self.kernel(request, &subject).map_err(|e| e.context(subject))
     }
 
-    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Box<dyn Kernel>> {
+    fn reorder(&self, spec: &Spec, from: &Layout, to: &Layout) -> Result<Kernel> {
         let subject = format!("reorder of {}", spec.shape);
         let kernel = reorder::reorder(&self.engine, from, to);
-        kernel.map(|kernel| Box::new(kernel.of(&subject)) as _).map_err(|e| e.context(subject))
+        kernel.map(|kernel| kernel.of(&subject)).map_err(|e| e.context(subject))
     }
 
     fn reorder_rows(
@@ -237,11 +231,11 @@ impl Device for Cpu {
         layout: &Layout,
         rows: &Range<usize>,
         into: bool,
-    ) -> Result<Option<Box<dyn Kernel>>> {
+    ) -> Result<Option<Kernel>> {
         let subject = format!("reorder of rows {rows:?} of {}", spec.shape);
         let kernel = reorder::rows(&self.engine, spec, layout, rows, into);
         let kernel = kernel.map_err(|e| e.context(&subject))?;
-        Ok(kernel.map(|kernel| Box::new(kernel.of(&subject)) as _))
+        Ok(kernel.map(|kernel| kernel.of(&subject)))
     }
 
     fn update(

@@ -1,6 +1,5 @@
 //! A kernel that is one oneDNN primitive, and what the families of primitives share.
 
-use std::any::Any;
 use std::ffi::c_int;
 use std::rc::Rc;
 
@@ -18,8 +17,8 @@ pub struct PrimitiveKernel {
     pub desc: PrimitiveDesc,
     primitive: Rc<Primitive>,
     arguments: Vec<c_int>,
-    inputs: Vec<Layout>,
-    outputs: Vec<Layout>,
+    pub inputs: Vec<Layout>,
+    pub outputs: Vec<Layout>,
     /// Inputs, then outputs, of which the primitive sees a part, or in which it sees other dimensions, and what it
     /// sees.
     seen: Vec<(usize, Layout)>,
@@ -68,9 +67,17 @@ impl PrimitiveKernel {
         self.arguments.contains(&sys::ARG_DST) && !self.arguments.contains(&sys::ARG_DIFF_DST)
     }
 
-    /// Says what the kernel works on, for the error should it fail when it runs.
-    pub fn of(self, subject: &str) -> PrimitiveKernel {
-        PrimitiveKernel { subject: Rc::from(subject), ..self }
+    /// The kernel. The subject is what it works on, for the error should it fail when it runs.
+    pub fn of(self, subject: &str) -> Kernel {
+        let own = Rc::new(PrimitiveKernel { subject: Rc::from(subject), ..self });
+        let bound = own.clone();
+        let (inputs, outputs) = (own.inputs.clone(), own.outputs.clone());
+        let kernel =
+            Kernel::new(own.desc.implementation(), inputs, outputs, move |_, inputs, outputs, workspace| {
+                bound.bind(inputs, outputs, workspace)
+            });
+        let (untouched, in_place) = (own.untouched, own.in_place);
+        Kernel { workspace: own.scratchpad.bytes(), untouched, in_place, own: Some(own), ..kernel }
     }
 
     /// States that what the primitive reads as an input is a part, or another view, of a tensor of this layout.
@@ -108,38 +115,11 @@ impl PrimitiveKernel {
         self.in_place = Some(input).filter(|&input| self.inputs[input].bytes() == self.outputs[0].bytes());
         self
     }
-}
-
-impl Kernel for PrimitiveKernel {
-    fn inputs(&self) -> &[Layout] {
-        &self.inputs
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.outputs
-    }
-
-    fn workspace(&self) -> usize {
-        self.scratchpad.bytes()
-    }
-
-    fn untouched(&self) -> usize {
-        self.untouched
-    }
-
-    fn in_place(&self) -> Option<usize> {
-        self.in_place
-    }
-
-    fn implementation(&self) -> String {
-        self.desc.implementation()
-    }
 
     fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
         let memory: Vec<Memory> = inputs.iter().chain(outputs).chain([workspace]).cloned().collect();
         let mut layouts: Vec<&Layout> =
             self.inputs.iter().chain(&self.outputs).chain([&self.scratchpad]).collect();
-        check_memory(&memory, &layouts)?;
         for (input, seen) in &self.seen {
             layouts[*input] = seen;
         }
@@ -160,10 +140,6 @@ impl Kernel for PrimitiveKernel {
             _memory: memory,
         }))
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 /// A primitive bound to memory.
@@ -183,68 +159,9 @@ impl Step for PrimitiveStep {
     }
 }
 
-/// Fixes the parts of a kernel to inputs, outputs and workspace: what runs one after the other.
-type BindParts = dyn Fn(&[Memory], &[Memory], &Memory) -> Result<Vec<Box<dyn Step>>>;
-
-/// A kernel of several primitives and loops.
-pub struct CompoundKernel {
-    pub inputs: Vec<Layout>,
-    pub outputs: Vec<Layout>,
-    pub workspace: usize,
-    pub in_place: Option<usize>,
-    pub implementation: String,
-    /// What the backward op needs as a hint.
-    pub hint: Option<Rc<PrimitiveKernel>>,
-    pub bind: Box<BindParts>,
-}
-
-impl Kernel for CompoundKernel {
-    fn inputs(&self) -> &[Layout] {
-        &self.inputs
-    }
-
-    fn outputs(&self) -> &[Layout] {
-        &self.outputs
-    }
-
-    fn workspace(&self) -> usize {
-        self.workspace
-    }
-
-    fn in_place(&self) -> Option<usize> {
-        self.in_place
-    }
-
-    fn implementation(&self) -> String {
-        self.implementation.clone()
-    }
-
-    fn bind(&self, inputs: &[Memory], outputs: &[Memory], workspace: &Memory) -> Result<Box<dyn Step>> {
-        check_memory(inputs, &self.inputs.iter().collect::<Vec<_>>())?;
-        check_memory(outputs, &self.outputs.iter().collect::<Vec<_>>())?;
-        let mut steps = (self.bind)(inputs, outputs, workspace)?;
-        Ok(Box::new(move |scalars: &Scalars| steps.iter_mut().try_for_each(|step| step.run(scalars))))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        match &self.hint {
-            Some(hint) => &**hint,
-            None => self,
-        }
-    }
-}
-
-/// Makes sure that every tensor has room in the memory meant for it.
-pub fn check_memory(memory: &[Memory], layouts: &[&Layout]) -> Result<()> {
-    if memory.len() != layouts.len() {
-        return Err(Error::internal(format!("{} memories for {} tensors", memory.len(), layouts.len())));
-    }
-    for (memory, layout) in memory.iter().zip(layouts) {
-        if memory.bytes() < layout.bytes() {
-            return Err(Error::internal(format!("{} bytes for a tensor of {layout:?}", memory.bytes())));
-        }
-    }
-    Ok(())
+/// A step of several, one after the other.
+pub fn in_turn(mut steps: Vec<Box<dyn Step>>) -> Box<dyn Step> {
+    Box::new(move |scalars: &Scalars| steps.iter_mut().try_for_each(|step| step.run(scalars)))
 }
 
 /// The type in which a convolution or linear layer multiplies: bf16 as soon as one of its tensors is kept so. (The
@@ -267,7 +184,7 @@ pub fn prop_kind(request: &KernelRequest) -> sys::PropKind {
 pub fn forward<'a>(request: &KernelRequest<'a>) -> Result<&'a PrimitiveKernel> {
     request
         .forward
-        .and_then(|kernel| kernel.as_any().downcast_ref())
+        .and_then(Kernel::own)
         .ok_or_else(|| Error::internal("a backward op was requested without the kernel of its forward op"))
 }
 

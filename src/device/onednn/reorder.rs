@@ -74,8 +74,8 @@ mod tests {
     use crate::device::{Device, Kernel, KernelRequest, Memory, Scalars};
     use crate::graph::{DType, Op, Spec, dims};
 
-    fn run(kernel: &dyn Kernel, from: &Memory, to: &Memory) {
-        let workspace = Memory::host(kernel.workspace()).unwrap();
+    fn run(kernel: &Kernel, from: &Memory, to: &Memory) {
+        let workspace = Memory::host(kernel.workspace).unwrap();
         kernel.bind(from_ref(from), from_ref(to), &workspace).unwrap().run(&Scalars::default()).unwrap();
     }
 
@@ -91,7 +91,7 @@ mod tests {
         let (op, outputs) = (Op::Linear { bias: true, relu: false }, [f32s(dims([16, rows]))]);
         let request =
             KernelRequest { op: &op, inputs: &inputs, outputs: &outputs, forward: None, training: true };
-        let layout = cpu.compile(&request).unwrap().inputs()[1].clone();
+        let layout = cpu.compile(&request).unwrap().inputs[1].clone();
         let plain = cpu.plain(&spec);
         assert_ne!(layout, plain, "nothing to reorder");
 
@@ -99,12 +99,12 @@ mod tests {
         let [there, back] = [(); 2].map(|()| Memory::host(4 * rows * width).unwrap());
         let [whole, pieces] = [(); 2].map(|()| Memory::host(layout.bytes()).unwrap());
         there.write(bytes_of(&numbers));
-        run(&*cpu.reorder(&spec, &plain, &layout).unwrap(), &there, &whole);
+        run(&cpu.reorder(&spec, &plain, &layout).unwrap(), &there, &whole);
         for part in [0..192, 192..384, 384..rows] {
             let lines = |memory: &Memory| memory.slice(4 * width * part.start, 4 * width * part.len());
             let kernel = |into| cpu.reorder_rows(&spec, &layout, &part, into).unwrap().expect("whole blocks");
-            run(&*kernel(true), &lines(&there), &pieces);
-            run(&*kernel(false), &whole, &lines(&back));
+            run(&kernel(true), &lines(&there), &pieces);
+            run(&kernel(false), &whole, &lines(&back));
         }
         let bytes = |memory: &Memory| {
             let mut bytes = vec![0u8; memory.bytes()];

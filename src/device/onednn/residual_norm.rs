@@ -10,8 +10,8 @@ use half::bf16;
 use super::Cpu;
 use super::channel_loops::{ChannelPiece, Element, Frame, Scratch, Terms, load, store};
 use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers};
-use super::primitive::{CompoundKernel, inputs, outputs};
+use super::host::{Numbers, Workers};
+use super::primitive::{in_turn, inputs, outputs};
 use super::sync_norm::{self, coefficients, moments_of_piece, put_together, run_on, slices};
 use super::{activation, batch_norm};
 use crate::device::{Kernel, KernelRequest, Memory};
@@ -104,7 +104,7 @@ fn check(x: &Spec, images: &[&Spec], vectors: &[&Spec]) -> Result<()> {
 }
 
 /// x, w, b, running mean, running variance, z → y, mean, variance, running mean, running variance
-pub fn training(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
+pub fn training(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Kernel> {
     let ([x, vectors @ .., z], [y, more @ ..]) = (inputs::<6>(request)?, outputs::<5>(request)?);
     check(x, &[z, y], &[&vectors[..], &more].concat())?;
     let (norm, workers, n) = (*norm, cpu.workers.clone(), (x.shape.elements() / x.shape.0[1].max(1)) as f64);
@@ -118,7 +118,7 @@ pub fn training(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<
 }
 
 /// x, w, b, mean, variance, z → y, over x if possible: the bits of `training` with the same statistics.
-pub fn inference(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
+pub fn inference(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Kernel> {
     let ([x, vectors @ .., z], [y]) = (inputs::<6>(request)?, outputs(request)?);
     check(x, &[z, y], &vectors)?;
     let (norm, workers) = (*norm, cpu.workers.clone());
@@ -128,7 +128,7 @@ pub fn inference(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result
         run(&norm, inputs, outputs, &scratch, &workers);
         Ok(())
     });
-    Ok(kernel.in_place())
+    Ok(kernel.in_place(0))
 }
 
 /// dy, x, w, mean, variance, y → dz (over dy if possible), dw, db, dx: the library's ReLU gives dz, and its
@@ -138,47 +138,42 @@ pub fn backward(
     request: &KernelRequest,
     norm: &BatchNorm,
     subject: &str,
-) -> Result<CompoundKernel> {
+) -> Result<Kernel> {
     let [dy, x, vectors @ .., y] = inputs::<6>(request)?;
     let [dz, dw, db, dx] = outputs(request)?;
     check(x, &[dy, y, dx, dz], &[&vectors[..], &[dw, db]].concat())?;
     let plain = BatchNorm { relu: false, add: false, ..*norm };
     let of_x = KernelRequest { inputs: &request.inputs[1..2], forward: None, ..*request };
     let norm = batch_norm::backward_without(engine, &of_x, &plain)?;
-    let layout = Some(norm.inputs()[1].clone());
+    let layout = Some(norm.inputs[1].clone());
     let of_relu = [(dy.clone(), layout.clone()), (y.clone(), layout)];
     let of_relu =
         KernelRequest { inputs: &of_relu, outputs: &request.outputs[..1], forward: None, ..*request };
     let relu = activation::backward(engine, &of_relu, Activation::RELU)?;
-    if relu.outputs()[0] != norm.inputs()[0] {
+    if relu.outputs[0] != norm.inputs[0] {
         return Err(Error::internal(
             "a ReLU gives its gradient in another layout than the normalisation takes it",
         ));
     }
-    let mut inputs = norm.inputs().to_vec();
-    inputs[0] = relu.inputs()[0].clone();
-    inputs.push(relu.inputs()[1].clone());
-    let outputs = [relu.outputs(), &norm.outputs()[1..], &norm.outputs()[..1]].concat();
+    let mut inputs = norm.inputs.clone();
+    inputs[0] = relu.inputs[0].clone();
+    inputs.push(relu.inputs[1].clone());
+    let outputs = [&relu.outputs[..], &norm.outputs[1..], &norm.outputs[..1]].concat();
     let (relu, norm) = (relu.of(subject), norm.of(subject));
-    Ok(CompoundKernel {
-        inputs,
-        outputs,
-        workspace: relu.workspace().max(norm.workspace()),
-        in_place: Some(0),
-        implementation: format!("{} and {}", relu.implementation(), norm.implementation()),
-        hint: None,
-        bind: Box::new(move |inputs, outputs, workspace| {
-            let ([dy, vectors @ .., y], [dz, dw, db, dx]) = (inputs, outputs) else {
-                return Err(Error::internal("a normalisation lacks inputs or outputs"));
-            };
-            let dz = std::slice::from_ref(dz);
-            let of_norm = [dz, vectors].concat();
-            Ok(vec![
-                relu.bind(&[dy, y].map(Memory::clone), dz, workspace)?,
-                norm.bind(&of_norm, &[dx, dw, db].map(Memory::clone), workspace)?,
-            ])
-        }),
-    })
+    let implementation = format!("{} and {}", relu.implementation, norm.implementation);
+    let bytes = relu.workspace.max(norm.workspace);
+    let kernel = Kernel::new(implementation, inputs, outputs, move |_, inputs, outputs, workspace| {
+        let ([dy, vectors @ .., y], [dz, dw, db, dx]) = (inputs, outputs) else {
+            return Err(Error::internal("a normalisation lacks inputs or outputs"));
+        };
+        let dz = std::slice::from_ref(dz);
+        let of_norm = [dz, vectors].concat();
+        Ok(in_turn(vec![
+            relu.bind(&[dy, y].map(Memory::clone), dz, workspace)?,
+            norm.bind(&of_norm, &[dx, dw, db].map(Memory::clone), workspace)?,
+        ]))
+    });
+    Ok(kernel.with_workspace(bytes).in_place(0))
 }
 
 #[cfg(test)]
@@ -217,7 +212,7 @@ mod tests {
             };
             let from: Vec<_> = specs.iter().enumerate().map(|(i, spec)| memory(spec, i)).collect();
             let to: Vec<_> = outputs.iter().map(|spec| memory(spec, 9)).collect();
-            let workspace = Memory::host(kernel.workspace()).unwrap();
+            let workspace = Memory::host(kernel.workspace).unwrap();
             kernel.bind(&from, &to, &workspace).unwrap().run(&Scalars::default()).unwrap();
             let read = |(spec, memory): (&Spec, &Memory)| {
                 let mut bits = vec![0u32; spec.shape.elements()];

@@ -3,26 +3,26 @@
 use std::rc::Rc;
 
 use super::handle::{Attributes, Engine, describe};
-use super::host::{HostKernel, copy};
+use super::host::{copy, host_kernel};
 use super::layout::{desc, plain};
 use super::primitive::{PrimitiveKernel, inputs, outputs};
 use super::sys;
-use crate::device::KernelRequest;
+use crate::device::{Kernel, KernelRequest};
 use crate::error::{Error, Result};
 
 /// x → y: the same elements in logical order, so both plain; in the same place if possible.
-pub fn reshape(engine: &Engine, request: &KernelRequest) -> Result<HostKernel> {
+pub fn reshape(engine: &Engine, request: &KernelRequest) -> Result<Kernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if x.shape.elements() != y.shape.elements() || x.dtype != y.dtype {
         return Err(Error::internal(format!("{} cannot be seen as {}", x.shape, y.shape)));
     }
     let (x, y) = (plain(engine, x)?, plain(engine, y)?);
     let bytes = y.bytes();
-    let kernel = HostKernel::new("copy", vec![x], vec![y], move |inputs, outputs, _| {
+    let kernel = host_kernel("copy", vec![x], vec![y], move |inputs, outputs, _| {
         copy(&inputs[0], &outputs[0], bytes);
         Ok(())
     });
-    Ok(kernel.in_place())
+    Ok(kernel.in_place(0))
 }
 
 /// a, b → a + b, then ReLU, in the layout of a, over a if possible. What pads a layout is zero in both, and so in the

@@ -8,10 +8,10 @@ use super::channel_loops::{
     ChannelPiece, Element, Frame, Grid, MOST_SUMS, Scratch, Terms, add_up, load, store,
 };
 use super::handle::Engine;
-use super::host::{HostKernel, Numbers, Workers, copy};
+use super::host::{Numbers, Workers, copy, host_kernel};
 use super::layout::plain;
 use super::primitive::{inputs, outputs, spatial};
-use crate::device::{KernelRequest, Memory};
+use crate::device::{Kernel, KernelRequest, Memory};
 use crate::error::{Error, Result};
 use crate::graph::{BatchNorm, DType, Spec};
 
@@ -192,7 +192,7 @@ fn deviation(variance: f32, epsilon: f32) -> f64 {
 
 /// x → moments. Pieces are put together after Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for
 /// computing sample variances", 1979).
-pub fn moments(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
+pub fn moments(cpu: &Cpu, request: &KernelRequest) -> Result<Kernel> {
     let ([x], [moments]) = (inputs(request)?, outputs(request)?);
     let ([_, c], _) = spatial(x)?;
     if moments.shape.0 != [2, c] {
@@ -202,7 +202,7 @@ pub fn moments(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
 }
 
 /// x → mean, variance.
-pub fn mean_and_variance(cpu: &Cpu, request: &KernelRequest) -> Result<HostKernel> {
+pub fn mean_and_variance(cpu: &Cpu, request: &KernelRequest) -> Result<Kernel> {
     let ([x], [mean, variance]) = (inputs(request)?, outputs(request)?);
     check(x, &[mean, variance], None)?;
     moments_to(cpu, request, |outputs| [0, 1].map(|index| slice_mut(&outputs[index])))
@@ -213,7 +213,7 @@ fn moments_to(
     cpu: &Cpu,
     request: &KernelRequest,
     of: impl Fn(&[Memory]) -> [&mut [f32]; 2] + 'static,
-) -> Result<HostKernel> {
+) -> Result<Kernel> {
     let workers = cpu.workers.clone();
     let frame = Frame::new(&cpu.engine, request, 0)?;
     let of_pieces = match frame.dtype {
@@ -280,35 +280,35 @@ pub fn moments_of_piece<T: Element>(grid: &Grid, piece: &ChannelPiece, x: Number
 }
 
 /// x → x of every rank: on this device they are its own.
-pub fn exchange(engine: &Engine, request: &KernelRequest, ranks: usize) -> Result<HostKernel> {
+pub fn exchange(engine: &Engine, request: &KernelRequest, ranks: usize) -> Result<Kernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if y.shape.batch() != ranks || y.shape.0[1..] != x.shape.0 {
         return Err(Error::internal(format!("{} of {ranks} ranks cannot be {}", x.shape, y.shape)));
     }
     let (x, y) = (plain(engine, x)?, plain(engine, y)?);
     let bytes = x.bytes();
-    Ok(HostKernel::new("exchange", vec![x], vec![y], move |inputs, outputs, _| {
+    Ok(host_kernel("exchange", vec![x], vec![y], move |inputs, outputs, _| {
         (0..ranks).for_each(|rank| copy(&inputs[0], &outputs[0].slice(rank * bytes, bytes), bytes));
         Ok(())
     }))
 }
 
 /// x → y: what this rank has, in place of what the others have for it.
-pub fn all_to_all(engine: &Engine, request: &KernelRequest) -> Result<HostKernel> {
+pub fn all_to_all(engine: &Engine, request: &KernelRequest) -> Result<Kernel> {
     let ([x], [y]) = (inputs(request)?, outputs(request)?);
     if x != y {
         return Err(Error::internal(format!("all to all of {} cannot be {}", x.shape, y.shape)));
     }
     let layout = plain(engine, x)?;
     let bytes = layout.bytes();
-    Ok(HostKernel::new("all to all", vec![layout.clone()], vec![layout], move |inputs, outputs, _| {
+    Ok(host_kernel("all to all", vec![layout.clone()], vec![layout], move |inputs, outputs, _| {
         copy(&inputs[0], &outputs[0], bytes);
         Ok(())
     }))
 }
 
 /// x, w, b, running mean, running variance, moments of all ranks → y, mean, variance, running mean, running variance
-pub fn forward_pass(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
+pub fn forward_pass(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Kernel> {
     let [x, vectors @ .., moments] = inputs::<6>(request)?;
     let [y, more @ ..] = outputs::<5>(request)?;
     let ranks = check(x, &[&vectors[..], &more].concat(), Some(moments))?;
@@ -332,7 +332,7 @@ pub fn forward_pass(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Res
 }
 
 /// x, w, b, mean, variance → y, over x if possible
-pub fn again(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
+pub fn again(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Kernel> {
     let ([x, vectors @ ..], [y]) = (inputs::<5>(request)?, outputs(request)?);
     check(x, &vectors, None)?;
     if x != y {
@@ -347,7 +347,7 @@ pub fn again(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Hos
         run(&scratch, &workers, [&inputs[0], &outputs[0]]);
         Ok(())
     });
-    Ok(kernel.in_place())
+    Ok(kernel.in_place(0))
 }
 
 /// Mean and variance of all ranks' batches, which are equally large, from those of each: added up in the order of
@@ -365,7 +365,7 @@ fn combine(moments: &[f32], mean: &mut [f32], variance: &mut [f32]) {
 }
 
 /// dy, x, w, b, mean, variance → sums, dw, db
-pub fn sums(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
+pub fn sums(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Kernel> {
     let [dy, x, vectors @ ..] = inputs::<6>(request)?;
     let [sums, dw, db] = outputs(request)?;
     check(x, &[&vectors[..], &[dw, db]].concat(), None)?;
@@ -396,7 +396,7 @@ pub fn sums(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Host
 }
 
 /// dy, x, w, b, mean, variance, sums of all ranks → dx, over dy if possible
-pub fn backward(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<HostKernel> {
+pub fn backward(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<Kernel> {
     let [dy, x, vectors @ .., sums] = inputs::<7>(request)?;
     let [dx] = outputs(request)?;
     let ranks = check(x, &vectors, Some(sums))?;
@@ -420,7 +420,7 @@ pub fn backward(cpu: &Cpu, request: &KernelRequest, norm: &BatchNorm) -> Result<
         run(&scratch, &workers, [&inputs[0], &inputs[1], &outputs[0]]);
         Ok(())
     });
-    Ok(kernel.in_place())
+    Ok(kernel.in_place(0))
 }
 
 #[cfg(test)]
@@ -469,7 +469,7 @@ mod tests {
 
     /// Output 0 of a kernel, which is to keep the layout given for images.
     fn run(
-        compile: impl Fn(&KernelRequest) -> Result<HostKernel>,
+        compile: impl Fn(&KernelRequest) -> Result<Kernel>,
         given: &Layout,
         operands: &[(Spec, Vec<f32>)],
         outputs: &[Spec],
@@ -482,11 +482,11 @@ mod tests {
         let request = KernelRequest { op: &op, inputs: &inputs, outputs, forward: None, training: true };
         let kernel = compile(&request).unwrap();
         let x = inputs.iter().position(|(spec, _)| *spec == image).unwrap();
-        assert_eq!(kernel.inputs()[x], *given, "the layout is not kept");
+        assert_eq!(kernel.inputs[x], *given, "the layout is not kept");
         let from: Vec<Memory> = operands.iter().map(|(_, values)| memory(values)).collect();
         let to: Vec<Memory> =
             outputs.iter().map(|spec| memory(&vec![f32::NAN; spec.shape.elements()])).collect();
-        let workspace = Memory::host(kernel.workspace()).unwrap();
+        let workspace = Memory::host(kernel.workspace).unwrap();
         kernel.bind(&from, &to, &workspace).unwrap().run(&Scalars::default()).unwrap();
         let mut first = vec![0f32; outputs[0].shape.elements()];
         to[0].read(bytes_of_mut(&mut first));

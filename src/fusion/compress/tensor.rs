@@ -93,7 +93,7 @@ impl Reorders {
         let scratch = scratch.slice(0, plain.bytes());
         let bind = |from: (&_, &Memory), to: (&_, &Memory)| {
             let kernel = device.reorder(spec, from.0, to.0)?;
-            let workspace = device.allocate(kernel.workspace())?;
+            let workspace = device.allocate(kernel.workspace)?;
             kernel.bind(from_ref(from.1), from_ref(to.1), &workspace)
         };
         let flatten = bind((&parameter.layout, gradient), (&plain, &scratch))?;

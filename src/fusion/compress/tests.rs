@@ -181,7 +181,7 @@ fn valid(plan: &Plan, device: &dyn Device) -> Vec<f32> {
         ones.write(bytes_of(&vec![1f32; plain.bytes() / 4]));
         let to = region.slice(parameter.offset, parameter.layout.bytes());
         let kernel = device.reorder(&parameter.spec, &plain, &parameter.layout).unwrap();
-        let workspace = device.allocate(kernel.workspace()).unwrap();
+        let workspace = device.allocate(kernel.workspace).unwrap();
         kernel.bind(&[ones], &[to], &workspace).unwrap().run(&crate::device::Scalars::default()).unwrap();
     }
     read(&region)

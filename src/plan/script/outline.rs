@@ -123,7 +123,7 @@ impl Plan {
                 buckets: &self.buckets,
                 readers,
                 last_readers,
-                copies: self.steps.iter().any(|step| step.kernel.halved().is_some()),
+                copies: self.steps.iter().any(|step| step.kernel.halved.is_some()),
                 exchanges,
                 split: self.split,
                 windows: self.windows.as_ref(),

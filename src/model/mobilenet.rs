@@ -1,9 +1,10 @@
 //! MobileNetV2: Sandler, Howard, Zhu, Zhmoginov, Chen, "MobileNetV2: inverted residuals and linear bottlenecks", 2018,
 //! with torchvision's names and first values.
 
+use super::squeeze::{conv_norm, conv_then_norm};
 use super::{Layers, Model};
 use crate::error::Result;
-use crate::graph::{BatchNorm, Builder, Conv, InitScheme, SampleShape, TensorId};
+use crate::graph::{Activation, BatchNorm, Builder, Conv, InitScheme, SampleShape, TensorId};
 
 pub const MOBILENET_V2: Model = Model {
     name: "mobilenet_v2",
@@ -12,6 +13,8 @@ pub const MOBILENET_V2: Model = Model {
     classes: 1000,
     layers: Layers::Of(mobilenet_v2),
 };
+
+const RELU6: Option<Activation> = Some(Activation::RELU6);
 
 /// The paper's table 2: expansion, channels, repetitions, stride of the first.
 const BLOCKS: [[usize; 4]; 7] = [
@@ -27,7 +30,8 @@ const BLOCKS: [[usize; 4]; 7] = [
 fn mobilenet_v2(net: &mut Builder, images: TensorId, classes: usize) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
     net.init_linears(InitScheme::Normal { std: 0.01 }, InitScheme::Zero);
-    let mut x = conv_norm_relu(net, "features.0", images, 32, Conv::square(3).stride(2).padding(1))?;
+    let norm = BatchNorm::default();
+    let mut x = conv_norm(net, "features.0", images, 32, Conv::square(3).stride(2).padding(1), norm, RELU6)?;
     // Place in torchvision's `features`.
     let mut place = 1;
     for [expansion, channels, repetitions, first_stride] in BLOCKS {
@@ -37,7 +41,7 @@ fn mobilenet_v2(net: &mut Builder, images: TensorId, classes: usize) -> Result<T
             place += 1;
         }
     }
-    x = conv_norm_relu(net, &format!("features.{place}"), x, 1280, Conv::square(1))?;
+    x = conv_norm(net, &format!("features.{place}"), x, 1280, Conv::square(1), norm, RELU6)?;
     x = net.global_avg_pool("avgpool", x)?;
     x = net.flatten("flatten", x);
     x = net.dropout("classifier.0", x, 0.2);
@@ -54,37 +58,14 @@ fn inverted_residual(
     stride: usize,
 ) -> Result<TensorId> {
     let wide = expansion * net.shape(x).0[1];
-    let (mut y, mut place) = (x, 0);
+    let (mut y, mut place, norm) = (x, 0, BatchNorm::default());
     if expansion > 1 {
-        y = conv_norm_relu(net, &format!("{name}.conv.0"), y, wide, Conv::square(1))?;
+        y = conv_norm(net, &format!("{name}.conv.0"), y, wide, Conv::square(1), norm, RELU6)?;
         place = 1;
     }
     let depthwise = Conv { groups: wide, ..Conv::square(3).stride(stride).padding(1) };
-    y = conv_norm_relu(net, &format!("{name}.conv.{place}"), y, wide, depthwise)?;
-    let [conv, norm] = [place + 1, place + 2].map(|place| format!("{name}.conv.{place}"));
-    y = conv_norm(net, [&conv, &norm], y, channels, Conv::square(1))?;
+    y = conv_norm(net, &format!("{name}.conv.{place}"), y, wide, depthwise, norm, RELU6)?;
+    let [conv, behind] = [place + 1, place + 2].map(|place| format!("{name}.conv.{place}"));
+    y = conv_then_norm(net, [&conv, &behind], y, channels, Conv::square(1), norm)?;
     if net.shape(x) == net.shape(y) { net.add(&format!("{name}.add"), x, y) } else { Ok(y) }
-}
-
-/// torchvision's `Conv2dNormActivation`: a sequence of three.
-fn conv_norm_relu(
-    net: &mut Builder,
-    name: &str,
-    x: TensorId,
-    channels: usize,
-    conv: Conv,
-) -> Result<TensorId> {
-    let x = conv_norm(net, [&format!("{name}.0"), &format!("{name}.1")], x, channels, conv)?;
-    Ok(net.relu6(&format!("{name}.2"), x))
-}
-
-fn conv_norm(
-    net: &mut Builder,
-    [conv_name, norm_name]: [&str; 2],
-    x: TensorId,
-    channels: usize,
-    conv: Conv,
-) -> Result<TensorId> {
-    let y = net.conv(conv_name, x, channels, Conv { bias: false, ..conv })?;
-    net.batch_norm(norm_name, y, BatchNorm::default())
 }

@@ -1,6 +1,7 @@
 //! ResNets: He, Zhang, Ren, Sun, "Deep residual learning for image recognition", 2015. Version 1.5: where a bottleneck
 //! halves the image its 3×3 convolution does so, not the first 1×1. Names and first values are torchvision's.
 
+use super::squeeze::conv_then_norm;
 use super::{Layers, LayersFn, Model};
 use crate::error::Result;
 use crate::graph::{BatchNorm, Builder, Conv, InitScheme, Pool, SampleShape, TensorId};
@@ -71,7 +72,14 @@ fn resnet(
     blocks: [usize; 4],
 ) -> Result<TensorId> {
     net.init_convolutions(InitScheme::NormalFanOut, InitScheme::Zero);
-    let mut x = conv_norm(net, ["conv1", "bn1"], images, 64, Conv::square(7).stride(2).padding(3))?;
+    let mut x = conv_then_norm(
+        net,
+        ["conv1", "bn1"],
+        images,
+        64,
+        Conv::square(7).stride(2).padding(3),
+        BatchNorm::default(),
+    )?;
     x = net.relu("relu", x);
     x = net.max_pool("maxpool", x, Pool::square(3).stride(2).padding(1))?;
     for (stage, count) in blocks.into_iter().enumerate() {
@@ -96,7 +104,7 @@ fn residual(
     stride: usize,
 ) -> Result<TensorId> {
     let part = |part: &str| format!("{name}.{part}");
-    let wide = Conv::square(3).padding(1);
+    let (wide, norm) = (Conv::square(3).padding(1), BatchNorm::default());
     let convolutions = match block {
         ResidualBlock::Basic => vec![(channels, wide.stride(stride)), (channels, wide)],
         ResidualBlock::Bottleneck { groups, width } => {
@@ -108,13 +116,8 @@ fn residual(
     let (mut y, count) = (x, convolutions.len());
     for (index, (channels, conv)) in convolutions.into_iter().enumerate() {
         let layer = index + 1;
-        y = conv_norm(
-            net,
-            [&part(&format!("conv{layer}")), &part(&format!("bn{layer}"))],
-            y,
-            channels,
-            conv,
-        )?;
+        let names = ["conv", "bn"].map(|of| part(&format!("{of}{layer}")));
+        y = conv_then_norm(net, [&names[0], &names[1]], y, channels, conv, norm)?;
         if layer < count {
             y = net.relu(&part(&format!("relu{layer}")), y);
         }
@@ -123,20 +126,8 @@ fn residual(
     if net.shape(x) != net.shape(y) {
         let channels = net.shape(y).0[1];
         let names = [&*part("downsample.0"), &*part("downsample.1")];
-        shortcut = conv_norm(net, names, x, channels, Conv::square(1).stride(stride))?;
+        shortcut = conv_then_norm(net, names, x, channels, Conv::square(1).stride(stride), norm)?;
     }
     let sum = net.add(&part("add"), y, shortcut)?;
     Ok(net.relu(&part("relu"), sum))
-}
-
-/// A convolution without bias, which the normalisation after it would take away again.
-fn conv_norm(
-    net: &mut Builder,
-    [conv_name, norm_name]: [&str; 2],
-    x: TensorId,
-    channels: usize,
-    conv: Conv,
-) -> Result<TensorId> {
-    let y = net.conv(conv_name, x, channels, Conv { bias: false, ..conv })?;
-    net.batch_norm(norm_name, y, BatchNorm::default())
 }

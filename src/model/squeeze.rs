@@ -4,7 +4,20 @@
 use crate::error::Result;
 use crate::graph::{Activation, BatchNorm, Binary, Builder, Conv, TensorId};
 
-/// A convolution without bias, its normalisation, and an activation if there is one: `name.0`, `name.1`, `name.2`.
+/// A convolution without bias, which the normalisation after it would take away again.
+pub fn conv_then_norm(
+    net: &mut Builder,
+    [conv_name, norm_name]: [&str; 2],
+    x: TensorId,
+    channels: usize,
+    conv: Conv,
+    norm: BatchNorm,
+) -> Result<TensorId> {
+    let y = net.conv(conv_name, x, channels, Conv { bias: false, ..conv })?;
+    net.batch_norm(norm_name, y, norm)
+}
+
+/// The same, and an activation if there is one: `name.0`, `name.1`, `name.2`.
 pub fn conv_norm(
     net: &mut Builder,
     name: &str,
@@ -14,8 +27,7 @@ pub fn conv_norm(
     norm: BatchNorm,
     activation: Option<Activation>,
 ) -> Result<TensorId> {
-    let y = net.conv(&format!("{name}.0"), x, channels, Conv { bias: false, ..conv })?;
-    let y = net.batch_norm(&format!("{name}.1"), y, norm)?;
+    let y = conv_then_norm(net, [&format!("{name}.0"), &format!("{name}.1")], x, channels, conv, norm)?;
     Ok(match activation {
         Some(of) => net.activation(&format!("{name}.2"), y, of),
         None => y,

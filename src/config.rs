@@ -163,13 +163,7 @@ impl Precision {
 
 impl std::fmt::Display for Precision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Precision::Auto => "auto",
-            Precision::F32 => "f32",
-            Precision::Tf32 => "tf32",
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-        })
+        f.pad(&values::name_of(self))
     }
 }
 

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Serialize, Serializer};
 
 use super::most;
-use super::values::{at_most, within, without_flags};
+use super::values::{at_most, name_of, names_of, within, without_flags};
 use crate::error::Error;
 
 /// How a data set lies on disk.
@@ -154,19 +154,18 @@ impl FromStr for Augment {
 }
 
 fn names() -> String {
-    let parts = Augmentation::value_variants().iter().map(|part| part_name(*part));
     let mixtures = ["mixup", "cutmix"].map(String::from);
-    let names = ["none", "imagenet", "cifar"].map(String::from).into_iter().chain(parts).chain(mixtures);
+    let names = ["none", "imagenet", "cifar"]
+        .map(String::from)
+        .into_iter()
+        .chain(names_of::<Augmentation>())
+        .chain(mixtures);
     names.collect::<Vec<_>>().join(", ")
-}
-
-fn part_name(part: Augmentation) -> String {
-    part.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
 }
 
 impl fmt::Display for Augment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts: Vec<String> = self.parts.iter().map(|part| part_name(*part)).collect();
+        let mut parts: Vec<String> = self.parts.iter().map(name_of).collect();
         let mixtures = [("mixup", self.mixup), ("cutmix", self.cutmix)];
         parts
             .extend(mixtures.iter().filter_map(|(name, alpha)| alpha.map(|alpha| format!("{name}={alpha}"))));

@@ -8,6 +8,8 @@ use clap::ValueEnum;
 use clap::builder::{PossibleValue, Resettable, StyledStr, TypedValueParser};
 use serde::Serialize;
 
+use super::values::names_of;
+
 /// By what the output of a network is compared with its target. The loss of a sample is the mean over all points of its
 /// target. A point whose target is NaN adds 0 to it, and is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
@@ -66,7 +68,7 @@ impl FromStr for NamedLoss {
             Ok(loss) => Ok(NamedLoss { loss, output: None }),
             Err(_) => Err(format!(
                 "there are {}, and output:NAME, an output of an ONNX file that is a loss",
-                names::<Loss>()
+                names_of::<Loss>().join(", ")
             )),
         }
     }
@@ -115,14 +117,6 @@ where
     }
 }
 
-fn names<T: ValueEnum>() -> String {
-    let names: Vec<String> = T::value_variants()
-        .iter()
-        .filter_map(|value| Some(value.to_possible_value()?.get_name().to_string()))
-        .collect();
-    names.join(", ")
-}
-
 /// What is shown of how good a network is. It is a few sums a sample, and a formula of their means over all samples, so
 /// that ranks add exactly. Points without a target are in none; a sample of such points alone has sums of 0, and is one
 /// of the samples of which the mean is. With `bce` the output is what its sigmoid is.
@@ -160,7 +154,8 @@ impl Metric {
             }
             _ => "",
         };
-        Metric::from_str(text, false).map_err(|_| format!("{reason}there are {}", names::<Metric>()))
+        Metric::from_str(text, false)
+            .map_err(|_| format!("{reason}there are {}", names_of::<Metric>().join(", ")))
     }
 
     /// Sums of one sample, of an output with so many channels: the first `carried` are means over its points that have

@@ -1,5 +1,7 @@
 //! Values of flags: how they are read, and the ranges they must lie in.
 
+use clap::ValueEnum;
+
 use super::{MeshShape, SyncBatchNorm};
 use crate::error::{Error, Result};
 
@@ -7,6 +9,17 @@ use crate::error::{Error, Result};
 pub fn without_flags<T: clap::Args>() -> T {
     let matches = T::augment_args(clap::Command::new("dltrain")).get_matches_from(["dltrain"]);
     T::from_arg_matches(&matches).expect("every flag has a default")
+}
+
+/// A value as it is typed.
+pub fn name_of<E: ValueEnum>(value: &E) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
+}
+
+/// All that can be typed.
+pub fn names_of<E: ValueEnum>() -> Vec<String> {
+    let named = |value: &E| value.to_possible_value().map(|value| value.get_name().to_string());
+    E::value_variants().iter().filter_map(named).collect()
 }
 
 /// A flag that the record has the other way round.

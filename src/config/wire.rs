@@ -4,6 +4,8 @@ use clap::ValueEnum;
 use half::{bf16, f16};
 use serde::Serialize;
 
+use super::values::name_of;
+
 /// The type in which gradients travel between ranks. Half the bytes for fewer digits (bf16: the range of f32 with 8
 /// bits of precision; f16: 11 bits, up to 65504). Numbers are added as f32 wherever they travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
@@ -19,11 +21,7 @@ pub enum Wire {
 
 impl std::fmt::Display for Wire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Wire::F32 => "f32",
-            Wire::Bf16 => "bf16",
-            Wire::F16 => "f16",
-        })
+        f.pad(&name_of(self))
     }
 }
 

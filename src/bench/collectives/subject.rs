@@ -11,6 +11,7 @@ use super::yardstick::Yardstick;
 use crate::collective::tuning::Tuning;
 use crate::collective::{Collective, Operation, Slot, segment, select, wait};
 use crate::comm::{Region, World};
+use crate::config::values::names_of;
 use crate::config::{AllreduceKind, Wire};
 use crate::error::{Error, Result};
 
@@ -185,8 +186,7 @@ fn asked<A: ValueEnum>(args: &Args, all: Vec<A>, of: &str) -> Result<Vec<A>> {
     if args.algorithm.is_empty() {
         return Ok(all);
     }
-    let name = |a: &A| a.to_possible_value().map(|value| value.get_name().to_string());
-    let known: Vec<String> = A::value_variants().iter().filter_map(name).collect();
+    let known = names_of::<A>();
     let unknown = |name: &String| {
         Error::usage(format!("--algorithm {name}: {of} has {}; use one of these", known.join(", ")))
     };

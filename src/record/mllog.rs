@@ -121,7 +121,7 @@ impl MlperfLog {
 
     pub fn step(&mut self, r: &StepRecord) -> Result<()> {
         let now = SystemTime::now();
-        let begun = now - Duration::try_from_secs_f64(r.seconds).unwrap_or_default();
+        let begun = now - Duration::try_from_secs_f64(r.spent.seconds).unwrap_or_default();
         if !std::mem::replace(&mut self.begun, true) {
             self.line(begun, "INTERVAL_END", "init_stop", Value::Null, json!({}))?;
             self.line(begun, "INTERVAL_START", "run_start", Value::Null, json!({}))?;

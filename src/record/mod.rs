@@ -240,7 +240,8 @@ struct RecordWriter {
 impl RecordWriter {
     fn step(&mut self, r: &StepRecord) {
         if self.closing.setup_seconds.is_nan() {
-            self.closing.setup_seconds = (self.about.started.elapsed().as_secs_f64() - r.seconds).max(0.0);
+            self.closing.setup_seconds =
+                (self.about.started.elapsed().as_secs_f64() - r.spent.seconds).max(0.0);
         }
         let counts = r.step >= self.about.size.warmup;
         if counts {
@@ -534,7 +535,33 @@ pub struct CompressionRecord {
     pub uncompressed: u64,
 }
 
-/// One step. Times in seconds; `seconds` is the whole step and what the three parts leave is "other".
+/// Seconds of steps, and what they went to: what the three parts leave is "other".
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Spent {
+    /// The whole steps.
+    pub seconds: f64,
+    /// In which the device worked.
+    pub compute: f64,
+    /// The exposed part: what no computation hid.
+    pub communication: f64,
+    /// In which the next batch was waited for.
+    pub input: f64,
+    /// What of it all went into encoding and decoding compressed gradients.
+    pub encoding: f64,
+}
+
+impl Spent {
+    /// Adds another step's.
+    pub fn add(&mut self, step: &Spent) {
+        self.seconds += step.seconds;
+        self.compute += step.compute;
+        self.communication += step.communication;
+        self.input += step.input;
+        self.encoding += step.encoding;
+    }
+}
+
+/// One step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepRecord<'a> {
     /// Counts from 0 through the whole run.
@@ -549,16 +576,8 @@ pub struct StepRecord<'a> {
     pub metric: f64,
     /// Learning rate of the step's update.
     pub learning_rate: f64,
-    /// Time of the whole step, in seconds.
-    pub seconds: f64,
-    /// Time in which the device worked, in seconds.
-    pub compute: f64,
-    /// The exposed part: what no computation hid.
-    pub communication: f64,
-    /// Time in which the next batch was waited for, in seconds.
-    pub input: f64,
-    /// What of it all went into encoding and decoding compressed gradients.
-    pub encoding: f64,
+    /// What its time went to.
+    pub spent: Spent,
     /// Before the step, for a checkpoint's copy.
     pub copying: f64,
     /// What the meter of rank 0's GPU showed after the step.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::table::{Speed, batch, decimals, duration, metric, percent, plural, shown, thousands};
-use super::{CompressionRecord, Description, EpochRecord, MemoryRecord, RankInfo, StepRecord};
+use super::{CompressionRecord, Description, EpochRecord, MemoryRecord, RankInfo, Spent, StepRecord};
 use crate::config::Metric;
 use crate::device::Metered;
 
@@ -74,7 +74,7 @@ fn outcome(about: &Description, c: &Closing, speed: &Speed) -> Vec<SummaryRow> {
         };
         rows.push((name, format!("{last} at the end, best {best} in epoch {best_epoch}")));
     }
-    let [total, setup, training] = [c.seconds, c.setup_seconds, c.training_seconds].map(duration);
+    let [total, setup, training] = [c.seconds, c.setup_seconds, c.spent.seconds].map(duration);
     rows.push(("time", format!("{total}, set-up {setup}, training steps {training}")));
     let rate = c.images_per_second();
     let each = rate / about.size.computing as f64;
@@ -170,22 +170,11 @@ fn software(mpi: &str) -> String {
     format!("dltrain {version} ({revision}), {mpi}, HDF5 {}", super::hdf5_version())
 }
 
-/// Seconds of steps, by what they went to.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Spent {
-    pub compute: f64,
-    pub communication: f64,
-    pub input: f64,
-    /// Part of the others.
-    pub encoding: f64,
-}
-
 /// What a run comes to: sums over the steps that count (all but the warm-up).
 #[derive(Debug, Clone)]
 pub(super) struct Closing {
     pub steps: u64,
     pub images: u64,
-    pub training_seconds: f64,
     pub spent: Spent,
     /// Use of the GPU in this part of a run.
     pub usage: Metered,
@@ -211,7 +200,6 @@ impl Closing {
         Closing {
             steps: 0,
             images: 0,
-            training_seconds: 0.0,
             spent: Spent::default(),
             usage: Metered::default(),
             sent: [0; 2],
@@ -232,7 +220,7 @@ impl Closing {
         [
             ("summary.steps", self.steps as f64),
             ("summary.images", self.images as f64),
-            ("summary.training_seconds", self.training_seconds),
+            ("summary.training_seconds", self.spent.seconds),
             ("summary.compute", self.spent.compute),
             ("summary.communication", self.spent.communication),
             ("summary.input", self.spent.input),
@@ -265,8 +253,8 @@ impl Closing {
         Closing {
             steps: number("steps") as u64,
             images: number("images") as u64,
-            training_seconds: number("training_seconds"),
             spent: Spent {
+                seconds: number("training_seconds"),
                 compute: number("compute"),
                 communication: number("communication"),
                 input: number("input"),
@@ -290,23 +278,19 @@ impl Closing {
 
     /// Images a second of all ranks; 0 before the first step that counts.
     pub fn images_per_second(&self) -> f64 {
-        if self.training_seconds > 0.0 { self.images as f64 / self.training_seconds } else { 0.0 }
+        if self.spent.seconds > 0.0 { self.images as f64 / self.spent.seconds } else { 0.0 }
     }
 
     /// A time as a share of the steps' time; NaN before the first step that counts.
     pub fn share(&self, seconds: f64) -> f64 {
-        seconds / self.training_seconds
+        seconds / self.spent.seconds
     }
 
     pub fn step(&mut self, r: &StepRecord) {
         self.steps += 1;
         self.images += r.images;
-        self.training_seconds += r.seconds;
-        self.spent.compute += r.compute;
-        self.spent.communication += r.communication;
-        self.spent.input += r.input;
-        self.spent.encoding += r.encoding;
-        self.usage.add(r.seconds, r.usage);
+        self.spent.add(&r.spent);
+        self.usage.add(r.spent.seconds, r.usage);
     }
 
     pub fn epoch(&mut self, r: &EpochRecord, metric: Metric) {

@@ -120,8 +120,8 @@ impl Speed {
     pub fn add(&mut self, r: &StepRecord) {
         self.steps += 1;
         self.images += r.images;
-        self.seconds += r.seconds;
-        let speed = r.images as f64 / r.seconds;
+        self.seconds += r.spent.seconds;
+        let speed = r.images as f64 / r.spent.seconds;
         let from_old = speed - self.mean;
         self.mean += from_old / self.steps as f64;
         self.squares += from_old * (speed - self.mean);

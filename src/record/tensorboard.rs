@@ -90,9 +90,9 @@ impl EventFile {
         let mut values = vec![
             scalar("loss/train", r.loss),
             scalar("learning_rate", r.learning_rate),
-            scalar("images_per_second", r.images as f64 / r.seconds),
-            scalar("share/communication", r.communication / r.seconds),
-            scalar("share/input", r.input / r.seconds),
+            scalar("images_per_second", r.images as f64 / r.spent.seconds),
+            scalar("share/communication", r.spent.communication / r.spent.seconds),
+            scalar("share/input", r.spent.input / r.spent.seconds),
         ];
         values.extend(of_metric(metric, "train", r.metric));
         if let Some(usage) = r.usage {

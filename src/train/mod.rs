@@ -66,7 +66,7 @@ use crate::device::{Metered, Usage};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host;
 use crate::model::Model;
-use crate::record::{self, EpochRecord, MemoryRecord, Recorder, Spread, StepRecord};
+use crate::record::{self, EpochRecord, MemoryRecord, Recorder, Spent, Spread, StepRecord};
 use crate::trace;
 
 use checkpoint::{Position, Standing};
@@ -301,7 +301,7 @@ fn epoch_steps(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<
         job.reported.pace.step(&result);
         job.standing.at.done += 1;
         job.standing.at.images += job.source.global_batch();
-        job.saving.saver.watch.stepped(result.seconds);
+        job.saving.saver.watch.stepped(result.spent.seconds);
         if result.flags.stop {
             return stopped(world, job, recorder);
         }
@@ -334,11 +334,7 @@ fn record_step(
             .metric
             .of(result.loss, result.metric.map(|sum| sum / result.images.max(1) as f64)),
         learning_rate: f64::from(result.learning_rate),
-        seconds: result.seconds,
-        compute: result.compute,
-        communication: result.communication,
-        input: result.input,
-        encoding: result.encoding,
+        spent: result.spent,
         copying: std::mem::take(&mut job.saving.saver.copying),
         saving,
         usage: result.usage,
@@ -500,10 +496,7 @@ struct Totals {
     loss: f64,
     /// Sums of the metric's numbers.
     metric: [f64; 3],
-    seconds: f64,
-    compute: f64,
-    communication: f64,
-    input: f64,
+    spent: Spent,
     /// Of this rank's device, in this job.
     usage: Metered,
     /// Of the epoch so far when this job took it up, and since when it has.
@@ -524,11 +517,8 @@ impl Totals {
         self.images += step.images as f64;
         self.loss += step.loss * step.images as f64;
         self.metric.iter_mut().zip(step.metric).for_each(|(all, sum)| *all += sum);
-        self.seconds += step.seconds;
-        self.compute += step.compute;
-        self.communication += step.communication;
-        self.input += step.input;
-        self.usage.add(step.seconds, step.usage);
+        self.spent.add(&step.spent);
+        self.usage.add(step.spent.seconds, step.usage);
     }
 
     /// All of it, for a checkpoint.
@@ -539,10 +529,10 @@ impl Totals {
             ("hits", self.metric[0]),
             ("metric_2", self.metric[1]),
             ("metric_3", self.metric[2]),
-            ("seconds", self.seconds),
-            ("compute", self.compute),
-            ("communication", self.communication),
-            ("input", self.input),
+            ("seconds", self.spent.seconds),
+            ("compute", self.spent.compute),
+            ("communication", self.spent.communication),
+            ("input", self.spent.input),
             ("elapsed", self.elapsed()),
         ]
     }
@@ -553,10 +543,13 @@ impl Totals {
             loss: number("loss")?,
             // Of pictures the first is all there is.
             metric: [number("hits")?, number("metric_2").unwrap_or(0.0), number("metric_3").unwrap_or(0.0)],
-            seconds: number("seconds")?,
-            compute: number("compute")?,
-            communication: number("communication")?,
-            input: number("input")?,
+            spent: Spent {
+                seconds: number("seconds")?,
+                compute: number("compute")?,
+                communication: number("communication")?,
+                input: number("input")?,
+                encoding: 0.0,
+            },
             earlier: number("elapsed")?,
             ..Totals::default()
         })
@@ -564,7 +557,7 @@ impl Totals {
 
     /// Collective: shares are compared over ranks.
     fn record(&self, world: &World, epoch: usize, metric: Metric, test: &Test) -> Result<EpochRecord> {
-        let share = |part: f64| spread(world, part / self.seconds.max(f64::MIN_POSITIVE));
+        let share = |part: f64| spread(world, part / self.spent.seconds.max(f64::MIN_POSITIVE));
         Ok(EpochRecord {
             epoch: epoch as u64 + 1,
             train_loss: self.loss / self.images,
@@ -572,11 +565,11 @@ impl Totals {
             test_loss: test.loss,
             test_metric: test.metric,
             ranks_apart: test.apart,
-            images_per_second: self.images / self.seconds.max(f64::MIN_POSITIVE),
+            images_per_second: self.images / self.spent.seconds.max(f64::MIN_POSITIVE),
             seconds: self.elapsed(),
-            compute: share(self.compute)?,
-            communication: share(self.communication)?,
-            input: share(self.input)?,
+            compute: share(self.spent.compute)?,
+            communication: share(self.spent.communication)?,
+            input: share(self.spent.input)?,
             usage: mean_usage(world, self.usage.usage())?,
         })
     }

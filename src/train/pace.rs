@@ -43,8 +43,8 @@ impl Pace {
     pub fn step(&mut self, result: &StepResult) {
         self.steps += 1;
         if self.steps > 1 {
-            self.seconds += result.seconds - result.input;
-            self.waited += result.communication;
+            self.seconds += result.spent.seconds - result.spent.input;
+            self.waited += result.spent.communication;
         }
     }
 

@@ -25,6 +25,7 @@ use crate::fusion::{Fusion, Values};
 use crate::graph::DType;
 use crate::optim::{LossScaler, RateSchedule};
 use crate::plan::{Action, Area, Axis, Kind, Region, Script, Transfer, TransferId, has_not_finite};
+use crate::record::Spent;
 use crate::trace::{self, BucketTime};
 
 /// What a step adds up over ranks in the last bucket's tail, and with it what `Trainer::flags` says: how many ranks
@@ -57,13 +58,7 @@ pub struct StepResult {
     /// What any rank said in `Trainer::flags`.
     pub flags: Flags,
     pub learning_rate: f32,
-    /// Seconds in all, and of these computing, waiting for communication, and reading images.
-    pub seconds: f64,
-    pub compute: f64,
-    pub communication: f64,
-    pub input: f64,
-    /// Of these, encoding and decoding compressed gradients.
-    pub encoding: f64,
+    pub spent: Spent,
     /// What the device's meter showed in the end.
     pub usage: Option<Usage>,
 }
@@ -361,16 +356,17 @@ impl Trainer {
         if self.relaxed.asynchronous.is_none() {
             self.read_tail(device, &mut result)?;
         }
-        result.communication =
+        let spent = &mut result.spent;
+        spent.communication =
             self.fusion.waited() + self.fusion.times().iter().map(|time| time.exposed).sum::<f64>();
         if let Some(Side::Server(server)) = &self.relaxed.asynchronous {
-            result.communication += server.waited;
+            spent.communication += server.waited;
         }
-        result.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
+        spent.encoding = self.compression.as_ref().map_or(0.0, Account::take_seconds);
         result.usage = device.usage();
-        result.seconds = begun.elapsed().as_secs_f64();
+        spent.seconds = begun.elapsed().as_secs_f64();
         trace::record(trace::EventKind::Step, traced, 0, 0, 0);
-        result.compute = result.seconds - result.communication - result.input;
+        spent.compute = spent.seconds - spent.communication - spent.input;
         Ok(result)
     }
 
@@ -488,7 +484,7 @@ impl Trainer {
                 .fill(batch, |bytes, part| at.device.upload(bytes, part))?;
         }
         trace::record(trace::EventKind::Input, traced, 0, 0, 0);
-        at.result.input += begun.elapsed().as_secs_f64();
+        at.result.spent.input += begun.elapsed().as_secs_f64();
         // An image that could not be read has no label, and counts nowhere.
         at.sums.images += self.images.batch.labels.iter().filter(|&&label| label >= 0).count() as f32;
         at.begun = trace::now();

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use dltrain::config::Metric;
 use dltrain::error::{Error, ErrorKind};
 use dltrain::record::{
-    BucketTime, Description, EpochRecord, MlperfKeys, RankInfo, Reached, Recorder, RunSize, Scheduled,
+    BucketTime, Description, EpochRecord, MlperfKeys, RankInfo, Reached, Recorder, RunSize, Scheduled, Spent,
     Spread, StepRecord, check_mllog, results_path, start_logging,
 };
 use hdf5::types::{FixedUnicode, VarLenUnicode};
@@ -84,6 +84,9 @@ const BUCKETS: [BucketTime; 2] = [
     BucketTime { start: 0.005, finish: 0.0065, exposed: 0.0005 },
 ];
 
+const SPENT: Spent =
+    Spent { seconds: 0.008, compute: 0.007, communication: 0.0004, input: 0.0002, encoding: 0.0 };
+
 fn step(step: u64, epoch: u64) -> StepRecord<'static> {
     StepRecord {
         step,
@@ -92,11 +95,7 @@ fn step(step: u64, epoch: u64) -> StepRecord<'static> {
         loss: 2.0 / (1.0 + step as f64),
         metric: 0.5,
         learning_rate: 0.1,
-        seconds: 0.008,
-        compute: 0.007,
-        communication: 0.0004,
-        input: 0.0002,
-        encoding: 0.0,
+        spent: SPENT,
         copying: 0.0,
         saving: false,
         usage: None,
@@ -578,7 +577,7 @@ fn child_tables() {
         for i in 0..25 {
             // The warm-up is slow, and then every other step takes half as long.
             let seconds = [0.008, 0.004][i as usize % 2] * if i < 5 { 100.0 } else { 1.0 };
-            recorder.step(&StepRecord { seconds, ..step(i, 0) });
+            recorder.step(&StepRecord { spent: Spent { seconds, ..SPENT }, ..step(i, 0) });
         }
         recorder.finish(Ok(())).unwrap();
     } else {

@@ -70,10 +70,8 @@ pub struct CodecSetup<'a> {
 /// Encodes and decodes buckets, behind what the device computes.
 pub trait DeviceCodec {
     /// Enqueues: what stayed behind is added to the gradients, this rank's message and what travels as it is go to the
-    /// host. Returns the point behind that.
+    /// host. Returns the point behind that, from when others may read it there.
     fn encode(&mut self, bucket: usize) -> Result<DeviceEvent>;
-    /// Whether it is reached, so that others may read what came to the host.
-    fn reached(&self, event: &DeviceEvent) -> Result<bool>;
     /// Enqueues: the gradients become the sum of what all ranks say, in the order of ranks.
     fn decode(&mut self, bucket: usize) -> Result<()>;
 }

@@ -29,7 +29,7 @@ pub use codec::{CodecBucket, CodecKind, CodecPiece, CodecSetup, DeviceCodec};
 pub use kernel::Kernel;
 pub use layout::Layout;
 pub use memory::Memory;
-pub use update::{Rule, Span, Squares, clip_factor};
+pub use update::{Rule, Span, Squares, Updated, clip_factor};
 pub use usage::{Metered, Usage};
 
 /// The numbers that change from step to step. Everything else about a step is fixed when it is bound.
@@ -156,14 +156,7 @@ pub trait Device {
     /// The optimizer's update of these spans, fixed to memory. `state` holds the rule's state regions; all
     /// regions share offsets, so that one span names the same parameter in each. For a rule with norms
     /// (`Rule::has_trust`) each span is one parameter.
-    fn update(
-        &self,
-        rule: &Rule,
-        spans: &[Span],
-        parameters: &Memory,
-        gradients: &Memory,
-        state: &[Memory],
-    ) -> Result<Box<dyn Step>>;
+    fn update(&self, rule: &Rule, spans: &[Span], of: &Updated) -> Result<Box<dyn Step>>;
     /// Scales all gradients in this memory so that their norm is at most `max_norm`, as a step.
     fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
         let scale = self.scale(gradients, &self.allocate(4)?)?;
@@ -207,10 +200,6 @@ pub trait Device {
     /// Marks a point in the queue. Host-synchronous devices have nothing to mark.
     fn record(&self) -> Result<DeviceEvent> {
         Ok(DeviceEvent(None))
-    }
-    /// Whether everything enqueued before the event was recorded has finished.
-    fn reached(&self, _event: &DeviceEvent) -> Result<bool> {
-        Ok(true)
     }
     /// Makes copies between this host memory and the device fast, if that can be.
     fn pin(&self, _host: &Memory) {}
@@ -322,10 +311,9 @@ pub trait DeviceGroup {
     /// Adds up these `f32` over all ranks, in place, behind all that was enqueued on this rank's device and beside what
     /// is enqueued after.
     fn sum(&mut self, memory: &Memory) -> Result<()>;
-    /// Marks the point at which all sums so far are done; not before they are enqueued.
+    /// Marks the point at which all sums so far are done; not before they are enqueued. What is enqueued on the device
+    /// from when it is reached finds them.
     fn record(&self) -> Result<DeviceEvent>;
-    /// Whether they are; what is enqueued on the device from then on finds them.
-    fn reached(&self, event: &DeviceEvent) -> Result<bool>;
     /// Begins to end the group in order.
     fn leave(&mut self) -> Result<()>;
 }
@@ -343,12 +331,23 @@ pub trait PeerMemory {
     fn copy_to_host_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
     /// Enqueues the copy back.
     fn copy_to_device_async(&mut self, bytes: &Range<usize>, host: &Memory) -> Result<()>;
-    /// Marks the point behind what is enqueued.
+    /// Marks the point behind what is enqueued: once it is reached, anybody may use it.
     fn record(&self) -> Result<DeviceEvent>;
-    /// Whether it is done, so that anybody may use it.
-    fn reached(&self, event: &DeviceEvent) -> Result<bool>;
 }
 
 /// A point in a device's queue; `None` inside for devices that finish a step before `run` returns.
 #[derive(Clone)]
-pub struct DeviceEvent(pub Option<Rc<dyn Any>>);
+pub struct DeviceEvent(pub Option<Rc<dyn Point>>);
+
+impl DeviceEvent {
+    /// Whether everything before it has finished.
+    pub fn reached(&self) -> Result<bool> {
+        self.0.as_ref().map_or(Ok(true), |point| point.reached())
+    }
+}
+
+/// A device's own kind of event.
+pub trait Point: Any {
+    /// Whether everything before it has finished.
+    fn reached(&self) -> Result<bool>;
+}

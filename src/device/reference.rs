@@ -15,7 +15,9 @@ use ndarray::{Array1, Array2, Array4, ArrayD, ArrayView4, ArrayView5, Axis, IxDy
 
 use super::memory::{bytes_of, bytes_of_mut};
 use super::update::average;
-use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step, not_lowered};
+use super::{
+    Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Squares, Step, Updated, not_lowered,
+};
 use crate::error::{Error, Result};
 use crate::graph::{BackwardOp, Binary, Conv, DType, FusedOp, LocalResponseNorm, MatMul, Op, Shape, Spec};
 use crate::random::{Purpose, key, philox, uniform};
@@ -66,16 +68,9 @@ impl Device for Reference {
         Err(Error::internal(format!("the reference device has one layout, asked for {from:?} → {to:?}")))
     }
 
-    fn update(
-        &self,
-        rule: &Rule,
-        spans: &[Span],
-        parameters: &Memory,
-        gradients: &Memory,
-        state: &[Memory],
-    ) -> Result<Box<dyn Step>> {
-        let (rule, spans, regions) = (*rule, spans.to_vec(), state.to_vec());
-        let (parameters, gradients) = (parameters.clone(), gradients.clone());
+    fn update(&self, rule: &Rule, spans: &[Span], of: &Updated) -> Result<Box<dyn Step>> {
+        let (rule, spans, regions) = (*rule, spans.to_vec(), of.state.to_vec());
+        let (parameters, gradients) = (of.parameters.clone(), of.gradients.clone());
         Ok(Box::new(move |scalars: &Scalars| {
             for span in &spans {
                 let part = |memory: &Memory| memory.slice(4 * span.start, 4 * span.length);

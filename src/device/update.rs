@@ -9,6 +9,16 @@ use crate::error::Result;
 /// Elements whose direction `Lamb` holds at a time.
 const BLOCK: usize = 256;
 
+/// The memory of an update. All regions share offsets, so that one span names the same parameter in each.
+pub struct Updated<'a> {
+    /// What is updated.
+    pub parameters: &'a Memory,
+    /// By what it is.
+    pub gradients: &'a Memory,
+    /// The rule's state regions.
+    pub state: &'a [Memory],
+}
+
 impl Rule {
     /// How many regions of state, each the size of the parameters, the rule keeps.
     pub fn states(&self) -> usize {

@@ -228,7 +228,7 @@ impl InFlight for Edges {
         let mut moved = false;
         for index in 0..self.edges.len() {
             if let Some(event) = &self.edges[index].leaves {
-                if device.reached(event)? {
+                if event.reached()? {
                     self.edges[index].leaves = None;
                     if self.edges[index].sends {
                         self.fetch(index, device)?;

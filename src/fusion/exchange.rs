@@ -48,30 +48,24 @@ impl Exchanges {
                 _ => Box::new(Gather::new(world, ranks, longest)?),
             });
         }
-        world.agree(Self::with(device, ways, way_of, exchanges))
-    }
-
-    fn with(
-        device: &dyn Device,
-        ways: Vec<Box<dyn InGroups>>,
-        way_of: Vec<usize>,
-        exchanges: Vec<Exchange>,
-    ) -> Result<Exchanges> {
-        let longest = |of: fn(&Exchange) -> usize| exchanges.iter().map(of).max().unwrap_or(0);
-        let of_own = device.page_locked(longest(|exchange| exchange.own.bytes()))?;
-        let of_all = device.page_locked(longest(|exchange| exchange.all.bytes()))?;
-        let numbers = vec![0.0; of_all.bytes() / size_of::<f32>()];
-        Ok(Exchanges {
-            own: of_own,
-            all: of_all,
-            numbers,
-            ways,
-            way_of,
-            exchanges,
-            index: 0,
-            traced: 0,
-            leaves: None,
-        })
+        let make = || {
+            let longest = |of: fn(&Exchange) -> usize| exchanges.iter().map(of).max().unwrap_or(0);
+            let of_own = device.page_locked(longest(|exchange| exchange.own.bytes()))?;
+            let of_all = device.page_locked(longest(|exchange| exchange.all.bytes()))?;
+            let numbers = vec![0.0; of_all.bytes() / size_of::<f32>()];
+            Ok(Exchanges {
+                own: of_own,
+                all: of_all,
+                numbers,
+                ways,
+                way_of,
+                exchanges,
+                index: 0,
+                traced: 0,
+                leaves: None,
+            })
+        };
+        world.agree(make())
     }
 
     /// Carries out those behind a step, if any: where nothing else is under way.
@@ -107,9 +101,9 @@ impl InFlight for Exchanges {
         Ok(())
     }
 
-    fn progress(&mut self, device: &dyn Device) -> Result<bool> {
+    fn progress(&mut self, _: &dyn Device) -> Result<bool> {
         let Some(leaves) = &self.leaves else { return self.ways[self.way_of[self.index]].poll() };
-        if !device.reached(leaves)? {
+        if !leaves.reached()? {
             return Ok(false);
         }
         self.leaves = None;

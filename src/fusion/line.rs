@@ -176,7 +176,7 @@ impl Line {
         while let Some(&index) = self.complete.get(self.started) {
             let flight = &mut self.flights[index];
             if let Some(event) = &flight.written
-                && !device.reached(event)?
+                && !event.reached()?
             {
                 break;
             }

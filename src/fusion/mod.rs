@@ -58,12 +58,8 @@ fn from_text(text: &str) -> Result<Vec<u8>> {
 }
 
 /// Waits until a device comes to a point. `meanwhile` moves something else along and says whether it did.
-fn until(
-    device: &dyn Device,
-    event: &DeviceEvent,
-    mut meanwhile: impl FnMut() -> Result<bool>,
-) -> Result<()> {
-    while !device.reached(event)? {
+fn until(event: &DeviceEvent, mut meanwhile: impl FnMut() -> Result<bool>) -> Result<()> {
+    while !event.reached()? {
         if !meanwhile()? {
             std::thread::yield_now();
         }
@@ -421,7 +417,7 @@ impl Fusion {
 
     /// Waits until the device comes to a point; transfers go on meanwhile. This is no wait for other ranks.
     pub fn reach(&mut self, device: &dyn Device, event: &DeviceEvent) -> Result<()> {
-        until(device, event, || Ok(self.overlap && self.progress(device)?))
+        until(event, || Ok(self.overlap && self.progress(device)?))
     }
 
     /// A transfer's numbers are complete, and it starts.
@@ -509,7 +505,7 @@ impl Fusion {
         if !self.lines[line].complete_so_far().contains(&index) {
             return Ok(());
         }
-        while !self.overlap && line == self.buckets() && self.computing(device)? {
+        while !self.overlap && line == self.buckets() && self.computing()? {
             std::thread::yield_now();
         }
         let waited_from = self.clock.begun.elapsed().as_secs_f64();
@@ -569,7 +565,7 @@ impl Fusion {
             match self.progress(device)? {
                 true => wait.moved(),
                 // Others wait for this rank, if anybody waits.
-                false if self.computing(device)? => std::thread::yield_now(),
+                false if self.computing()? => std::thread::yield_now(),
                 false => wait.idle(|| awaited(self))?,
             }
         }
@@ -640,12 +636,12 @@ impl Fusion {
     }
 
     /// Whether the device has yet to come to the end of the steps, all of which are enqueued.
-    fn computing(&mut self, device: &dyn Device) -> Result<bool> {
+    fn computing(&mut self) -> Result<bool> {
         if self.clock.computed_at.is_some() || !self.clock.enqueued {
             return Ok(false);
         }
         let end = self.clock.computed.as_ref().or_else(|| self.lines.get(self.roles.last)?.last_written());
-        let computed = end.map_or(Ok(true), |end| device.reached(end))?;
+        let computed = end.map_or(Ok(true), DeviceEvent::reached)?;
         if computed {
             self.clock.computed_at = Some(self.clock.begun.elapsed().as_secs_f64());
         }

@@ -73,7 +73,7 @@ impl OnDevice {
     /// Whether a sum is done. What was lost on the way is told also by those who wait for it.
     fn done(&mut self, event: &DeviceEvent) -> Result<bool> {
         self.group.ready()?;
-        self.group.reached(event)
+        event.reached()
     }
 }
 
@@ -122,7 +122,7 @@ impl Collective for OnDevice {
         let mut moved = false;
         for (_, flying) in &mut self.slots {
             if let Some(event) = flying
-                && self.group.reached(event)?
+                && event.reached()?
             {
                 *flying = None;
                 moved = true;

@@ -112,8 +112,8 @@ impl Within for Peers {
 
     fn reached(&mut self, ticket: Ticket) -> Result<bool> {
         while let Some(event) = self.flying.front()
-            && let Some(reach) = &self.reach
-            && reach.reached(event)?
+            && self.reach.is_some()
+            && event.reached()?
         {
             self.flying.pop_front();
             self.done += 1;

@@ -76,7 +76,7 @@ impl Tail {
     /// When all buckets are finished.
     pub(super) fn read(&mut self, device: &dyn Device) -> Result<Values> {
         let mut values = Values::default();
-        self.arrives.take().map_or(Ok(()), |event| until(device, &event, || Ok(false)))?;
+        self.arrives.take().map_or(Ok(()), |event| until(&event, || Ok(false)))?;
         match &self.access {
             HostAccess::Host => device.download(&self.memory, bytes_of_mut(&mut values))?,
             HostAccess::Copied(host) | HostAccess::Staged(_, host) | HostAccess::Alone(host) => {

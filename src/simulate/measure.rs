@@ -1,7 +1,7 @@
 //! How long the steps of a plan take on this rank's device, one after the other, without communication.
 
 use crate::device::memory::bytes_of;
-use crate::device::{Device, Memory, Rule, Scalars, Step};
+use crate::device::{Device, Memory, Rule, Scalars, Step, Updated};
 use crate::error::Result;
 use crate::graph::Init;
 use crate::plan::{Ledger, Plan, Program, Regions};
@@ -122,5 +122,8 @@ fn updates(
     let state: Vec<Memory> =
         (0..rule.states()).map(|_| device.allocate(plan.sizes.parameters)).collect::<Result<_>>()?;
     let spans = plan.buckets.iter().take(buckets).map(|bucket| plan.spans(&bucket.bytes, rule));
-    spans.map(|spans| device.update(rule, &spans, &regions.parameters, &regions.gradients, &state)).collect()
+    let Regions { parameters, gradients, .. } = regions;
+    spans
+        .map(|spans| device.update(rule, &spans, &Updated { parameters, gradients, state: &state }))
+        .collect()
 }

@@ -23,7 +23,7 @@ use super::weights::Start;
 use crate::comm::{Barrier, World};
 use crate::config::Config;
 use crate::data::{Batch, TestLoader};
-use crate::device::{Device, Memory, Scalars, Step};
+use crate::device::{Device, Memory, Scalars, Step, Updated};
 use crate::error::{Error, Result};
 use crate::fusion::{Fusion, Link, Relay};
 use crate::graph::{DType, Graph};
@@ -287,7 +287,8 @@ impl Assembly<'_> {
             spans.iter_mut().for_each(|span| span.start -= part.start / 4);
             let state: Vec<Memory> =
                 memories.state.iter().map(|state| memories.of_part(state, bucket)).collect();
-            device.update(rule, &spans, &memories.of_parameters(bucket), &memories.sums[bucket], &state)
+            let (parameters, gradients) = (&memories.of_parameters(bucket), &memories.sums[bucket]);
+            device.update(rule, &spans, &Updated { parameters, gradients, state: &state })
         };
         memories.parts.iter().enumerate().map(of).collect()
     }

@@ -125,7 +125,7 @@ impl DevicePrefetch {
         }
         source.fill(step, which[1], &mut self.batch)?;
         // The step that is under way may still wait for what was sent before.
-        while !device.reached(&self.left)? {
+        while !self.left.reached()? {
             std::thread::yield_now();
         }
         self.parts.fill(&self.batch, |bytes, part| {

@@ -11,7 +11,7 @@ use super::evaluate::means;
 use super::memory::Memories;
 use crate::comm::World;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::device::{Device, Memory, Rule, Scalars, Step};
+use crate::device::{Device, Memory, Rule, Scalars, Step, Updated};
 use crate::error::Result;
 use crate::plan::{Plan, TAIL};
 use crate::strategy::{ModelAveraging, Relaxed};
@@ -156,11 +156,12 @@ impl Meetings {
             let momentum: Vec<Memory> = anchor.momentum.iter().map(of).collect();
             // The parameters' own update is the last to write them: a device may keep them in halves beside.
             let moved = if let ModelAveraging::Anchor { .. } = meeting { &own } else { &at };
+            let updated = |parameters, gradients, state| Updated { parameters, gradients, state };
             Ok(Part {
-                subtract: device.update(&PLAIN, &spans, &drift, &own, &[])?,
-                pull: device.update(&PLAIN, &spans, &own, &drift, &[])?,
+                subtract: device.update(&PLAIN, &spans, &updated(&drift, &own, &[]))?,
+                pull: device.update(&PLAIN, &spans, &updated(&own, &drift, &[]))?,
                 mean: device.scale(&drift, &device.allocate(4)?)?,
-                step: device.update(&rule, &spans, moved, &drift, &momentum)?,
+                step: device.update(&rule, &spans, &updated(moved, &drift, &momentum))?,
                 own,
                 anchor: at,
                 drift,

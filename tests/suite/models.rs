@@ -11,7 +11,7 @@ use bound::Bound;
 use dltrain::config::{Loss, Metric, Objective};
 use dltrain::device::cuda::Cuda;
 use dltrain::device::onednn::Cpu;
-use dltrain::device::{Device, Rule, Scalars, Step};
+use dltrain::device::{Device, Rule, Scalars, Step, Updated};
 use dltrain::graph::{Graph, Op, Role, Shape};
 use dltrain::model;
 use dltrain::plan::Parameter;
@@ -332,7 +332,11 @@ fn updates(run: &Bound) -> Vec<Box<dyn Step>> {
     let rule = Rule::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 };
     let (parameters, gradients) = (&run.regions.parameters, &run.regions.gradients);
     let spans = run.plan.buckets.iter().map(|bucket| run.plan.spans(&bucket.bytes, &rule));
-    spans.map(|spans| run.device.update(&rule, &spans, parameters, gradients, &[]).unwrap()).collect()
+    spans
+        .map(|spans| {
+            run.device.update(&rule, &spans, &Updated { parameters, gradients, state: &[] }).unwrap()
+        })
+        .collect()
 }
 
 /// Writes images, labels and every parameter.

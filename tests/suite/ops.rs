@@ -20,7 +20,7 @@ use dltrain::device::cuda::Cuda;
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::onednn::Cpu;
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span};
+use dltrain::device::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Scalars, Span, Updated};
 use dltrain::graph::{
     Activation, BackwardOp, BatchNorm, Binary, Conv, DType, FieldLoss, FusedOp, LocalResponseNorm, MatMul,
     Op, Permutation, Pool, Rows, Shape, Spec, Volume, dims, windows,
@@ -824,7 +824,13 @@ fn the_update_writes_the_halves_that_layers_read() {
         let mut bound = Bound::new(device, graph.simplify().narrowed_to(half).differentiate(), 1 << 14);
         let parameters = bound.regions.parameters.clone();
         let spans = bound.plan.buckets.iter().map(|bucket| bound.plan.spans(&bucket.bytes, &rule));
-        let updates = spans.map(|of| device.update(&rule, &of, &parameters, &bound.regions.gradients, &[]));
+        let updates = spans.map(|of| {
+            device.update(
+                &rule,
+                &of,
+                &Updated { parameters: &parameters, gradients: &bound.regions.gradients, state: &[] },
+            )
+        });
         let mut updates: Vec<_> = updates.map(Result::unwrap).collect();
         assert!(updates.len() > 1);
         bound.set_batch(&random(&[2, 3, 32, 32], Numbers::Reals, 1).values, &[3, 7]);
@@ -2456,7 +2462,9 @@ fn updates_and_accumulation_are_the_references_bit_for_bit() {
             let memory: Vec<Memory> = there.iter().map(|t| t.memory.clone()).collect();
             device.accumulate(&memory[3], &memory[1]).unwrap().run(&SCALARS).unwrap();
             let state = &memory[2..2 + rule.states()];
-            let mut step = device.update(&rule, &spans, &memory[0], &memory[1], state).unwrap();
+            let mut step = device
+                .update(&rule, &spans, &Updated { parameters: &memory[0], gradients: &memory[1], state })
+                .unwrap();
             step.run(&SCALARS).unwrap();
             step.run(&SCALARS).unwrap();
             there.iter().map(|t| download(device, t)).collect()

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use dltrain::config::{Loss, Metric, Objective};
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
+use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step, Updated};
 use dltrain::graph::{
     Activation, BackwardOp, BatchNorm, Conv, DType, FieldLoss, LocalResponseNorm, Op, Pool, Shape, Spec,
 };
@@ -445,7 +445,9 @@ impl Learner {
         let (parameters, gradients) = (memory(&operand(&[12], 5).1), memory(&[0.0; 12]));
         let state: Vec<Memory> = (0..rule.states()).map(|_| memory(&[0.0; 12])).collect();
         let span = [Span { start: 0, length: 12, decay: true }];
-        let update = Reference.update(&rule, &span, &parameters, &gradients, &state).unwrap();
+        let update = Reference
+            .update(&rule, &span, &Updated { parameters: &parameters, gradients: &gradients, state: &state })
+            .unwrap();
         Learner { parameters, gradients, update }
     }
 
@@ -540,7 +542,9 @@ fn biases_have_neither_decay_nor_a_trust_ratio() {
         let state: Vec<Memory> = (0..rule.states()).map(|_| memory(&[0.0; 12])).collect();
         let span = [Span { start: 0, length: 12, decay: false }];
         let scalars = Scalars { learning_rate: 0.125, update: 1, ..Scalars::default() };
-        let mut update = Reference.update(&rule, &span, &parameters, &gradients, &state).unwrap();
+        let mut update = Reference
+            .update(&rule, &span, &Updated { parameters: &parameters, gradients: &gradients, state: &state })
+            .unwrap();
         update.run(&scalars).unwrap();
         values(&parameters)
     };

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use super::gpu::{Argument, Argument::*, Gpu};
 use super::handle::allocate;
 use super::kernel::{Enqueued, Operands};
+use super::mark;
 use super::update::put;
-use super::{is_reached, mark};
 use crate::device::{
     CodecBucket, CodecKind, CodecPiece, CodecSetup, DeviceCodec, DeviceEvent, Memory as Bytes,
 };
@@ -158,10 +158,6 @@ impl DeviceCodec for CudaCodec {
             unsafe { leaving.download_later(there, host) }?;
         }
         mark(leaving)
-    }
-
-    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
-        is_reached(event)
     }
 
     fn decode(&mut self, bucket: usize) -> Result<()> {

@@ -22,7 +22,7 @@ use super::probe::GpuInfo;
 use super::tune::Tuned;
 use crate::device::memory::bytes_of;
 use crate::device::update::adam_corrections;
-use crate::device::{Memory, Scalars};
+use crate::device::{Memory, Point, Scalars};
 use crate::error::{Error, Result};
 
 /// Our kernels for GPUs from a compute capability on, the newest first, deflated by build.rs to a sixth; the driver

@@ -14,7 +14,7 @@ use super::sys::{
     CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUmodule, CUstream,
     CudaResult, Failed,
 };
-use crate::device::Memory;
+use crate::device::{Memory, Point};
 use crate::error::{Error, Result};
 
 /// CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream.
@@ -387,9 +387,10 @@ impl CudaEvent {
         }?;
         Ok(1e-3 * f64::from(milliseconds))
     }
+}
 
-    /// Whether everything before it has finished.
-    pub fn reached(&self) -> Result<bool> {
+impl Point for CudaEvent {
+    fn reached(&self) -> Result<bool> {
         // SAFETY: the event is alive.
         match unsafe { self.context.libraries.driver.cuEventQuery(self.raw) } {
             Ok(()) => Ok(true),

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::gpu::{Argument, Gpu, KernelLaunch};
 use super::handle::{CudaStream, open};
-use super::{is_reached, mark};
+use super::mark;
 use crate::device::{DeviceEvent, Memory, PeerMemory};
 use crate::error::{Error, Result};
 
@@ -82,9 +82,5 @@ impl PeerMemory for IpcMemory {
 
     fn record(&self) -> Result<DeviceEvent> {
         mark(&self.stream)
-    }
-
-    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
-        is_reached(event)
     }
 }

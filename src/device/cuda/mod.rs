@@ -47,13 +47,14 @@ mod sys;
 mod tune;
 mod update;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use self::handle::Registered;
 use super::{
     CodecSetup, Device, DeviceCodec, DeviceEvent, DeviceGroup, Kernel, KernelRequest, Layout, Memory,
-    PeerMemory, Rule, Scalars, Span, Squares, Step, Usage, not_lowered,
+    PeerMemory, Rule, Scalars, Span, Squares, Step, Updated, Usage, not_lowered,
 };
 use crate::config::environment;
 use crate::error::{Error, Result};
@@ -262,15 +263,8 @@ impl Device for Cuda {
             .map_err(|e| e.context(format!("reorder of {}", spec.shape)))
     }
 
-    fn update(
-        &self,
-        rule: &Rule,
-        spans: &[Span],
-        parameters: &Memory,
-        gradients: &Memory,
-        state: &[Memory],
-    ) -> Result<Box<dyn Step>> {
-        update::update(&self.gpu, rule, spans, parameters, gradients, state)
+    fn update(&self, rule: &Rule, spans: &[Span], of: &Updated) -> Result<Box<dyn Step>> {
+        update::update(&self.gpu, rule, spans, of)
     }
 
     fn clip(&self, max_norm: f32, gradients: &Memory) -> Result<Box<dyn Step>> {
@@ -326,10 +320,6 @@ impl Device for Cuda {
 
     fn record(&self) -> Result<DeviceEvent> {
         mark(&self.gpu.stream)
-    }
-
-    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
-        is_reached(event)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -442,16 +432,12 @@ impl Device for Cuda {
 
 /// This device's event, if it is one.
 fn event_of(event: &DeviceEvent) -> Option<&handle::CudaEvent> {
-    event.0.as_ref().and_then(|event| event.downcast_ref())
+    event.0.as_ref().and_then(|point| (&**point as &dyn Any).downcast_ref())
 }
 
 /// Marks the point behind what is in a stream.
 fn mark(stream: &handle::CudaStream) -> Result<DeviceEvent> {
     Ok(DeviceEvent(Some(Rc::new(stream.record()?))))
-}
-
-fn is_reached(event: &DeviceEvent) -> Result<bool> {
-    event_of(event).map_or(Ok(true), handle::CudaEvent::reached)
 }
 
 /// Steps that run as one graph.

@@ -17,10 +17,10 @@ use libloading::Library;
 use super::gpu::Gpu;
 use super::handle::{CudaStream, address};
 use super::library::{file_of, first, listed, places};
+use super::mark;
 use super::sys::{
     self, CudaLibrary, CudaResult, DnnText, Failed, Nccl, NcclComm, NcclConfig, NcclLastError, NcclUniqueId,
 };
-use super::{is_reached, mark};
 use crate::device::{DeviceEvent, DeviceGroup, Memory};
 use crate::error::{Error, Result};
 
@@ -230,10 +230,6 @@ impl DeviceGroup for NcclCommunicator {
 
     fn record(&self) -> Result<DeviceEvent> {
         mark(&self.stream)
-    }
-
-    fn reached(&self, event: &DeviceEvent) -> Result<bool> {
-        is_reached(event)
     }
 
     fn leave(&mut self) -> Result<()> {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::gpu::{Argument, Argument::*, Gpu, KernelLaunch};
 use super::handle::{CudaEvent, allocate};
 use super::kernel::Operands;
-use crate::device::{Memory, Rule, Span, Squares, Step};
+use crate::device::{Memory, Rule, Span, Squares, Step, Updated};
 use crate::error::{Error, Result};
 
 /// Elements that one block does at a time.
@@ -55,9 +55,7 @@ pub fn update(
     gpu: &Rc<Gpu>,
     rule: &Rule,
     spans: &[Span],
-    parameters: &Memory,
-    gradients: &Memory,
-    state: &[Memory],
+    &Updated { parameters, gradients, state }: &Updated,
 ) -> Result<Box<dyn Step>> {
     let end = spans.iter().map(|span| 4 * (span.start + span.length)).max().unwrap_or(0);
     if state.len() != rule.states()

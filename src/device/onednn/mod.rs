@@ -49,7 +49,7 @@ use std::rc::Rc;
 use self::handle::Engine;
 use self::host::Workers;
 use self::primitive::PrimitiveKernel;
-use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Squares, Step, not_lowered};
+use super::{Device, Kernel, KernelRequest, Layout, Memory, Rule, Span, Squares, Step, Updated, not_lowered};
 use crate::error::{Error, Result};
 use crate::graph::{BackwardOp, Op, OpFusions, Spec};
 
@@ -238,15 +238,8 @@ impl Device for Cpu {
         Ok(kernel.map(|kernel| kernel.of(&subject)))
     }
 
-    fn update(
-        &self,
-        rule: &Rule,
-        spans: &[Span],
-        parameters: &Memory,
-        gradients: &Memory,
-        state: &[Memory],
-    ) -> Result<Box<dyn Step>> {
-        update::update(&self.workers, rule, spans, parameters, gradients, state)
+    fn update(&self, rule: &Rule, spans: &[Span], of: &Updated) -> Result<Box<dyn Step>> {
+        update::update(&self.workers, rule, spans, of)
     }
 
     fn squares(&self, parts: &[Memory]) -> Result<Squares> {

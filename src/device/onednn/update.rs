@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::host::{Numbers, Workers, pieces};
 use crate::device::memory::bytes_of;
 use crate::device::update::{self, Squares, sum_of_squares};
-use crate::device::{Memory, Rule, Scalars, Span, Step};
+use crate::device::{Memory, Rule, Scalars, Span, Step, Updated};
 use crate::error::{Error, Result};
 
 /// A rule bound to its regions.
@@ -34,9 +34,7 @@ pub fn update(
     workers: &Rc<Workers>,
     rule: &Rule,
     spans: &[Span],
-    parameters: &Memory,
-    gradients: &Memory,
-    state: &[Memory],
+    &Updated { parameters, gradients, state }: &Updated,
 ) -> Result<Box<dyn Step>> {
     let smallest = [parameters, gradients].into_iter().chain(state).map(|m| m.bytes() / 4).min().unwrap_or(0);
     let beyond = spans.iter().any(|s| s.start.checked_add(s.length).is_none_or(|end| end > smallest));

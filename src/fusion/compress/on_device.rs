@@ -91,7 +91,7 @@ impl Compressor for OnDevice {
     }
 
     fn is_settled(&self, index: usize) -> Result<bool> {
-        self.left[index].as_ref().map_or(Ok(true), |event| self.coder.reached(event))
+        self.left[index].as_ref().map_or(Ok(true), DeviceEvent::reached)
     }
 
     fn state(&self) -> Vec<Kept> {

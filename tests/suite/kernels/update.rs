@@ -2,7 +2,7 @@
 
 use dltrain::device::memory::{bytes_of, bytes_of_mut};
 use dltrain::device::reference::Reference;
-use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step};
+use dltrain::device::{Device, Memory, Rule, Scalars, Span, Step, Updated};
 
 use super::{SCALARS, close, equal, random, scalars_bytes};
 use crate::launch;
@@ -266,7 +266,9 @@ fn every_rule_moves_parameters_as_on_the_host() {
         for start in [Start::Aligned, Start::Odd] {
             let twin = Twin::new(rule, start);
             let [w, g] = &twin.there;
-            let mut there = Reference.update(&rule, &SPANS, w, g, &twin.there_state).unwrap();
+            let mut there = Reference
+                .update(&rule, &SPANS, &Updated { parameters: w, gradients: g, state: &twin.there_state })
+                .unwrap();
             for update in 1..=3 {
                 let (scalars, buffer) = scalars_of(&rule, update, 0);
                 there.run(&scalars).unwrap();

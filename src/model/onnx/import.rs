@@ -80,6 +80,9 @@ pub enum PartialActivation {
     TwiceGelu,
 }
 
+/// What a node gives, or a part of it.
+pub type Lowered<T = Value> = std::result::Result<T, Stop>;
+
 /// Why a node becomes no layer.
 pub enum Stop {
     /// It is not supported, in words.
@@ -134,8 +137,8 @@ pub struct Import<'a> {
     pub file: &'a OnnxFile,
     /// What it is described to.
     pub net: &'a mut Builder,
-    /// Images that the file is written for.
-    pub batch: usize,
+    /// The node that it is at.
+    pub node: OnnxNode<'a>,
     images: TensorId,
     values: HashMap<&'a str, Value>,
     /// What was made of what was begun, of stored tensors by their names, and of constants.
@@ -201,10 +204,16 @@ pub fn as_described(
         values.insert(name, Value::Known(ConstantTensor::of(&file.tensors[index]).map_err(wrong)?));
     }
     let head = classes.and_then(|classes| Some((head(file, &needed, &output.name)?, classes)));
-    let batch = net.shape(images).batch();
+    let no_scores = || {
+        let what = match file.is_loss {
+            true => "is no mean over the batch, such as ReduceMean over all axes gives",
+            false => "has not one part for each sample: (N, …)",
+        };
+        wrong(format!("its output {} {what}", output.name))
+    };
     let mut import = Import {
+        node: node(file, *needed.first().ok_or_else(no_scores)?),
         file,
-        batch,
         net,
         images,
         values,
@@ -221,14 +230,8 @@ pub fn as_described(
     };
     import.walk(&needed)?;
     let logits = match import.scores(&needed, &output.name) {
-        Some(id) if import.net.shape(id).0.first() == Some(&batch) => id,
-        _ => {
-            let what = match file.is_loss {
-                true => "is no mean over the batch, such as ReduceMean over all axes gives",
-                false => "has not one part for each sample: (N, …)",
-            };
-            return Err(wrong(format!("its output {} {what}", output.name)));
-        }
+        Some(id) if import.net.shape(id).0.first() == Some(&import.batch()) => id,
+        _ => return Err(no_scores()),
     };
     if !import.net.depends(logits, images) {
         return Err(wrong(format!("its output {} does not depend on what it is given", output.name)));
@@ -321,7 +324,8 @@ impl<'a> Import<'a> {
         ))
     }
 
-    fn value_of(&mut self, node: OnnxNode<'a>) -> std::result::Result<Value, Stop> {
+    fn value_of(&mut self, node: OnnxNode<'a>) -> Lowered {
+        self.node = node;
         if node.op() == "If" {
             return self.branch(node);
         }
@@ -330,22 +334,22 @@ impl<'a> Import<'a> {
         if inputs.iter().any(|value| matches!(value, Value::Unknown)) {
             return Ok(Value::Unknown);
         }
-        if let Some(known) = self.known(node, &inputs)? {
+        if let Some(known) = self.known(&inputs)? {
             return Ok(Value::Known(known));
         }
         if self.file.is_loss
-            && let Some(value) = layers::loss::of_samples(self, node, &inputs)?
+            && let Some(value) = layers::loss::of_samples(self, &inputs)?
         {
             return Ok(value);
         }
         match handler {
-            Some(handler) => handler(self, node, &inputs),
+            Some(handler) => handler(self, &inputs),
             None => Err("is computed from what is known before a step, and here it is not".into()),
         }
     }
 
     /// What one of two graphs gives, by a condition that is known.
-    fn branch(&mut self, node: OnnxNode<'a>) -> std::result::Result<Value, Stop> {
+    fn branch(&mut self, node: OnnxNode<'a>) -> Lowered {
         let condition = self.named(node.inputs().first().ok_or("reads nothing")?);
         let condition =
             self.constant(&condition).map_err(|_| "chooses by what is computed from the images")?;
@@ -369,6 +373,11 @@ impl<'a> Import<'a> {
         given.into_iter().next().ok_or_else(|| "gives nothing".into())
     }
 
+    /// Images that the file is written for.
+    pub fn batch(&self) -> usize {
+        self.net.shape(self.images).batch()
+    }
+
     /// What a name stands for. One that is left out is an empty constant.
     pub fn named(&self, name: &str) -> Value {
         match self.values.get(name) {
@@ -379,20 +388,17 @@ impl<'a> Import<'a> {
 
     /// The first output, as far as the network computes it.
     fn scores(&mut self, needed: &[usize], output: &str) -> Option<TensorId> {
-        let last = node(self.file, *needed.last()?);
+        self.node = node(self.file, *needed.last()?);
         let value = self.values.get(output)?.clone();
         if self.file.is_loss {
             return if let Value::MeanOf(part) = value { Some(part) } else { None };
         }
-        matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(last, &value).ok())?
+        matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(&value).ok())?
     }
 
     /// What a node gives that reads constants alone.
-    fn known(
-        &mut self,
-        node: OnnxNode,
-        inputs: &[Value],
-    ) -> std::result::Result<Option<ConstantTensor>, Stop> {
+    fn known(&mut self, inputs: &[Value]) -> Lowered<Option<ConstantTensor>> {
+        let node = self.node;
         let keeps_name = node.op() == "Identity" && matches!(inputs, [Value::Stored(_)]);
         // What is put into a table, and that, are no weights; a bias of which a part is put to 0 is.
         let is_table = |value: &Value| match value {
@@ -473,11 +479,11 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// As for `tensor`.
-    pub fn shape_of(&mut self, node: OnnxNode, value: &Value) -> std::result::Result<Shape, Stop> {
+    pub fn shape_of(&mut self, value: &Value) -> Lowered<Shape> {
         match self.dims_of(value) {
             Some(dims) => Ok(Shape(dims)),
             None => {
-                let id = self.tensor(node, value)?;
+                let id = self.tensor(value)?;
                 Ok(self.net.shape(id).clone())
             }
         }
@@ -488,7 +494,7 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// It is no such thing.
-    pub fn tensor(&mut self, node: OnnxNode, value: &Value) -> std::result::Result<TensorId, Stop> {
+    pub fn tensor(&mut self, value: &Value) -> Lowered<TensorId> {
         match value {
             Value::Tensor(id) => Ok(*id),
             Value::Partly(step, x) => {
@@ -497,7 +503,7 @@ impl<'a> Import<'a> {
                 if let Some(&(.., y)) = self.made.iter().find(is_same) {
                     return Ok(y);
                 }
-                let y = layers::finished(self, node, *step, *x)?;
+                let y = layers::finished(self, *step, *x)?;
                 self.made.push((*step, *x, y));
                 Ok(y)
             }
@@ -508,7 +514,7 @@ impl<'a> Import<'a> {
                 if constant.len() == 0 {
                     return Err("computes with nothing".into());
                 }
-                let name = self.layer(&format!("{}.constant", node.layer()));
+                let name = self.layer(&format!("{}.constant", self.node.layer()));
                 Ok(self.net.constant(&name, Shape(dims), &constant.reals())?)
             }
             Value::Noise(_) => Err("reads random numbers, which only a layer that drops some may do".into()),
@@ -522,15 +528,15 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// As for `tensor`.
-    pub fn bias(&mut self, node: OnnxNode, value: &Value) -> std::result::Result<TensorId, Stop> {
+    pub fn bias(&mut self, value: &Value) -> Lowered<TensorId> {
         match value {
             Value::Stored(stored) if self.file.is_initializer(stored.index) => self.operand(stored),
-            other => self.tensor(node, other),
+            other => self.tensor(other),
         }
     }
 
     /// A stored tensor that is no weight of a layer, but an operand: learned, once however many read it.
-    fn operand(&mut self, stored: &StoredTensor) -> std::result::Result<TensorId, Stop> {
+    fn operand(&mut self, stored: &StoredTensor) -> Lowered<TensorId> {
         if let Some(&id) = self.operands.get(&stored.name) {
             return self.turned(id, stored);
         }
@@ -569,7 +575,7 @@ impl<'a> Import<'a> {
         self.turned(id, stored)
     }
 
-    fn turned(&mut self, id: TensorId, stored: &StoredTensor) -> std::result::Result<TensorId, Stop> {
+    fn turned(&mut self, id: TensorId, stored: &StoredTensor) -> Lowered<TensorId> {
         if !stored.transposed {
             return Ok(id);
         }
@@ -614,14 +620,14 @@ impl<'a> Import<'a> {
         Ok((stored.clone(), dims))
     }
 
-    /// The classes that this node's layer is to have in place of its own.
-    pub fn classes_of(&self, node: OnnxNode) -> Option<usize> {
-        self.head.filter(|(index, _)| *index == node.index).map(|(_, classes)| classes)
+    /// The classes that the node's layer is to have in place of its own.
+    pub fn classes_of(&self) -> Option<usize> {
+        self.head.filter(|(index, _)| *index == self.node.index).map(|(_, classes)| classes)
     }
 
-    /// The one node that reads what a node gives, where there is one.
-    pub fn reader(&self, node: OnnxNode<'a>) -> Option<OnnxNode<'a>> {
-        let name = node.outputs().first()?;
+    /// The one node that reads what the node gives, where there is one.
+    pub fn reader(&self) -> Option<OnnxNode<'a>> {
+        let name = self.node.outputs().first()?;
         match self.readers.get(&**name).map(Vec::as_slice) {
             Some(&[reader]) if self.file.graph.output.iter().all(|output| output.name != *name) => {
                 Some(OnnxNode::new(&self.file.graph.node[reader], reader))
@@ -652,8 +658,8 @@ impl<'a> Import<'a> {
         self.net.depends(id, self.images)
     }
 
-    /// Notes that a node computes along the first axis, where that is of the one image that the file is written for.
-    pub fn along_first(&mut self, node: OnnxNode, x: TensorId) {
+    /// Notes that the node computes along the first axis, where that is of the one image that the file is written for.
+    pub fn along_first(&mut self, x: TensorId) {
         let shape = self.net.shape(x);
         if self.file.batch() == Some(1)
             && !self.file.is_loss
@@ -661,7 +667,7 @@ impl<'a> Import<'a> {
             && shape.0[0] == 1
             && self.of_images(x)
         {
-            self.noted.alone.push(node.name());
+            self.noted.alone.push(self.node.name());
         }
     }
 
@@ -676,10 +682,10 @@ impl<'a> Import<'a> {
     }
 
     /// The layer that a weight belongs to by its name, or the node's.
-    pub fn layer_of(&mut self, node: OnnxNode, weight: &StoredTensor) -> String {
+    pub fn layer_of(&mut self, weight: &StoredTensor) -> String {
         match weight.name.strip_suffix(".weight") {
             Some(layer) if !layer.is_empty() => self.layer(layer),
-            _ => self.layer(&node.layer()),
+            _ => self.layer(&self.node.layer()),
         }
     }
 
@@ -687,7 +693,7 @@ impl<'a> Import<'a> {
     ///
     /// # Errors
     /// A weight of more than one axis that another layer has too.
-    pub fn learned(&mut self, stored: &[&StoredTensor]) -> std::result::Result<(), Stop> {
+    pub fn learned(&mut self, stored: &[&StoredTensor]) -> Lowered<()> {
         let ids = self.net.kept_of_last();
         for (&id, stored) in ids.iter().zip(stored) {
             let mut name = stored.name.clone();

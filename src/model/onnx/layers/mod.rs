@@ -13,16 +13,15 @@ mod shapes;
 mod weights;
 mod windows;
 
-use super::import::{Import, Stop, Value};
+use super::import::{Import, Lowered, Value};
 use super::node::OnnxNode;
 use super::tensor::Reason;
 use crate::graph::{Activation, Binary, TensorId};
 
 pub use elements::finished;
 
-type Lowered = std::result::Result<Value, Stop>;
-/// Makes a layer of a node and of what it reads.
-pub type Handler = for<'a> fn(&mut Import<'a>, OnnxNode<'a>, &[Value]) -> Lowered;
+/// Makes a layer of the node that the import is at, and of what that reads.
+pub type Handler = fn(&mut Import, &[Value]) -> Lowered;
 
 /// The ops that become layers, with the attributes that are read, or that say nothing about the numbers.
 #[rustfmt::skip]
@@ -48,7 +47,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Einsum", &["equation"], products::einsum),
     ("Elu", &["alpha"], elements::elu),
     ("Erf", &[], elements::erf),
-    ("Exp", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Exp)),
+    ("Exp", &[], |import, inputs| elements::activation(import, inputs, Activation::Exp)),
     ("Expand", &[], shapes::expand),
     ("Flatten", &["axis"], shapes::flatten),
     ("Gather", &["axis"], shapes::gather),
@@ -60,7 +59,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Greater", &[], elements::greater),
     ("GroupNormalization", &["epsilon", "num_groups", "stash_type"], norms::group_norm),
     ("HardSigmoid", &["alpha", "beta"], elements::hard_sigmoid),
-    ("HardSwish", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::HardSwish)),
+    ("HardSwish", &[], |import, inputs| elements::activation(import, inputs, Activation::HardSwish)),
     ("Identity", &[], shapes::identity),
     ("InstanceNormalization", &["epsilon"], norms::instance_norm),
     ("LRN", &["alpha", "beta", "bias", "size"], norms::local_response_norm),
@@ -77,7 +76,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Min", &[], elements::minimum),
     ("Mish", &[], elements::mish),
     ("Mul", &[], elements::multiply),
-    ("Neg", &[], |import, node, inputs| elements::scaled(import, node, elements::first(inputs)?, -1.0)),
+    ("Neg", &[], |import, inputs| elements::scaled(import, elements::first(inputs)?, -1.0)),
     ("PRelu", &[], elements::parametric_relu),
     ("Pad", &["mode", "pads", "value"], shapes::pad),
     ("Pow", &[], elements::power),
@@ -89,7 +88,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("ReduceMin", &["axes", "keepdims", "noop_with_empty_axes"], elements::smallest_over),
     ("ReduceSum", &["axes", "keepdims", "noop_with_empty_axes"], elements::sum_over),
     ("ReduceSumSquare", &["axes", "keepdims", "noop_with_empty_axes"], elements::squares_over),
-    ("Relu", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::RELU)),
+    ("Relu", &[], |import, inputs| elements::activation(import, inputs, Activation::RELU)),
     ("Reshape", &["allowzero"], shapes::reshape),
     ("Resize",
         &["antialias", "axes", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside",
@@ -104,12 +103,12 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("Softplus", &[], elements::softplus),
     ("Softsign", &[], elements::softsign),
     ("Split", &["axis", "num_outputs", "split"], shapes::split),
-    ("Sqrt", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Sqrt)),
+    ("Sqrt", &[], |import, inputs| elements::activation(import, inputs, Activation::Sqrt)),
     ("Squeeze", &["axes"], shapes::squeeze),
-    ("Sub", &[], |import, node, inputs| elements::stretched(import, node, inputs, Binary::Subtract)),
+    ("Sub", &[], |import, inputs| elements::stretched(import, inputs, Binary::Subtract)),
     ("Sum", &[], elements::add),
     ("Swish", &["alpha"], elements::swish),
-    ("Tanh", &[], |import, node, inputs| elements::activation(import, node, inputs, Activation::Tanh)),
+    ("Tanh", &[], |import, inputs| elements::activation(import, inputs, Activation::Tanh)),
     ("Tile", &[], shapes::tile),
     ("Transpose", &["perm"], shapes::transpose),
     ("Unsqueeze", &["axes"], shapes::unsqueeze),
@@ -131,12 +130,8 @@ pub fn handler(node: OnnxNode) -> std::result::Result<Option<Handler>, Reason> {
 }
 
 /// The images or cubes that a node reads.
-fn image<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
-    value: &Value,
-) -> std::result::Result<TensorId, Stop> {
-    let x = import.tensor(node, value)?;
+fn image(import: &mut Import, value: &Value) -> Lowered<TensorId> {
+    let x = import.tensor(value)?;
     match import.net.shape(x).rank() {
         4 | 5 => Ok(x),
         _ => Err(format!("reads {}, and not images (N, C, H, W)", import.net.shape(x)).into()),

@@ -4,8 +4,7 @@ use super::elements::first;
 use super::{Lowered, shapes};
 use crate::graph::{MatMul, Shape, TensorId};
 use crate::model::onnx::constant::{common, from_front};
-use crate::model::onnx::import::{Import, PartialActivation, Stop, Value};
-use crate::model::onnx::node::OnnxNode;
+use crate::model::onnx::import::{Import, PartialActivation, Value};
 
 /// An operand as a product reads it: with what was to be done to it before, as far as a product does that too.
 struct Factor {
@@ -14,26 +13,22 @@ struct Factor {
     scale: f32,
 }
 
-fn factor<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
-    value: &Value,
-) -> std::result::Result<Factor, Stop> {
+fn factor(import: &mut Import, value: &Value) -> Lowered<Factor> {
     let (id, transposed, scale) = match value {
         Value::Partly(PartialActivation::Scaled(by), x) => (*x, false, *by),
         Value::Partly(PartialActivation::Turned(order), x) if shapes::swaps_last(&order.axes()) => {
             (*x, true, 1.0)
         }
-        value => (import.tensor(node, value)?, false, 1.0),
+        value => (import.tensor(value)?, false, 1.0),
     };
     Ok(Factor { id, transposed, scale })
 }
 
 /// The product of the last two axes; those before are stretched over each other. What has one axis is a row or a
 /// column.
-pub fn product<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, a: &Value, b: &Value) -> Lowered {
-    let (a, b) = (factor(import, node, a)?, factor(import, node, b)?);
-    let layer = import.layer(&node.layer());
+pub fn product(import: &mut Import, a: &Value, b: &Value) -> Lowered {
+    let (a, b) = (factor(import, a)?, factor(import, b)?);
+    let layer = import.layer(&import.node.layer());
     let [x, z] = [&a, &b].map(|factor| import.net.shape(factor.id).0.clone());
     let wrong = || format!("multiplies {} by {}", Shape(x.clone()), Shape(z.clone()));
     let as_matrix = |shape: &[usize], is_row: bool| match shape {
@@ -71,14 +66,14 @@ pub fn product<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, a: &Value, b: &V
     if x.len() == 1 {
         shape.remove(rank - 2);
     }
-    shapes::shaped(import, node, y, shape)
+    shapes::shaped(import, y, shape)
 }
 
 /// The sum of products of two tensors, as one product of matrices: letters that all three have are batches, those that
 /// the two have are summed over.
-pub fn einsum<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn einsum(import: &mut Import, inputs: &[Value]) -> Lowered {
     let equation: String =
-        node.text("equation").unwrap_or("").chars().filter(|c| !c.is_whitespace()).collect();
+        import.node.text("equation").unwrap_or("").chars().filter(|c| !c.is_whitespace()).collect();
     let wrong = || format!("equation {equation}: none of two tensors that is a product of matrices");
     let (operands, result) = equation.split_once("->").ok_or_else(wrong)?;
     let ([a, b], Some((of_a, of_b))) = (inputs, operands.split_once(',')) else { return Err(wrong().into()) };
@@ -104,26 +99,25 @@ pub fn einsum<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
     if !is_whole {
         return Err(wrong().into());
     }
-    let (a, sizes_a) = in_order(import, node, (a, of_a), &[&batch, &rows, &inner])?;
-    let (b, sizes_b) = in_order(import, node, (b, of_b), &[&batch, &inner, &columns])?;
-    let Value::Tensor(y) = product(import, node, &a, &b)? else { return Err(wrong().into()) };
+    let (a, sizes_a) = in_order(import, (a, of_a), &[&batch, &rows, &inner])?;
+    let (b, sizes_b) = in_order(import, (b, of_b), &[&batch, &inner, &columns])?;
+    let Value::Tensor(y) = product(import, &a, &b)? else { return Err(wrong().into()) };
     let all = [sizes_a, sizes_b].concat();
     let extent =
         |letter: &char| all.iter().find(|(other, _)| other == letter).map_or(1, |(_, extent)| *extent);
-    let y = shapes::shaped(import, node, y, order.iter().map(extent).collect())?;
+    let y = shapes::shaped(import, y, order.iter().map(extent).collect())?;
     let places: Vec<usize> =
         result.chars().filter_map(|letter| order.iter().position(|&other| other == letter)).collect();
-    shapes::permuted(import, node, &y, &places)
+    shapes::permuted(import, &y, &places)
 }
 
 /// The operand with its axes in this order, each group of letters as one axis, and the extents of its letters.
-fn in_order<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
+fn in_order(
+    import: &mut Import,
     (value, letters): (&Value, &str),
     groups: &[&Vec<char>; 3],
-) -> std::result::Result<(Value, Vec<(char, usize)>), Stop> {
-    let x = import.tensor(node, value)?;
+) -> Lowered<(Value, Vec<(char, usize)>)> {
+    let x = import.tensor(value)?;
     let shape = import.net.shape(x).clone();
     if shape.rank() != letters.len() {
         return Err(format!("names the axes {letters} of {shape}").into());
@@ -132,47 +126,47 @@ fn in_order<'a>(
     let wanted = groups.iter().flat_map(|group| group.iter());
     let axes: Vec<usize> =
         wanted.filter_map(|&letter| letters.chars().position(|other| other == letter)).collect();
-    let y = shapes::permuted(import, node, &Value::Tensor(x), &axes)?;
-    let y = import.tensor(node, &y)?;
+    let y = shapes::permuted(import, &Value::Tensor(x), &axes)?;
+    let y = import.tensor(&y)?;
     let extent =
         |letter: &char| sizes.iter().find(|(other, _)| other == letter).map_or(1, |(_, extent)| *extent);
     let joined = groups.iter().map(|group| group.iter().map(extent).product()).collect();
-    Ok((shapes::shaped(import, node, y, joined)?, sizes))
+    Ok((shapes::shaped(import, y, joined)?, sizes))
 }
 
 /// The loss has it, so that at the end of a network there is none.
-pub fn softmax<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = import.tensor(node, first(inputs)?)?;
+pub fn softmax(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = import.tensor(first(inputs)?)?;
     let rank = import.net.shape(x).rank();
-    let given = node.int("axis").unwrap_or(if import.file.version() < 13 { 1 } else { -1 });
+    let given = import.node.int("axis").unwrap_or(if import.file.version() < 13 { 1 } else { -1 });
     let axis = from_front(given, rank).filter(|&axis| axis + 1 == rank || import.file.version() >= 13);
     let axis = axis.ok_or_else(|| format!("axis {given} of {}", import.net.shape(x)))?;
-    if is_last(import, node, rank, axis) {
+    if is_last(import, rank, axis) {
         return Ok(Value::Tensor(x));
     }
     if axis == 0 {
-        import.along_first(node, x);
+        import.along_first(x);
     }
     let mut axes: Vec<usize> = (0..rank).collect();
     axes.swap(axis, rank - 1);
-    let x = shapes::permuted(import, node, &Value::Tensor(x), &axes)?;
-    let x = import.tensor(node, &x)?;
-    let layer = import.layer(&node.layer());
+    let x = shapes::permuted(import, &Value::Tensor(x), &axes)?;
+    let x = import.tensor(&x)?;
+    let layer = import.layer(&import.node.layer());
     let y = import.net.softmax(&layer, x);
-    shapes::permuted(import, node, &Value::Tensor(y), &axes)
+    shapes::permuted(import, &Value::Tensor(y), &axes)
 }
 
 /// The logarithm of a softmax along an axis.
-pub fn log_softmax<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = import.tensor(node, first(inputs)?)?;
+pub fn log_softmax(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = import.tensor(first(inputs)?)?;
     let rank = import.net.shape(x).rank();
-    match from_front(node.int("axis").unwrap_or(-1), rank) {
-        Some(axis) if is_last(import, node, rank, axis) => Ok(Value::Tensor(x)),
+    match from_front(import.node.int("axis").unwrap_or(-1), rank) {
+        Some(axis) if is_last(import, rank, axis) => Ok(Value::Tensor(x)),
         _ => Err("is not the end of the network, over its classes".into()),
     }
 }
 
 /// Whether it is over the classes, and nothing comes behind it.
-fn is_last(import: &Import, node: OnnxNode, rank: usize, axis: usize) -> bool {
-    import.file.gives(node.outputs()) && rank == 2 && axis == 1
+fn is_last(import: &Import, rank: usize, axis: usize) -> bool {
+    import.file.gives(import.node.outputs()) && rank == 2 && axis == 1
 }

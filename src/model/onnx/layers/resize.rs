@@ -5,17 +5,17 @@ use super::{Lowered, stated};
 use crate::graph::{Interpolation, Resize, ResizeCoordinates};
 use crate::model::onnx::constant::from_front;
 use crate::model::onnx::import::{Import, Value};
-use crate::model::onnx::node::{OnnxNode, lengths};
+use crate::model::onnx::node::lengths;
 use crate::model::onnx::tensor::Reason;
 
 /// An axis, and how long it becomes: in elements, or by what factor.
 type Change = (usize, std::result::Result<usize, f64>);
 
 /// Each axis by itself.
-pub fn resize<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let mut x = import.tensor(node, first(inputs)?)?;
+pub fn resize(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let mut x = import.tensor(first(inputs)?)?;
     let shape = import.net.shape(x).clone();
-    for (axis, to) in changes(import, node, inputs, shape.rank())? {
+    for (axis, to) in changes(import, inputs, shape.rank())? {
         let extent = shape.0[axis];
         let (length, scale) = match to {
             Ok(length) => (length, length as f64 / extent as f64),
@@ -28,28 +28,23 @@ pub fn resize<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
         if axis == 0 {
             return Err("changes the batch".into());
         }
-        let how = how(import, node, scale)?;
-        let layer = import.layer(&node.layer());
+        let how = how(import, scale)?;
+        let layer = import.layer(&import.node.layer());
         x = import.net.resize_along(&layer, x, axis, (length, Some(scale)), how)?;
     }
     Ok(Value::Tensor(x))
 }
 
 /// What it is to become, of the axes that are named. (Factors are an attribute in the oldest files.)
-fn changes(
-    import: &Import,
-    node: OnnxNode,
-    inputs: &[Value],
-    rank: usize,
-) -> std::result::Result<Vec<Change>, Reason> {
+fn changes(import: &Import, inputs: &[Value], rank: usize) -> std::result::Result<Vec<Change>, Reason> {
     let all: Vec<i64> = (0..rank as i64).collect();
-    let named = node.ints("axes").unwrap_or(&all);
+    let named = import.node.ints("axes").unwrap_or(&all);
     let axes: Option<Vec<usize>> = named.iter().map(|&axis| from_front(axis, rank)).collect();
     let axes = axes.ok_or_else(|| format!("axes {named:?} of {rank}"))?;
-    let at = if node.op() == "Resize" && import.file.version() >= 11 { 2 } else { 1 };
+    let at = if import.node.op() == "Resize" && import.file.version() >= 11 { 2 } else { 1 };
     let factors = inputs.get(at).map(|value| import.constant(value)).transpose()?;
     let factors = factors.map(|factors| factors.reals()).filter(|factors| !factors.is_empty());
-    let factors = factors.or_else(|| node.reals("scales").map(<[f32]>::to_vec));
+    let factors = factors.or_else(|| import.node.reals("scales").map(<[f32]>::to_vec));
     let sizes = if at == 2 { stated(import, inputs, 3)? } else { None };
     let lengths = sizes.as_deref().and_then(lengths);
     let changes: Vec<Change> = match (lengths, factors) {
@@ -67,10 +62,10 @@ fn changes(
     }
 }
 
-fn how(import: &Import, node: OnnxNode, scale: f64) -> std::result::Result<Resize, Reason> {
-    let is_old = node.op() != "Resize" || import.file.version() < 11;
-    let text = |name: &'static str, default: &'static str| node.text(name).unwrap_or(default);
-    let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
+fn how(import: &Import, scale: f64) -> std::result::Result<Resize, Reason> {
+    let is_old = import.node.op() != "Resize" || import.file.version() < 11;
+    let text = |name: &'static str, default: &'static str| import.node.text(name).unwrap_or(default);
+    let is_set = |name: &str| import.node.int(name).unwrap_or(0) != 0;
     if is_set("antialias") && scale < 1.0 {
         return Err("antialias of a smaller image".into());
     }
@@ -94,7 +89,7 @@ fn how(import: &Import, node: OnnxNode, scale: f64) -> std::result::Result<Resiz
         ("nearest", "round_prefer_ceil") => Interpolation::NearestAbove,
         ("linear" | "bilinear", _) => Interpolation::Linear,
         ("cubic", _) => Interpolation::Cubic {
-            a: f64::from(node.real("cubic_coeff_a").unwrap_or(-0.75)),
+            a: f64::from(import.node.real("cubic_coeff_a").unwrap_or(-0.75)),
             inside: is_set("exclude_outside"),
         },
         (mode, nearest) => return Err(format!("mode {mode}, nearest_mode {nearest}")),

@@ -8,14 +8,14 @@ use crate::model::onnx::constant::{
     ConstantTensor, ConstantValues, common, count, from_front, reshaped, squeezed, taken, unsqueezed,
 };
 use crate::model::onnx::fold;
-use crate::model::onnx::import::{Import, PartialActivation, Stop, StoredTensor, Value};
-use crate::model::onnx::node::{OnnxNode, lengths};
+use crate::model::onnx::import::{Import, PartialActivation, StoredTensor, Value};
+use crate::model::onnx::node::lengths;
 use crate::model::onnx::tensor::Reason;
 
 // ---- the same elements in another shape ----
 
 /// The elements in this shape.
-pub fn shaped<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: TensorId, to: Vec<usize>) -> Lowered {
+pub fn shaped(import: &mut Import, x: TensorId, to: Vec<usize>) -> Lowered {
     let shape = import.net.shape(x).clone();
     if shape.0 == to {
         return Ok(Value::Tensor(x));
@@ -23,64 +23,64 @@ pub fn shaped<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: TensorId, to: 
     if to.iter().product::<usize>() != shape.elements() || to.is_empty() {
         return Err(format!("makes {} of {shape}", Shape(to)).into());
     }
-    let layer = import.layer(&node.layer());
+    let layer = import.layer(&import.node.layer());
     Ok(Value::Tensor(import.net.reshape(&layer, x, Shape(to))?))
 }
 
-pub fn flatten<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = import.tensor(node, first(inputs)?)?;
+pub fn flatten(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = import.tensor(first(inputs)?)?;
     let shape = import.net.shape(x).clone();
-    let axis = node.int("axis").unwrap_or(1);
+    let axis = import.node.int("axis").unwrap_or(1);
     let cut = if axis == shape.rank() as i64 { Some(shape.rank()) } else { from_front(axis, shape.rank()) };
     let cut = cut.ok_or_else(|| format!("axis {axis} of {shape}"))?;
     let (before, behind) = shape.0.split_at(cut);
-    shaped(import, node, x, vec![before.iter().product(), behind.iter().product()])
+    shaped(import, x, vec![before.iter().product(), behind.iter().product()])
 }
 
-pub fn reshape<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn reshape(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
-    let x = import.tensor(node, x)?;
+    let x = import.tensor(x)?;
     let before = import.net.shape(x).clone();
     let wanted = import.constant(shape)?.integers()?.to_vec();
-    let literal = node.int("allowzero").unwrap_or(0) != 0;
+    let literal = import.node.int("allowzero").unwrap_or(0) != 0;
     match reshaped(&before.0, &wanted, literal) {
-        Some(to) => shaped(import, node, x, to),
+        Some(to) => shaped(import, x, to),
         None => Err(format!("makes {wanted:?} of {before}").into()),
     }
 }
 
-pub fn squeeze<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = import.tensor(node, first(inputs)?)?;
+pub fn squeeze(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = import.tensor(first(inputs)?)?;
     let shape = import.net.shape(x).clone();
-    let over = axes_of(import, node, inputs)?;
+    let over = axes_of(import, inputs)?;
     match squeezed(&shape.0, &over) {
-        Some(to) => shaped(import, node, x, to),
+        Some(to) => shaped(import, x, to),
         None => Err(format!("axes {over:?} of {shape}").into()),
     }
 }
 
-pub fn unsqueeze<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = import.tensor(node, first(inputs)?)?;
+pub fn unsqueeze(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = import.tensor(first(inputs)?)?;
     let shape = import.net.shape(x).clone();
-    let over = axes_of(import, node, inputs)?;
+    let over = axes_of(import, inputs)?;
     match unsqueezed(&shape.0, &over) {
-        Some(to) => shaped(import, node, x, to),
+        Some(to) => shaped(import, x, to),
         None => Err(format!("axes {over:?} of {shape}").into()),
     }
 }
 
-fn axes_of(import: &Import, node: OnnxNode, inputs: &[Value]) -> std::result::Result<Vec<i64>, Reason> {
+fn axes_of(import: &Import, inputs: &[Value]) -> std::result::Result<Vec<i64>, Reason> {
     let given = inputs.get(1).map(|value| import.constant(value)).transpose()?;
     let inputs: Vec<&ConstantTensor> = given.iter().flat_map(|axes| [axes, axes]).collect();
-    fold::axes(&node, &inputs)
+    fold::axes(&import.node, &inputs)
 }
 
-pub fn shape<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn shape(import: &mut Import, inputs: &[Value]) -> Lowered {
     let x = first(inputs)?;
-    let dims = import.shape_of(node, x)?.0;
+    let dims = import.shape_of(x)?.0;
     let rank = dims.len() as i64;
     let place = |name: &str, default: i64| {
-        let at = node.int(name).unwrap_or(default);
+        let at = import.node.int(name).unwrap_or(default);
         (if at < 0 { at.saturating_add(rank) } else { at }).clamp(0, rank) as usize
     };
     let (from, to) = (place("start", 0), place("end", rank));
@@ -90,27 +90,27 @@ pub fn shape<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) 
 
 // ---- another order ----
 
-pub fn transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn transpose(import: &mut Import, inputs: &[Value]) -> Lowered {
     let x = first(inputs)?;
     let rank = match (import.dims_of(x), x) {
         (Some(dims), _) => dims.len(),
         (None, Value::Partly(PartialActivation::Turned(order), _)) => order.axes().len(),
         (None, _) => {
-            let x = import.tensor(node, x)?;
+            let x = import.tensor(x)?;
             import.net.shape(x).rank()
         }
     };
-    let order = node.ints("perm").map_or_else(|| Some((0..rank).rev().collect()), lengths);
+    let order = import.node.ints("perm").map_or_else(|| Some((0..rank).rev().collect()), lengths);
     match order.filter(|order| order.len() == rank && (0..rank).all(|axis| order.contains(&axis))) {
-        Some(order) => permuted(import, node, x, &order),
-        None => Err(format!("perm {:?} of {rank} axes", node.ints("perm").unwrap_or_default()).into()),
+        Some(order) => permuted(import, x, &order),
+        None => Err(format!("perm {:?} of {rank} axes", import.node.ints("perm").unwrap_or_default()).into()),
     }
 }
 
 /// With its axes in this order. That of a stored matrix is kept in mind, and so is any other until somebody reads it: a
 /// product may read a transpose as it is, and exporters that want channels last put two orders behind each other that
 /// come to nothing.
-pub fn permuted<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: &Value, order: &[usize]) -> Lowered {
+pub fn permuted(import: &mut Import, x: &Value, order: &[usize]) -> Lowered {
     let is_none = |order: &[usize]| order.iter().enumerate().all(|(place, &axis)| place == axis);
     let (x, axes) = match x {
         Value::Stored(stored) if order == [1, 0] => {
@@ -121,7 +121,7 @@ pub fn permuted<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, x: &Value, orde
             let before = before.axes();
             (*x, order.iter().filter_map(|&axis| before.get(axis).copied()).collect())
         }
-        x => (import.tensor(node, x)?, order.to_vec()),
+        x => (import.tensor(x)?, order.to_vec()),
     };
     let shape = import.net.shape(x);
     match Permutation::new(&axes).filter(|_| axes.len() == shape.rank() && order.len() == axes.len()) {
@@ -144,15 +144,15 @@ pub fn swaps_last(order: &[usize]) -> bool {
 
 // ---- parts, and several together ----
 
-pub fn concat<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn concat(import: &mut Import, inputs: &[Value]) -> Lowered {
     let mut parts = Vec::new();
     for value in inputs {
         if import.dims_of(value).is_none_or(|dims| !dims.contains(&0)) {
-            parts.push(import.tensor(node, value)?);
+            parts.push(import.tensor(value)?);
         }
     }
     let shapes: Vec<Vec<usize>> = parts.iter().map(|&part| import.net.shape(part).0.clone()).collect();
-    let given = node.int("axis").unwrap_or(0);
+    let given = import.node.int("axis").unwrap_or(0);
     let axis = shapes.first().and_then(|shape| from_front(given, shape.len()));
     let axis = axis.ok_or_else(|| format!("axis {given} of {shapes:?}"))?;
     let alike = |shape: &Vec<usize>| {
@@ -165,18 +165,18 @@ pub fn concat<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
     match parts[..] {
         [one] => Ok(Value::Tensor(one)),
         _ => {
-            let layer = import.layer(&node.layer());
+            let layer = import.layer(&import.node.layer());
             Ok(Value::Tensor(import.net.concat_along(&layer, axis, &parts)?))
         }
     }
 }
 
 /// A part along one axis, or along several one after the other. The numbers are attributes in old files.
-pub fn slice<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let mut x = import.tensor(node, first(inputs)?)?;
+pub fn slice(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let mut x = import.tensor(first(inputs)?)?;
     let numbers = |import: &Import, place: usize, name: &str| match stated(import, inputs, place)? {
         Some(numbers) => Ok::<_, Reason>(Some(numbers)),
-        None => Ok(node.ints(name).map(<[i64]>::to_vec)),
+        None => Ok(import.node.ints(name).map(<[i64]>::to_vec)),
     };
     let starts = numbers(import, 1, "starts")?.ok_or("reads no starts")?;
     let ends = numbers(import, 2, "ends")?.ok_or("reads no ends")?;
@@ -197,7 +197,7 @@ pub fn slice<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) 
         }
         let step = if count == 1 { 1 } else { step as usize };
         if (from, step, count) != (0, 1, extent) {
-            let layer = import.layer(&node.layer());
+            let layer = import.layer(&import.node.layer());
             let end = (from + (count - 1) * step + 1).min(extent);
             x = import.net.every(&layer, x, axis, (from..end, step))?;
         }
@@ -206,18 +206,18 @@ pub fn slice<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) 
 }
 
 /// All parts along an axis.
-pub fn split<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn split(import: &mut Import, inputs: &[Value]) -> Lowered {
     let known = import.is_known(first(inputs)?).then(|| import.constant(&inputs[0])).transpose()?;
     let (x, shape) = match &known {
         Some(constant) => (None, Shape(constant.dims.clone())),
         None => {
-            let x = import.tensor(node, &inputs[0])?;
+            let x = import.tensor(&inputs[0])?;
             (Some(x), import.net.shape(x).clone())
         }
     };
-    let (axis, count) = (node.int("axis").unwrap_or(0), node.outputs().len());
+    let (axis, count) = (import.node.int("axis").unwrap_or(0), import.node.outputs().len());
     let along = from_front(axis, shape.rank()).ok_or_else(|| format!("axis {axis} of {shape}"))?;
-    let sizes = match (stated(import, inputs, 1)?, node.ints("split")) {
+    let sizes = match (stated(import, inputs, 1)?, import.node.ints("split")) {
         (Some(sizes), _) => sizes,
         (None, Some(sizes)) => sizes.to_vec(),
         (None, None) => {
@@ -233,7 +233,7 @@ pub fn split<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) 
     for part in parts {
         values.push(match (x, &known) {
             (Some(x), _) => {
-                let layer = import.layer(&node.layer());
+                let layer = import.layer(&import.node.layer());
                 Value::Tensor(import.net.slice(&layer, x, along, from..from + part)?)
             }
             (None, constant) => {
@@ -244,39 +244,39 @@ pub fn split<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) 
         from += part;
     }
     for (place, value) in values.iter().enumerate().skip(1) {
-        import.give(node, place, value.clone());
+        import.give(import.node, place, value.clone());
     }
     Ok(values.swap_remove(0))
 }
 
 /// One place along an axis, neighbouring ones, or any.
-pub fn gather<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn gather(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, at] = inputs else { return Err("reads other than a tensor and places".into()) };
     let at = import.constant(at).map_err(|_| "takes from places that are computed")?;
-    let x = import.tensor(node, x)?;
+    let x = import.tensor(x)?;
     let shape = import.net.shape(x).clone();
-    let given = node.int("axis").unwrap_or(0);
+    let given = import.node.int("axis").unwrap_or(0);
     let axis = from_front(given, shape.rank()).ok_or_else(|| format!("axis {given} of {shape}"))?;
     let found = at.integers()?.iter().map(|&place| from_front(place, shape.0[axis]));
     let found: Option<Vec<usize>> = found.collect();
     let found = found.filter(|found| !found.is_empty());
     let found = found.ok_or_else(|| format!("takes from beyond axis {axis} of {shape}"))?;
     let to = [&shape.0[..axis], &at.dims, &shape.0[axis + 1..]].concat();
-    let layer = import.layer(&node.layer());
+    let layer = import.layer(&import.node.layer());
     if found.windows(2).all(|pair| pair[0] + 1 == pair[1]) {
         let part = found[0]..found[0] + found.len();
         let y = match part == (0..shape.0[axis]) {
             true => x,
             false => import.net.slice(&layer, x, axis, part)?,
         };
-        return shaped(import, node, y, if to.is_empty() { vec![1] } else { to });
+        return shaped(import, y, if to.is_empty() { vec![1] } else { to });
     }
     // The axis comes first, and the others are one behind it.
     let mut order: Vec<usize> = (0..shape.rank()).collect();
     order.remove(axis);
     order.insert(0, axis);
-    let y = permuted(import, node, &Value::Tensor(x), &order)?;
-    let y = import.tensor(node, &y)?;
+    let y = permuted(import, &Value::Tensor(x), &order)?;
+    let y = import.tensor(&y)?;
     let others = shape.elements() / shape.0[axis];
     let y = import.net.reshape(&format!("{layer}.table"), y, Shape(vec![shape.0[axis], others]))?;
     let y = import.net.gather(&layer, y, &found)?;
@@ -285,19 +285,19 @@ pub fn gather<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
     let y = import.net.reshape(&format!("{layer}.taken"), y, apart)?;
     let back: Vec<usize> =
         (0..shape.rank()).map(|place| order.iter().position(|&a| a == place).unwrap_or(0)).collect();
-    let y = permuted(import, node, &Value::Tensor(y), &back)?;
-    let y = import.tensor(node, &y)?;
-    shaped(import, node, y, to)
+    let y = permuted(import, &Value::Tensor(y), &back)?;
+    let y = import.tensor(&y)?;
+    shaped(import, y, to)
 }
 
 /// Blocks from known places.
-pub fn gather_blocks<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn gather_blocks(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, at] = inputs else { return Err("reads other than a tensor and places".into()) };
-    if node.int("batch_dims").unwrap_or(0) != 0 {
+    if import.node.int("batch_dims").unwrap_or(0) != 0 {
         return Err("batch_dims is not 0".into());
     }
     let at = import.constant(at).map_err(|_| "takes from places that are computed")?;
-    let x = import.tensor(node, x)?;
+    let x = import.tensor(x)?;
     let shape = import.net.shape(x).clone();
     let wrong = || format!("takes from {:?} places of {shape}", at.dims);
     let (firsts, block) = fold::blocks(&shape.0, &at).ok_or_else(wrong)?;
@@ -305,22 +305,22 @@ pub fn gather_blocks<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[
         return Err(wrong().into());
     }
     let rows: Vec<usize> = firsts.iter().map(|first| first / block).collect();
-    let layer = import.layer(&node.layer());
+    let layer = import.layer(&import.node.layer());
     let table = Shape(vec![shape.elements() / block, block]);
     let y = import.net.reshape(&format!("{layer}.table"), x, table)?;
     let y = import.net.gather(&layer, y, &rows)?;
     let (&depth, outer) = at.dims.split_last().ok_or_else(wrong)?;
-    shaped(import, node, y, [outer, &shape.0[depth..]].concat())
+    shaped(import, y, [outer, &shape.0[depth..]].concat())
 }
 
 /// Numbers at known places of what is computed: that is multiplied by 0 there, and they are added.
-pub fn scatter<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn scatter(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, at, updates] = inputs else { return Err("reads other than a tensor, places and numbers".into()) };
-    if node.text("reduction").unwrap_or("none") != "none" {
+    if import.node.text("reduction").unwrap_or("none") != "none" {
         return Err("reduction is not none".into());
     }
     let at = import.constant(at).map_err(|_| "puts numbers at places that are computed")?;
-    let shape = import.shape_of(node, x)?;
+    let shape = import.shape_of(x)?;
     let wrong = || format!("puts numbers at {:?} places of {shape}", at.dims);
     let (firsts, block) = fold::blocks(&shape.0, &at).ok_or_else(wrong)?;
     if block == 0 || firsts.is_empty() {
@@ -329,13 +329,13 @@ pub fn scatter<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]
     let rows = shape.elements() / block;
     let firsts: Vec<usize> = firsts.iter().map(|first| first / block).collect();
     let is_row = firsts.windows(2).all(|pair| pair[0] + 1 == pair[1]);
-    let updates = import.tensor(node, updates)?;
+    let updates = import.tensor(updates)?;
     if import.net.shape(updates).elements() != firsts.len() * block {
         return Err(wrong().into());
     }
-    let layer = import.layer(&node.layer());
+    let layer = import.layer(&import.node.layer());
     if is_row && firsts.len() == rows {
-        return shaped(import, node, updates, shape.0.clone());
+        return shaped(import, updates, shape.0.clone());
     }
     // Of several for one place the last one stays.
     let mut last = vec![None; rows];
@@ -352,7 +352,7 @@ pub fn scatter<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]
     let depth = at.dims.last().copied().unwrap_or(0);
     let mut dims = shape.0.clone();
     dims[depth..].fill(1);
-    let Value::Tensor(part) = shaped(import, node, part, shape.0.clone())? else {
+    let Value::Tensor(part) = shaped(import, part, shape.0.clone())? else {
         return Err(wrong().into());
     };
     let kept: Vec<f32> = last.iter().map(|number| f32::from(u8::from(number.is_none()))).collect();
@@ -360,25 +360,25 @@ pub fn scatter<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]
         return Err(wrong().into());
     }
     let kept = Value::Known(ConstantTensor { dims, numbers: ConstantValues::Reals(kept) });
-    let x = multiply(import, node, &[x.clone(), kept])?;
-    elements::add(import, node, &[x, Value::Tensor(part)])
+    let x = multiply(import, &[x.clone(), kept])?;
+    elements::add(import, &[x, Value::Tensor(part)])
 }
 
 // ---- around, and stretched ----
 
 /// A number around a tensor; less than none is a part of it.
-pub fn pad<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = import.tensor(node, first(inputs)?)?;
-    let mode = node.text("mode").unwrap_or("constant");
+pub fn pad(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = import.tensor(first(inputs)?)?;
+    let mode = import.node.text("mode").unwrap_or("constant");
     let by = inputs.get(2).map(|value| import.constant(value)).transpose()?;
-    let by = by.and_then(|by| by.single()).or_else(|| node.real("value")).unwrap_or(0.0);
+    let by = by.and_then(|by| by.single()).or_else(|| import.node.real("value")).unwrap_or(0.0);
     if mode != "constant" || by.is_nan() {
         return Err(format!("mode {mode} with {by}, where numbers alone are known").into());
     }
     let rank = import.net.shape(x).rank();
     let pads = match stated(import, inputs, 1)? {
         Some(pads) => pads,
-        None => node.ints("pads").ok_or("has no pads")?.to_vec(),
+        None => import.node.ints("pads").ok_or("has no pads")?.to_vec(),
     };
     let axes = match stated(import, inputs, 3)? {
         Some(axes) => axes.iter().map(|&axis| from_front(axis, rank)).collect(),
@@ -388,22 +388,15 @@ pub fn pad<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) ->
     let axes = axes.ok_or_else(|| format!("pads {pads:?} of {}", import.net.shape(x)))?;
     let mut y = Value::Tensor(x);
     for (place, &axis) in axes.iter().enumerate() {
-        y = padded_with(import, node, &y, axis, [pads[place], pads[place + axes.len()]], by)?;
+        y = padded_with(import, &y, axis, [pads[place], pads[place + axes.len()]], by)?;
     }
     Ok(y)
 }
 
 /// With a number along an axis: zeros, to which it is added. An infinite one is the largest that there is.
-pub fn padded_with<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
-    x: &Value,
-    axis: usize,
-    around: [i64; 2],
-    by: f32,
-) -> Lowered {
-    let x = import.tensor(node, x)?;
-    let y = padded_along(import, node, x, axis, around)?;
+pub fn padded_with(import: &mut Import, x: &Value, axis: usize, around: [i64; 2], by: f32) -> Lowered {
+    let x = import.tensor(x)?;
+    let y = padded_along(import, x, axis, around)?;
     let [before, behind] = around.map(|by| usize::try_from(by).unwrap_or(0));
     if by == 0.0 || [before, behind] == [0, 0] {
         return Ok(Value::Tensor(y));
@@ -416,75 +409,64 @@ pub fn padded_with<'a>(
     let is_around = |place: usize| place < before || place >= extent - behind;
     let numbers = (0..extent).map(|place| if is_around(place) { by } else { 0.0 }).collect();
     let numbers = Value::Known(ConstantTensor { dims, numbers: ConstantValues::Reals(numbers) });
-    elements::add(import, node, &[Value::Tensor(y), numbers])
+    elements::add(import, &[Value::Tensor(y), numbers])
 }
 
 /// With so many zeros before and behind along an axis; of a number below 0 as many less.
-pub fn padded_along<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
+pub fn padded_along(
+    import: &mut Import,
     mut x: TensorId,
     axis: usize,
     around: [i64; 2],
-) -> std::result::Result<TensorId, Stop> {
+) -> Lowered<TensorId> {
     let extent = import.net.shape(x).0[axis];
     let cut = around.map(|by| usize::try_from(by.min(0).unsigned_abs()).unwrap_or(usize::MAX));
     let more = lengths(&around.map(|by| by.max(0))).ok_or_else(|| format!("pads {around:?}"))?;
     if cut != [0, 0] {
         let end = extent.checked_sub(cut[1]).filter(|&end| end > cut[0]);
         let end = end.ok_or_else(|| format!("pads {around:?} of {extent}"))?;
-        let layer = import.layer(&format!("{}.cut", node.layer()));
+        let layer = import.layer(&format!("{}.cut", import.node.layer()));
         x = import.net.slice(&layer, x, axis, cut[0]..end)?;
     }
     if more != [0, 0] {
-        let layer = import.layer(&format!("{}.pad", node.layer()));
+        let layer = import.layer(&format!("{}.pad", import.node.layer()));
         x = import.net.pad(&layer, x, axis, [more[0], more[1]])?;
     }
     Ok(x)
 }
 
 /// Zeros around images or cubes, along depth, height and width; of a number below 0 as many less.
-pub fn padded<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
-    mut x: TensorId,
-    around: [[i64; 3]; 2],
-) -> std::result::Result<TensorId, Stop> {
+pub fn padded(import: &mut Import, mut x: TensorId, around: [[i64; 3]; 2]) -> Lowered<TensorId> {
     for (along, axis) in axes(import, x) {
-        x = padded_along(import, node, x, axis, around.map(|side| side[along]))?;
+        x = padded_along(import, x, axis, around.map(|side| side[along]))?;
     }
     Ok(x)
 }
 
-pub fn expand<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn expand(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, shape] = inputs else { return Err("reads other than a tensor and a shape".into()) };
     let wanted = import.constant(shape)?.integers()?.to_vec();
-    let x = import.tensor(node, x)?;
+    let x = import.tensor(x)?;
     let from = import.net.shape(x).clone();
     let to = lengths(&wanted).and_then(|wanted| common(&[&from.0, &wanted]));
     let to = to.ok_or_else(|| format!("stretches {from} to {wanted:?}"))?;
-    Ok(Value::Tensor(stretched(import, node, x, to)?))
+    Ok(Value::Tensor(stretched(import, x, to)?))
 }
 
-fn stretched<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
-    x: TensorId,
-    to: Vec<usize>,
-) -> std::result::Result<TensorId, Stop> {
+fn stretched(import: &mut Import, x: TensorId, to: Vec<usize>) -> Lowered<TensorId> {
     if to == import.net.shape(x).0 {
         return Ok(x);
     }
-    let layer = import.layer(&node.layer());
+    let layer = import.layer(&import.node.layer());
     Ok(import.net.expand(&layer, x, Shape(to))?)
 }
 
 /// Copies along each axis, one behind the other: of one place it is stretched, and where there are several the copies
 /// are an axis of their own before it.
-pub fn tile<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn tile(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, copies] = inputs else { return Err("reads other than a tensor and its copies".into()) };
     let wanted = import.constant(copies)?.integers()?.to_vec();
-    let x = import.tensor(node, x)?;
+    let x = import.tensor(x)?;
     let shape = import.net.shape(x).clone();
     let (mut apart, mut copied, mut behind) = (Vec::new(), Vec::new(), Vec::new());
     let copies = lengths(&wanted).filter(|copies| copies.len() == shape.rank() && !copies.contains(&0));
@@ -500,45 +482,46 @@ pub fn tile<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -
     if behind.len() != shape.rank() {
         return Err(format!("copies {shape} {wanted:?} times").into());
     }
-    let Value::Tensor(x) = shaped(import, node, x, apart)? else { return Err("has no tensor".into()) };
-    let x = stretched(import, node, x, copied)?;
-    shaped(import, node, x, behind)
+    let Value::Tensor(x) = shaped(import, x, apart)? else { return Err("has no tensor".into()) };
+    let x = stretched(import, x, copied)?;
+    shaped(import, x, behind)
 }
 
 // ---- what is nothing, or no layer ----
 
-pub fn same<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn same(import: &mut Import, inputs: &[Value]) -> Lowered {
     match first(inputs)? {
         same @ (Value::Noise(_) | Value::Partly(PartialActivation::Turned(_), _)) => Ok(same.clone()),
-        x => Ok(Value::Tensor(import.tensor(node, x)?)),
+        x => Ok(Value::Tensor(import.tensor(x)?)),
     }
 }
 
 /// Of what is computed another type of real numbers is nothing; integers, and yes or no, would be other numbers. Random
 /// numbers that are 0 or 1 already stay these.
-pub fn cast<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let to = node.int("to").unwrap_or(0);
+pub fn cast(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let to = import.node.int("to").unwrap_or(0);
     let is_kept = matches!(first(inputs)?, Value::Noise(noise) if noise.kept.is_some() && !noise.is_scaled);
     if !is_kept && !fold::is_real(to) {
         return Err(
             format!("rounds what is computed, to the type {to} of ONNX, which is no real number").into()
         );
     }
-    same(import, node, inputs)
+    same(import, inputs)
 }
 
 /// Exports give one tensor several names where layers begin with the same numbers.
-pub fn identity<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    match (first(inputs)?, node.outputs()) {
+pub fn identity(import: &mut Import, inputs: &[Value]) -> Lowered {
+    match (first(inputs)?, import.node.outputs()) {
         (Value::Stored(stored), [name, ..]) => {
             Ok(Value::Stored(StoredTensor { name: name.clone(), ..stored.clone() }))
         }
-        _ => same(import, node, inputs),
+        _ => same(import, inputs),
     }
 }
 
 /// One with a tensor was read with the file.
-pub fn constant<'a>(_: &mut Import<'a>, node: OnnxNode<'a>, _: &[Value]) -> Lowered {
+pub fn constant(import: &mut Import, _: &[Value]) -> Lowered {
+    let node = import.node;
     let single = |numbers| ConstantTensor { dims: Vec::new(), numbers };
     let is = |name: &str| node.only(&[name]).is_ok();
     let known = if is("value_int") {

@@ -3,23 +3,17 @@
 use super::windows::{as_images, both_sides, pads, says_axes, size, strides};
 use super::{Lowered, elements, image, products, shapes};
 use crate::graph::{Conv, Shape, TensorId, Volume, dims};
-use crate::model::onnx::import::{Import, Stop, StoredTensor, Value};
+use crate::model::onnx::import::{Import, StoredTensor, Value};
 use crate::model::onnx::node::{OnnxNode, lengths};
 use crate::model::onnx::tensor::Reason;
 
-pub fn conv<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn conv(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
-    as_images(import, node, x, |import, x| convolution(import, node, x, w, rest))
+    as_images(import, x, |import, x| convolution(import, x, w, rest))
 }
 
-fn convolution<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
-    x: TensorId,
-    w: &Value,
-    rest: &[Value],
-) -> Lowered {
-    let extents = import.shape_of(node, w)?.0;
+fn convolution(import: &mut Import, x: TensorId, w: &Value, rest: &[Value]) -> Lowered {
+    let extents = import.shape_of(w)?.0;
     let ([outputs, of_group], kernel) = match extents[..] {
         [o, i, width] => ([o, i], [1, 1, width]),
         [o, i, height, width] => ([o, i], [1, height, width]),
@@ -30,16 +24,17 @@ fn convolution<'a>(
     if extents.contains(&0) || extents.len().max(4) != rank {
         return Err(format!("its weight has the shape {extents:?}").into());
     }
-    let (groups, dilation) = groups_and_dilation(node, &extents[2..])?;
+    let (groups, dilation) = groups_and_dilation(import.node, &extents[2..])?;
     let channels = import.net.shape(x).0[1];
     let reach =
         [0, 1, 2].map(|axis| dilation[axis].saturating_mul(kernel[axis].saturating_sub(1)).saturating_add(1));
-    let pads = pads(import, node, x, reach)?;
+    let pads = pads(import, x, reach)?;
     let (x, padding) = match pads {
         [before, behind] if before == behind => (x, before),
-        _ => (shapes::padded(import, node, x, pads.map(|side| side.map(|by| by as i64)))?, [0; 3]),
+        _ => (shapes::padded(import, x, pads.map(|side| side.map(|by| by as i64)))?, [0; 3]),
     };
-    let conv = Conv { kernel, stride: strides(node)?, padding, dilation, groups, bias: false, relu: false };
+    let conv =
+        Conv { kernel, stride: strides(import.node)?, padding, dilation, groups, bias: false, relu: false };
     let wanted = of_group.saturating_mul(groups);
     if channels != wanted {
         return Err(format!("its weight is for {wanted} channels, not for {channels}").into());
@@ -49,28 +44,27 @@ fn convolution<'a>(
     let own = bias.map(|bias| own_bias(import, bias));
     if let (Some((weight, _)), None | Some(Ok(_))) = (stored, &own) {
         let bias = own.and_then(Result::ok).map(|(stored, _)| stored);
-        let layer = import.layer_of(node, &weight);
-        let channels = import.classes_of(node).unwrap_or(outputs);
+        let layer = import.layer_of(&weight);
+        let channels = import.classes_of().unwrap_or(outputs);
         let y = import.net.conv(&layer, x, channels, Conv { bias: bias.is_some(), ..conv })?;
         learned(import, &[Some(weight), bias])?;
         return Ok(Value::Tensor(y));
     }
     let of_image = (extents.len() == 3).then_some([outputs, of_group, 1, kernel[2]]);
-    with_shared_weight(import, node, x, (w, of_image), bias, conv)
+    with_shared_weight(import, x, (w, of_image), bias, conv)
 }
 
 /// A convolution by a weight that is computed, or that several layers have. Where it is of rows, `of_image` is its
 /// shape for images.
-fn with_shared_weight<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
+fn with_shared_weight(
+    import: &mut Import,
     x: TensorId,
     (w, of_image): (&Value, Option<[usize; 4]>),
     bias: Option<&Value>,
     conv: Conv,
 ) -> Lowered {
-    let mut w = import.tensor(node, w)?;
-    let layer = import.layer(&node.layer());
+    let mut w = import.tensor(w)?;
+    let layer = import.layer(&import.node.layer());
     if let Some(shape) = of_image {
         w = import.net.reshape(&format!("{layer}.weight.image"), w, dims(shape))?;
     }
@@ -79,9 +73,9 @@ fn with_shared_weight<'a>(
     match bias {
         None => Ok(y),
         Some(bias) => {
-            let bias = import.bias(node, bias)?;
-            let bias = shapes::shaped(import, node, bias, of_channels(import, x, channels))?;
-            elements::add(import, node, &[y, bias])
+            let bias = import.bias(bias)?;
+            let bias = shapes::shaped(import, bias, of_channels(import, x, channels))?;
+            elements::add(import, &[y, bias])
         }
     }
 }
@@ -115,16 +109,16 @@ fn groups_and_dilation(node: OnnxNode, kernel: &[usize]) -> std::result::Result<
 
 /// The way back of a convolution. What its geometry has that no convolution's way back has (other paddings on the two
 /// sides, more rows than a stride) is cut off, or zeros that are added.
-pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn conv_transpose(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
-    let x = image(import, node, x)?;
+    let x = image(import, x)?;
     let shape = import.net.shape(x).clone();
     let axes = shape.rank() - 2;
-    says_axes(node, axes)?;
+    says_axes(import.node, axes)?;
     let (weight, extents) = import.stored(w, "weight", shape.rank())?;
     let (_, kernel) = Shape(extents.clone()).spatial().ok_or("its weight is of no images")?;
-    let (groups, dilation) = groups_and_dilation(node, &extents[2..])?;
-    let (stride, more) = (strides(node)?, node.along_axes("output_padding", 0)?);
+    let (groups, dilation) = groups_and_dilation(import.node, &extents[2..])?;
+    let (stride, more) = (strides(import.node)?, import.node.along_axes("output_padding", 0)?);
     if shape.0[1] != extents[0] {
         return Err(format!("its weight is for {} channels, not for {}", extents[0], shape.0[1]).into());
     }
@@ -137,8 +131,8 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
         let reach = dilation[axis].saturating_mul(kernel[axis] - 1).saturating_add(1);
         windows.saturating_add(reach)
     });
-    let [before, behind] = transposed_pads(node, axes, size, whole, stride, more)?;
-    let layer = import.layer_of(node, &weight);
+    let [before, behind] = transposed_pads(import.node, axes, size, whole, stride, more)?;
+    let layer = import.layer_of(&weight);
     let channels = extents[1].saturating_mul(groups);
     let fits = before == behind && (0..3).all(|axis| before[axis] >= 0 && more[axis] < stride[axis]);
     let y = match fits {
@@ -152,19 +146,18 @@ pub fn conv_transpose<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &
             let y = import.net.conv_transpose(&layer, x, channels, conv, [0; 3])?;
             learned(import, &[Some(weight)])?;
             let last = [0, 1, 2].map(|axis| more[axis] as i64 - behind[axis]);
-            shapes::padded(import, node, y, [before.map(|by| -by), last])?
+            shapes::padded(import, y, [before.map(|by| -by), last])?
         }
     };
     match bias_of(rest) {
         None => Ok(Value::Tensor(y)),
         Some(bias) => {
             import.stored(bias, "bias", 1)?;
-            let bias = import.bias(node, bias)?;
-            let Value::Tensor(bias) = shapes::shaped(import, node, bias, of_channels(import, x, channels))?
-            else {
+            let bias = import.bias(bias)?;
+            let Value::Tensor(bias) = shapes::shaped(import, bias, of_channels(import, x, channels))? else {
                 return Err("its bias is computed, not stored".into());
             };
-            elements::add(import, node, &[Value::Tensor(y), Value::Tensor(bias)])
+            elements::add(import, &[Value::Tensor(y), Value::Tensor(bias)])
         }
     }
 }
@@ -205,14 +198,15 @@ fn transposed_pads(
 }
 
 /// With a stored matrix a linear layer; else a product, and what is added to it.
-pub fn gemm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn gemm(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than two matrices".into()) };
+    let node = import.node;
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
-    let [alpha, beta] = ["alpha", "beta"].map(|name| node.real(name).unwrap_or(1.0));
+    let [alpha, beta] = ["alpha", "beta"].map(|name| import.node.real(name).unwrap_or(1.0));
     let bias = rest.first().filter(|bias| !matches!(bias, Value::Known(constant) if constant.dims == [0]));
     let (x, w) = (x.clone(), w.clone());
-    let turned = |import: &mut Import<'a>, value: Value, turn: bool| match turn {
-        true => shapes::permuted(import, node, &value, &[1, 0]),
+    let turned = |import: &mut Import, value: Value, turn: bool| match turn {
+        true => shapes::permuted(import, &value, &[1, 0]),
         false => Ok(value),
     };
     let x = turned(import, x, is_set("transA"))?;
@@ -224,20 +218,20 @@ pub fn gemm<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -
         if fits {
             // alpha·x·w + beta·b = beta·(alpha/beta·x·w + b)
             let beta = if bias.is_some() { beta } else { 1.0 };
-            let x = if alpha == beta { x } else { elements::scaled(import, node, &x, alpha / beta)? };
-            let y = linear(import, node, &x, weight, bias)?;
-            return if beta == 1.0 { Ok(y) } else { elements::scaled(import, node, &y, beta) };
+            let x = if alpha == beta { x } else { elements::scaled(import, &x, alpha / beta)? };
+            let y = linear(import, &x, weight, bias)?;
+            return if beta == 1.0 { Ok(y) } else { elements::scaled(import, &y, beta) };
         }
     }
     let w = turned(import, w, is_set("transB"))?;
-    let y = products::product(import, node, &x, &w)?;
-    let y = elements::scaled(import, node, &y, alpha)?;
+    let y = products::product(import, &x, &w)?;
+    let y = elements::scaled(import, &y, alpha)?;
     match bias {
         None => Ok(y),
         Some(bias) => {
-            let bias = Value::Tensor(import.bias(node, bias)?);
-            let bias = elements::scaled(import, node, &bias, beta)?;
-            elements::add(import, node, &[y, bias])
+            let bias = Value::Tensor(import.bias(bias)?);
+            let bias = elements::scaled(import, &bias, beta)?;
+            elements::add(import, &[y, bias])
         }
     }
 }
@@ -256,19 +250,19 @@ fn own_weight(import: &Import, w: &Value) -> Option<(StoredTensor, Vec<usize>)> 
 }
 
 /// With a stored matrix a linear layer, and with an addition of a bias behind it, which it then does too.
-pub fn matmul<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
+pub fn matmul(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, w] = inputs else { return Err("reads other than two matrices".into()) };
     let Some((mut weight, extents)) = own_weight(import, w) else {
-        return products::product(import, node, x, w);
+        return products::product(import, x, w);
     };
     weight.transposed ^= true;
-    let add = import.reader(node).filter(|reader| reader.op() == "Add");
+    let add = import.reader().filter(|reader| reader.op() == "Add");
     let bias = add.and_then(|add| {
-        let other = add.inputs().iter().find(|name| !node.outputs().contains(name))?;
+        let other = add.inputs().iter().find(|name| !import.node.outputs().contains(name))?;
         let fits = |value: &Value| own_bias(import, value).is_ok_and(|(_, of)| of == [extents[1]]);
         Some(import.named(other)).filter(fits)
     });
-    let y = linear(import, node, x, weight, bias.as_ref())?;
+    let y = linear(import, x, weight, bias.as_ref())?;
     if let (Some(add), Some(_)) = (add, bias) {
         import.give(add, 0, y.clone());
     }
@@ -277,16 +271,10 @@ pub fn matmul<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value])
 
 /// A linear layer of the last axis. What is stored and multiplied by another stored matrix is a table of numbers, and
 /// not learned.
-fn linear<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
-    x: &Value,
-    weight: StoredTensor,
-    bias: Option<&Value>,
-) -> Lowered {
+fn linear(import: &mut Import, x: &Value, weight: StoredTensor, bias: Option<&Value>) -> Lowered {
     let x = match x {
-        Value::Stored(_) => import.tensor(node, &Value::Known(import.constant(x)?))?,
-        x => import.tensor(node, x)?,
+        Value::Stored(_) => import.tensor(&Value::Known(import.constant(x)?))?,
+        x => import.tensor(x)?,
     };
     let (_, extents) = import.stored(&Value::Stored(weight.clone()), "weight", 2)?;
     let shape = import.net.shape(x).clone();
@@ -297,8 +285,8 @@ fn linear<'a>(
     if bias.as_ref().is_some_and(|(_, of_bias)| *of_bias != [extents[0]]) {
         return Err(format!("its bias has not {} numbers", extents[0]).into());
     }
-    let layer = import.layer_of(node, &weight);
-    let features = import.classes_of(node).unwrap_or(extents[0]);
+    let layer = import.layer_of(&weight);
+    let features = import.classes_of().unwrap_or(extents[0]);
     let rows = match shape.rank() {
         2 => x,
         _ => import.net.reshape(&format!("{layer}.rows"), x, dims([others.iter().product(), width]))?,
@@ -315,6 +303,6 @@ fn linear<'a>(
     Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, to)?))
 }
 
-pub fn learned(import: &mut Import, stored: &[Option<StoredTensor>]) -> std::result::Result<(), Stop> {
+pub fn learned(import: &mut Import, stored: &[Option<StoredTensor>]) -> Lowered<()> {
     import.learned(&stored.iter().flatten().collect::<Vec<_>>())
 }

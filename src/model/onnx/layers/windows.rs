@@ -27,14 +27,9 @@ pub fn size(import: &Import, x: TensorId) -> Volume {
 }
 
 /// Zeros before images or cubes and behind them, along depth, height and width.
-pub fn pads(
-    import: &Import,
-    node: OnnxNode,
-    x: TensorId,
-    kernel: Volume,
-) -> std::result::Result<[Volume; 2], Reason> {
-    match node.text("auto_pad").unwrap_or("NOTSET") {
-        "NOTSET" => match node.ints("pads") {
+pub fn pads(import: &Import, x: TensorId, kernel: Volume) -> std::result::Result<[Volume; 2], Reason> {
+    match import.node.text("auto_pad").unwrap_or("NOTSET") {
+        "NOTSET" => match import.node.ints("pads") {
             None => Ok([[0; 3]; 2]),
             Some(pads) => {
                 let said = lengths(pads).and_then(|pads| both_sides(&pads));
@@ -43,7 +38,7 @@ pub fn pads(
         },
         "VALID" => Ok([[0; 3]; 2]),
         same @ ("SAME_UPPER" | "SAME_LOWER") => {
-            let (stride, size) = (strides(node)?, size(import, x));
+            let (stride, size) = (strides(import.node)?, size(import, x));
             let all = |axis: usize| {
                 let windows = size[axis].div_ceil(stride[axis]);
                 (windows.saturating_sub(1) * stride[axis] + kernel[axis]).saturating_sub(size[axis])
@@ -82,23 +77,22 @@ pub fn says_axes(node: OnnxNode, axes: usize) -> std::result::Result<(), Reason>
 }
 
 /// What a layer of images makes of rows, which are images of one line.
-pub fn as_images<'a>(
-    import: &mut Import<'a>,
-    node: OnnxNode<'a>,
+pub fn as_images(
+    import: &mut Import,
     value: &Value,
-    layer: impl FnOnce(&mut Import<'a>, TensorId) -> Lowered,
+    layer: impl FnOnce(&mut Import, TensorId) -> Lowered,
 ) -> Lowered {
-    let x = import.tensor(node, value)?;
+    let x = import.tensor(value)?;
     let shape = import.net.shape(x).0.clone();
-    says_axes(node, shape.len().saturating_sub(2))?;
+    says_axes(import.node, shape.len().saturating_sub(2))?;
     match shape[..] {
         [n, c, width] => {
-            let name = import.layer(&format!("{}.row", node.layer()));
+            let name = import.layer(&format!("{}.row", import.node.layer()));
             let x = import.net.reshape(&name, x, dims([n, c, 1, width]))?;
             let y = layer(import, x)?;
-            let y = import.tensor(node, &y)?;
+            let y = import.tensor(&y)?;
             let [n, c, _, width] = import.net.shape(y).nchw().unwrap_or_default();
-            super::shapes::shaped(import, node, y, vec![n, c, width])
+            super::shapes::shaped(import, y, vec![n, c, width])
         }
         [_, _, _, _] | [_, _, _, _, _] => layer(import, x),
         _ => Err(format!("reads {}, and not images (N, C, H, W)", import.net.shape(x)).into()),
@@ -106,22 +100,22 @@ pub fn as_images<'a>(
 }
 
 /// A pooling, and all that lies around the images: where that is not the same on both sides the pooling pads nothing.
-fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Pool, [Volume; 2]), Reason> {
-    let kernel = node.along_axes("kernel_shape", 1)?;
-    if node.ints("kernel_shape").is_none() || kernel.contains(&0) {
+fn pool(import: &Import, x: TensorId) -> std::result::Result<(Pool, [Volume; 2]), Reason> {
+    let kernel = import.node.along_axes("kernel_shape", 1)?;
+    if import.node.ints("kernel_shape").is_none() || kernel.contains(&0) {
         return Err("has no kernel_shape".into());
     }
-    if let Some(dilations) = node.ints("dilations").filter(|ints| ints.iter().any(|&by| by != 1)) {
+    if let Some(dilations) = import.node.ints("dilations").filter(|ints| ints.iter().any(|&by| by != 1)) {
         return Err(format!("dilations {dilations:?}"));
     }
-    let around = pads(import, node, x, kernel)?;
+    let around = pads(import, x, kernel)?;
     let [before, behind] = around;
     let pool = Pool {
         kernel,
-        stride: strides(node)?,
+        stride: strides(import.node)?,
         padding: if before == behind { before } else { [0; 3] },
-        count_include_pad: node.int("count_include_pad").unwrap_or(0) != 0,
-        ceil: node.int("ceil_mode").unwrap_or(0) != 0,
+        count_include_pad: import.node.int("count_include_pad").unwrap_or(0) != 0,
+        ceil: import.node.int("ceil_mode").unwrap_or(0) != 0,
     };
     if around.iter().any(|side| side.iter().zip(kernel).any(|(&pad, kernel)| pad >= kernel)) {
         return Err(format!("pads as many as a window has: {around:?}"));
@@ -129,9 +123,9 @@ fn pool(import: &Import, node: OnnxNode, x: TensorId) -> std::result::Result<(Po
     Ok((pool, around))
 }
 
-pub fn max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    as_images(import, node, first(inputs)?, |import, x| {
-        let (pool, around) = pool(import, node, x)?;
+pub fn max_pool(import: &mut Import, inputs: &[Value]) -> Lowered {
+    as_images(import, first(inputs)?, |import, x| {
+        let (pool, around) = pool(import, x)?;
         // The other word for average pooling means nothing here.
         let pool = Pool { count_include_pad: true, ..pool };
         let axes = axes(import, x);
@@ -139,19 +133,19 @@ pub fn max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value
         for (along, axis) in axes {
             let by = around.map(|side| (side[along] - pool.padding[along]) as i64);
             // Nothing is less, so that none of these is the largest.
-            x = shapes::padded_with(import, node, &x, axis, by, f32::MIN)?;
+            x = shapes::padded_with(import, &x, axis, by, f32::MIN)?;
         }
-        let x = import.tensor(node, &x)?;
-        let layer = import.layer(&node.layer());
+        let x = import.tensor(&x)?;
+        let layer = import.layer(&import.node.layer());
         Ok(Value::Tensor(import.net.max_pool(&layer, x, pool)?))
     })
 }
 
 /// Means of windows. Where they reach beyond the padding, or count some of it and some not, each sum is divided by how
 /// many it has.
-pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    as_images(import, node, first(inputs)?, |import, x| {
-        let (mut pool, around) = pool(import, node, x)?;
+pub fn average_pool(import: &mut Import, inputs: &[Value]) -> Lowered {
+    as_images(import, first(inputs)?, |import, x| {
+        let (mut pool, around) = pool(import, x)?;
         let (size, axes) = (size(import, x), axes(import, x));
         let plain = Pool { ceil: false, ..pool };
         let is_plain = !pool.ceil || pool.windows(size) == plain.windows(size);
@@ -159,7 +153,7 @@ pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[V
             pool.ceil = false;
             // Without padding there is nothing to count, and the op is one.
             pool.count_include_pad |= pool.padding == [0; 3];
-            let layer = import.layer(&node.layer());
+            let layer = import.layer(&import.node.layer());
             return Ok(Value::Tensor(import.net.avg_pool(&layer, x, pool)?));
         }
         let (mut dims, mut shares, mut x) = (Vec::new(), vec![1.0], x);
@@ -181,25 +175,25 @@ pub fn average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[V
                 shares.iter().flat_map(|all| (0..windows).map(move |window| all * share(window))).collect();
             dims.push(windows);
             let behind = ((windows - 1) * stride + kernel) as i64 - (size + first) as i64;
-            x = shapes::padded_along(import, node, x, axis, [first as i64, behind])?;
+            x = shapes::padded_along(import, x, axis, [first as i64, behind])?;
         }
         let shares = ConstantTensor { dims, numbers: ConstantValues::Reals(shares) };
-        let layer = import.layer(&node.layer());
+        let layer = import.layer(&import.node.layer());
         let pool = Pool { padding: [0; 3], ceil: false, count_include_pad: true, ..pool };
         let y = import.net.avg_pool(&layer, x, pool)?;
-        multiply(import, node, &[Value::Tensor(y), Value::Known(shares)])
+        multiply(import, &[Value::Tensor(y), Value::Known(shares)])
     })
 }
 
-pub fn global_average_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = image(import, node, first(inputs)?)?;
-    let layer = import.layer(&node.layer());
+pub fn global_average_pool(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = image(import, first(inputs)?)?;
+    let layer = import.layer(&import.node.layer());
     Ok(Value::Tensor(import.net.global_avg_pool(&layer, x)?))
 }
 
-pub fn global_max_pool<'a>(import: &mut Import<'a>, node: OnnxNode<'a>, inputs: &[Value]) -> Lowered {
-    let x = image(import, node, first(inputs)?)?;
+pub fn global_max_pool(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let x = image(import, first(inputs)?)?;
     let kernel = size(import, x);
-    let layer = import.layer(&node.layer());
+    let layer = import.layer(&import.node.layer());
     Ok(Value::Tensor(import.net.max_pool(&layer, x, Pool { kernel, ..Pool::square(1) })?))
 }

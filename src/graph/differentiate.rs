@@ -10,7 +10,8 @@ impl Graph {
     /// The graph with its backward pass. Every parameter that is not frozen gets one tensor of role `Gradient`.
     pub fn differentiate(self) -> Graph {
         let (forward, needed) = (self.forward_nodes, self.depends_on_parameters());
-        let mut backward = BackwardPass { gradients: vec![None; self.tensors.len()], needed, graph: self };
+        let gradients = vec![None; self.tensors.len()];
+        let mut backward = BackwardPass { gradients, needed, id: NodeId(0), graph: self };
         (0..forward).rev().for_each(|index| backward.add(NodeId(index)));
         backward.graph
     }
@@ -49,6 +50,8 @@ impl Graph {
 /// A graph that gets its backward pass, and what the ops (`Op::backward`) add to it.
 pub(super) struct BackwardPass {
     pub graph: Graph,
+    /// The forward node whose backward nodes are added.
+    pub id: NodeId,
     /// By tensor of the forward pass.
     needed: Vec<bool>,
     gradients: Vec<Option<TensorId>>,
@@ -64,7 +67,8 @@ impl BackwardPass {
         }
         // At a loss gradients begin.
         if let Some(dy) = self.gradients[y.0].or(node.op.is_loss().then_some(y)) {
-            node.op.backward(self, id, &node, dy);
+            self.id = id;
+            node.op.backward(self, &node, dy);
         }
     }
 
@@ -96,59 +100,40 @@ impl BackwardPass {
     }
 
     /// Adds a node of the backward pass.
-    pub fn push(
-        &mut self,
-        forward: NodeId,
-        op: impl Into<Op>,
-        inputs: Vec<TensorId>,
-        outputs: Vec<TensorId>,
-    ) {
-        let name = self.graph.node(forward).name.clone();
-        self.graph.nodes.push(Node { name, op: op.into(), inputs, outputs, forward: Some(forward) });
+    pub fn push(&mut self, op: impl Into<Op>, inputs: Vec<TensorId>, outputs: Vec<TensorId>) {
+        let name = self.graph.node(self.id).name.clone();
+        self.graph.nodes.push(Node { name, op: op.into(), inputs, outputs, forward: Some(self.id) });
     }
 
     /// A backward node with one output, of the shape of `like`.
-    pub fn node(
-        &mut self,
-        forward: NodeId,
-        op: impl Into<Op>,
-        inputs: Vec<TensorId>,
-        like: TensorId,
-    ) -> TensorId {
+    pub fn node(&mut self, op: impl Into<Op>, inputs: Vec<TensorId>, like: TensorId) -> TensorId {
         let output = self.graph.gradient_like(like);
-        self.push(forward, op, inputs, vec![output]);
+        self.push(op, inputs, vec![output]);
         output
     }
 
     /// The one backward node of an op whose only operand with a gradient is its first, which may be a parameter.
-    pub fn simple(&mut self, id: NodeId, node: &Node, op: impl Into<Op>, inputs: Vec<TensorId>) {
+    pub fn simple(&mut self, node: &Node, op: impl Into<Op>, inputs: Vec<TensorId>) {
         let x = node.inputs[0];
         if !self.needs(x) {
             return;
         }
         if self.graph.tensor(x).role == Role::Parameter {
             let gradient = self.graph.gradient_of(x);
-            return self.push(id, op, inputs, vec![gradient]);
+            return self.push(op, inputs, vec![gradient]);
         }
-        let dx = self.node(id, op, inputs, x);
+        let dx = self.node(op, inputs, x);
         self.contribute(x, dx);
     }
 
     /// The gradient of what went into the ReLU that is part of a node.
-    pub fn relu(&mut self, id: NodeId, node: &Node, dy: TensorId) -> TensorId {
+    pub fn relu(&mut self, node: &Node, dy: TensorId) -> TensorId {
         let y = node.outputs[0];
-        self.node(id, BackwardOp::Activation(Activation::RELU), vec![dy, y], y)
+        self.node(BackwardOp::Activation(Activation::RELU), vec![dy, y], y)
     }
 
     /// The node that gives the gradients of a layer's weight and bias. A weight may be computed.
-    pub fn weights(
-        &mut self,
-        forward: NodeId,
-        op: impl Into<Op>,
-        x: TensorId,
-        dy: TensorId,
-        weights: &[TensorId],
-    ) {
+    pub fn weights(&mut self, op: impl Into<Op>, x: TensorId, dy: TensorId, weights: &[TensorId]) {
         if !weights.iter().any(|&id| self.needs(id)) {
             return;
         }
@@ -158,7 +143,7 @@ impl BackwardPass {
             false => b.graph.gradient_of(id),
         };
         let outputs: Vec<TensorId> = weights.iter().map(|&id| of(self, id)).collect();
-        self.push(forward, op, vec![x, dy], outputs.clone());
+        self.push(op, vec![x, dy], outputs.clone());
         for (&id, gradient) in weights.iter().zip(outputs) {
             if is_computed(self, id) {
                 self.contribute(id, gradient);

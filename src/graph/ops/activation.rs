@@ -2,7 +2,7 @@
 //! (CONTRIBUTING.md names the places).
 
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{BackwardOp, Builder, Node, NodeId, Op, TensorId};
+use crate::graph::{BackwardOp, Builder, Node, Op, TensorId};
 
 /// What is said of an activation besides its formula.
 struct ActivationTraits {
@@ -131,7 +131,7 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, of: Activation, dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, node: &Node, of: Activation, dy: TensorId) {
     let read = if of.from_output() { node.outputs[0] } else { node.inputs[0] };
-    b.simple(id, node, BackwardOp::Activation(of), vec![dy, read]);
+    b.simple(node, BackwardOp::Activation(of), vec![dy, read]);
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{Builder, MatMul, Node, NodeId, Op, Shape, TensorId, dims};
+use crate::graph::{Builder, MatMul, Node, Op, Shape, TensorId, dims};
 
 /// Axes a permutation may have.
 const MOST_AXES: usize = 8;
@@ -240,21 +240,21 @@ impl Builder {
     }
 }
 
-pub fn add_backward(b: &mut BackwardPass, id: NodeId, node: &Node, relu: bool, mut dy: TensorId) {
+pub fn add_backward(b: &mut BackwardPass, node: &Node, relu: bool, mut dy: TensorId) {
     if relu {
-        dy = b.relu(id, node, dy);
+        dy = b.relu(node, dy);
     }
     // One may be a parameter.
-    b.contribute_sum(id, node.inputs[1], dy, 1.0);
-    b.contribute_sum(id, node.inputs[0], dy, 1.0);
+    b.contribute_sum(node.inputs[1], dy, 1.0);
+    b.contribute_sum(node.inputs[0], dy, 1.0);
 }
 
 /// Each input of a concatenation gets its part of the gradient.
-pub fn concat_backward(b: &mut BackwardPass, id: NodeId, node: &Node, axis: usize, dy: TensorId) {
+pub fn concat_backward(b: &mut BackwardPass, node: &Node, axis: usize, dy: TensorId) {
     let mut from = 0;
     for &part in &node.inputs {
         if b.needs(part) {
-            let gradient = b.node(id, Op::Slice { axis, from }, vec![dy], part);
+            let gradient = b.node(Op::Slice { axis, from }, vec![dy], part);
             b.contribute(part, gradient);
         }
         from += b.graph.tensor(part).spec.shape.0[axis];

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{Builder, DType, Node, NodeId, Op, Role, Shape, TensorId};
+use crate::graph::{Builder, DType, Node, Op, Role, Shape, TensorId};
 
 /// What is done with two numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Builder {
 impl BackwardPass {
     /// Adds `scale` times `gradient`, summed over the axes along which `of` was stretched, to what is known of the
     /// gradient of `of`, which may be a parameter.
-    pub fn contribute_sum(&mut self, id: NodeId, of: TensorId, gradient: TensorId, scale: f32) {
+    pub fn contribute_sum(&mut self, of: TensorId, gradient: TensorId, scale: f32) {
         let is_parameter = self.graph.tensor(of).role == Role::Parameter;
         if !self.needs(of) {
             return;
@@ -125,27 +125,27 @@ impl BackwardPass {
             true => self.graph.gradient_of(of),
             false => self.graph.gradient_like(of),
         };
-        self.push(id, op, vec![gradient], vec![sum]);
+        self.push(op, vec![gradient], vec![sum]);
         if !is_parameter {
             self.contribute(of, sum);
         }
     }
 }
 
-pub fn binary_backward(b: &mut BackwardPass, id: NodeId, node: &Node, of: Binary, dy: TensorId) {
+pub fn binary_backward(b: &mut BackwardPass, node: &Node, of: Binary, dy: TensorId) {
     let ([first, second], y) = ([node.inputs[0], node.inputs[1]], node.outputs[0]);
     let of_both =
-        |b: &mut BackwardPass, kind: Binary, by: TensorId| b.node(id, Op::Binary(kind), vec![dy, by], y);
+        |b: &mut BackwardPass, kind: Binary, by: TensorId| b.node(Op::Binary(kind), vec![dy, by], y);
     match of {
         Binary::Add | Binary::Subtract => {
-            b.contribute_sum(id, second, dy, if of == Binary::Add { 1.0 } else { -1.0 });
-            b.contribute_sum(id, first, dy, 1.0);
+            b.contribute_sum(second, dy, if of == Binary::Add { 1.0 } else { -1.0 });
+            b.contribute_sum(first, dy, 1.0);
         }
         Binary::Multiply => {
             for (of, by) in [(second, first), (first, second)] {
                 if b.needs(of) {
                     let gradient = of_both(b, Binary::Multiply, by);
-                    b.contribute_sum(id, of, gradient, 1.0);
+                    b.contribute_sum(of, gradient, 1.0);
                 }
             }
         }
@@ -153,12 +153,12 @@ pub fn binary_backward(b: &mut BackwardPass, id: NodeId, node: &Node, of: Binary
         Binary::Divide => {
             if b.needs(second) {
                 let product = of_both(b, Binary::Multiply, y);
-                let gradient = b.node(id, Op::Binary(Binary::Divide), vec![product, second], y);
-                b.contribute_sum(id, second, gradient, -1.0);
+                let gradient = b.node(Op::Binary(Binary::Divide), vec![product, second], y);
+                b.contribute_sum(second, gradient, -1.0);
             }
             if b.needs(first) {
                 let gradient = of_both(b, Binary::Divide, second);
-                b.contribute_sum(id, first, gradient, 1.0);
+                b.contribute_sum(first, gradient, 1.0);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{BackwardOp, Binary, Builder, Node, NodeId, Op, Shape, TensorId, Volume};
+use crate::graph::{BackwardOp, Binary, Builder, Node, Op, Shape, TensorId, Volume};
 
 /// A convolution's geometry (cross-correlation, as every framework has it).
 /// Output depth = `(D + 2·padding[0] − reach[0]) / stride[0] + 1`, rounded down, where a kernel reaches over
@@ -219,25 +219,25 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv, mut dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, node: &Node, conv: Conv, mut dy: TensorId) {
     if conv.relu {
-        dy = b.relu(id, node, dy);
+        dy = b.relu(node, dy);
     }
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, BackwardOp::ConvWeights(conv), x, dy, &node.inputs[1..]);
+    b.weights(BackwardOp::ConvWeights(conv), x, dy, &node.inputs[1..]);
     if b.needs(x) {
-        let dx = b.node(id, Op::ConvBackwardData(conv), vec![dy, w], x);
+        let dx = b.node(Op::ConvBackwardData(conv), vec![dy, w], x);
         b.contribute(x, dx);
     }
 }
 
 /// Differentiates a transposed convolution. Its gradients are the convolution itself, and that of the convolution's
 /// weights with x and dy in each other's place.
-pub fn transposed_backward(b: &mut BackwardPass, id: NodeId, node: &Node, conv: Conv, dy: TensorId) {
+pub fn transposed_backward(b: &mut BackwardPass, node: &Node, conv: Conv, dy: TensorId) {
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, BackwardOp::ConvWeights(conv), dy, x, &node.inputs[1..]);
+    b.weights(BackwardOp::ConvWeights(conv), dy, x, &node.inputs[1..]);
     if b.needs(x) {
-        let dx = b.node(id, Op::Conv(conv), vec![dy, w], x);
+        let dx = b.node(Op::Conv(conv), vec![dy, w], x);
         b.contribute(x, dx);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{BackwardOp, Binary, Builder, DType, Init, Node, NodeId, Op, Role, Shape, TensorId, dims};
+use crate::graph::{BackwardOp, Binary, Builder, DType, Init, Node, Op, Role, Shape, TensorId, dims};
 
 impl Builder {
     /// Layer normalisation over the last `axes` axes (Ba, Kiros, Hinton 2016). Parameters `name.weight` and
@@ -88,7 +88,7 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, (epsilon, affine): (f32, bool), dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, node: &Node, (epsilon, affine): (f32, bool), dy: TensorId) {
     let (x, mut inputs) = (node.inputs[0], vec![dy, node.inputs[0]]);
     inputs.extend(node.inputs.get(1));
     inputs.extend(&node.outputs[1..]);
@@ -96,6 +96,6 @@ pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, (epsilon, affine)
     let mut outputs = vec![dx];
     outputs
         .extend(node.inputs[1..].iter().map(|&parameter| b.graph.gradient_of(parameter)).collect::<Vec<_>>());
-    b.push(id, BackwardOp::LayerNorm { epsilon, affine }, inputs, outputs);
+    b.push(BackwardOp::LayerNorm { epsilon, affine }, inputs, outputs);
     b.contribute(x, dx);
 }

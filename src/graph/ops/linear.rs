@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{BackwardOp, Builder, Node, NodeId, Op, Shape, TensorId, dims};
+use crate::graph::{BackwardOp, Builder, Node, Op, Shape, TensorId, dims};
 
 impl Builder {
     /// A fully connected layer to `features` outputs, with bias. Parameters `name.weight` (features, inputs),
@@ -51,14 +51,14 @@ impl Builder {
     }
 }
 
-pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, [bias, relu]: [bool; 2], mut dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, node: &Node, [bias, relu]: [bool; 2], mut dy: TensorId) {
     if relu {
-        dy = b.relu(id, node, dy);
+        dy = b.relu(node, dy);
     }
     let (x, w) = (node.inputs[0], node.inputs[1]);
-    b.weights(id, BackwardOp::LinearWeights { bias }, x, dy, &node.inputs[1..]);
+    b.weights(BackwardOp::LinearWeights { bias }, x, dy, &node.inputs[1..]);
     if b.needs(x) {
-        let dx = b.node(id, BackwardOp::LinearData { bias }, vec![dy, w], x);
+        let dx = b.node(BackwardOp::LinearData { bias }, vec![dy, w], x);
         b.contribute(x, dx);
     }
 }

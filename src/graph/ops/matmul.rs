@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{Builder, Node, NodeId, Op, Shape, TensorId, dims};
+use crate::graph::{Builder, Node, Op, Shape, TensorId, dims};
 
 /// scale·A·B for each matrix of a batch; an operand may be kept transposed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -98,14 +98,14 @@ impl Builder {
 }
 
 /// With y = s·A·B: dA = s·dy·Bᵀ and dB = s·Aᵀ·dy, or the transposes of these where the operands are.
-pub fn backward(b: &mut BackwardPass, id: NodeId, node: &Node, of: MatMul, dy: TensorId) {
+pub fn backward(b: &mut BackwardPass, node: &Node, of: MatMul, dy: TensorId) {
     let ([first, second], [ta, tb]) = ([node.inputs[0], node.inputs[1]], of.transposed);
     let of_first = if ta { ([second, dy], [tb, true]) } else { ([dy, second], [false, !tb]) };
     let of_second = if tb { ([dy, first], [true, ta]) } else { ([first, dy], [!ta, false]) };
     for (operand, (inputs, transposed)) in [(second, of_second), (first, of_first)] {
         if b.needs(operand) {
             let op = Op::MatMul(MatMul { transposed, ..of });
-            let gradient = b.node(id, op, inputs.to_vec(), operand);
+            let gradient = b.node(op, inputs.to_vec(), operand);
             b.contribute(operand, gradient);
         }
     }

@@ -35,7 +35,7 @@ pub use pool::{Pool, adaptive_window};
 pub use resize::{Interpolation, Resize, ResizeCoordinates};
 
 use super::differentiate::BackwardPass;
-use super::{Halo, Node, NodeId, Rows, Spec, TensorId, Trade};
+use super::{Halo, Node, Rows, Spec, TensorId, Trade};
 
 /// An op of the graph: one of a forward pass, which differentiation and files know, of a backward pass, or several in
 /// one. The comment shows inputs → outputs with their shapes.
@@ -262,42 +262,42 @@ impl Op {
 
     /// Adds the nodes that give the gradients of a forward node's inputs, `dy` being that of its first output. (A loss
     /// has none.)
-    pub(super) fn backward(&self, b: &mut BackwardPass, id: NodeId, node: &Node, dy: TensorId) {
+    pub(super) fn backward(&self, b: &mut BackwardPass, node: &Node, dy: TensorId) {
         match *self {
-            Op::Conv(conv) => conv::backward(b, id, node, conv, dy),
-            Op::ConvBackwardData(conv) => conv::transposed_backward(b, id, node, conv, dy),
-            Op::Linear { bias, relu } => linear::backward(b, id, node, [bias, relu], dy),
-            Op::BatchNorm(norm) => norm::batch_norm_backward(b, id, node, norm, dy),
-            Op::LocalResponseNorm(norm) => norm::local_response_backward(b, id, node, norm, dy),
-            Op::LayerNorm { epsilon, affine } => layer_norm::backward(b, id, node, (epsilon, affine), dy),
-            Op::MatMul(of) => matmul::backward(b, id, node, of, dy),
-            Op::Softmax => b.simple(id, node, BackwardOp::Softmax, vec![dy, node.outputs[0]]),
-            Op::Activation(of) => activation::backward(b, id, node, of, dy),
-            Op::MaxPool(pool) => b.simple(id, node, BackwardOp::MaxPool(pool), vec![dy, node.outputs[1]]),
-            Op::AvgPool(pool) => b.simple(id, node, BackwardOp::AvgPool(pool), vec![dy]),
-            Op::AdaptiveAvgPool => b.simple(id, node, BackwardOp::AdaptiveAvgPool, vec![dy]),
+            Op::Conv(conv) => conv::backward(b, node, conv, dy),
+            Op::ConvBackwardData(conv) => conv::transposed_backward(b, node, conv, dy),
+            Op::Linear { bias, relu } => linear::backward(b, node, [bias, relu], dy),
+            Op::BatchNorm(norm) => norm::batch_norm_backward(b, node, norm, dy),
+            Op::LocalResponseNorm(norm) => norm::local_response_backward(b, node, norm, dy),
+            Op::LayerNorm { epsilon, affine } => layer_norm::backward(b, node, (epsilon, affine), dy),
+            Op::MatMul(of) => matmul::backward(b, node, of, dy),
+            Op::Softmax => b.simple(node, BackwardOp::Softmax, vec![dy, node.outputs[0]]),
+            Op::Activation(of) => activation::backward(b, node, of, dy),
+            Op::MaxPool(pool) => b.simple(node, BackwardOp::MaxPool(pool), vec![dy, node.outputs[1]]),
+            Op::AvgPool(pool) => b.simple(node, BackwardOp::AvgPool(pool), vec![dy]),
+            Op::AdaptiveAvgPool => b.simple(node, BackwardOp::AdaptiveAvgPool, vec![dy]),
             Op::Dropout { p, layer, whole } => {
-                b.simple(id, node, BackwardOp::Dropout { p, layer, whole }, vec![dy]);
+                b.simple(node, BackwardOp::Dropout { p, layer, whole }, vec![dy]);
             }
-            Op::AllToAll { ranks } => b.simple(id, node, Op::AllToAll { ranks }, vec![dy]),
-            Op::Reshape => b.simple(id, node, Op::Reshape, vec![dy]),
-            Op::Concat { axis } => arrange::concat_backward(b, id, node, axis, dy),
-            Op::Slice { axis, from } => b.simple(id, node, Op::Pad { axis, before: from }, vec![dy]),
-            Op::Pad { axis, before } => b.simple(id, node, Op::Slice { axis, from: before }, vec![dy]),
-            Op::Permute(order) => b.simple(id, node, Op::Permute(order.inverse()), vec![dy]),
-            Op::Halo(halo) => b.simple(id, node, BackwardOp::Halo(halo), vec![dy]),
-            Op::Add { relu } => arrange::add_backward(b, id, node, relu, dy),
-            Op::Binary(of) => broadcast::binary_backward(b, id, node, of, dy),
-            Op::Sum { scale } => b.simple(id, node, Op::Expand { scale }, vec![dy]),
-            Op::Expand { scale } => b.contribute_sum(id, node.inputs[0], dy, scale),
+            Op::AllToAll { ranks } => b.simple(node, Op::AllToAll { ranks }, vec![dy]),
+            Op::Reshape => b.simple(node, Op::Reshape, vec![dy]),
+            Op::Concat { axis } => arrange::concat_backward(b, node, axis, dy),
+            Op::Slice { axis, from } => b.simple(node, Op::Pad { axis, before: from }, vec![dy]),
+            Op::Pad { axis, before } => b.simple(node, Op::Slice { axis, from: before }, vec![dy]),
+            Op::Permute(order) => b.simple(node, Op::Permute(order.inverse()), vec![dy]),
+            Op::Halo(halo) => b.simple(node, BackwardOp::Halo(halo), vec![dy]),
+            Op::Add { relu } => arrange::add_backward(b, node, relu, dy),
+            Op::Binary(of) => broadcast::binary_backward(b, node, of, dy),
+            Op::Sum { scale } => b.simple(node, Op::Expand { scale }, vec![dy]),
+            Op::Expand { scale } => b.contribute_sum(node.inputs[0], dy, scale),
             // Integers have no gradients, and nothing learned comes before the moments of another rank.
             Op::Normalise { .. } | Op::Lookup { .. } | Op::BatchNormMoments => {}
             Op::Exchange { .. } | Op::FieldMeans(_) => {}
             Op::SoftmaxCrossEntropy { smoothing, weight } => {
                 let op = BackwardOp::SoftmaxCrossEntropy { smoothing, weight };
-                b.simple(id, node, op, node.inputs.clone());
+                b.simple(node, op, node.inputs.clone());
             }
-            Op::FieldLoss(of) => b.simple(id, node, BackwardOp::FieldLoss(of), node.inputs.clone()),
+            Op::FieldLoss(of) => b.simple(node, BackwardOp::FieldLoss(of), node.inputs.clone()),
             Op::BatchNormInference(_) | Op::Trade(_) | Op::Backward(_) | Op::Fused(_) => {
                 unreachable!("{} in the forward pass of training", self.name())
             }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::differentiate::BackwardPass;
-use crate::graph::{BackwardOp, Builder, DType, Init, Node, NodeId, Op, Role, Rows, Shape, TensorId, dims};
+use crate::graph::{BackwardOp, Builder, DType, Init, Node, Op, Role, Rows, Shape, TensorId, dims};
 
 /// Batch normalisation (Ioffe and Szegedy 2015) over N and all places, for each channel by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -148,18 +148,18 @@ impl BatchNorm {
 
 /// The one node that gives the gradients of the input, the weight and the bias; with given moments the sums, their
 /// exchange and the gradient of the input.
-pub fn batch_norm_backward(b: &mut BackwardPass, id: NodeId, node: &Node, norm: BatchNorm, dy: TensorId) {
+pub fn batch_norm_backward(b: &mut BackwardPass, node: &Node, norm: BatchNorm, dy: TensorId) {
     let ([x, weight, bias], [mean, variance]) =
         ([0, 1, 2].map(|index| node.inputs[index]), [1, 2].map(|index| node.outputs[index]));
     let dx = if norm.given {
-        b.graph.sync_norm_backward(id, norm, dy)
+        b.graph.sync_norm_backward(b.id, norm, dy)
     } else {
         let mut inputs = vec![dy, x, weight, mean, variance];
         // What a ReLU in it saved comes after the running statistics.
         inputs.extend(node.outputs.get(5));
         let dx = b.graph.gradient_like(x);
         let outputs = vec![dx, b.graph.gradient_of(weight), b.graph.gradient_of(bias)];
-        b.push(id, BackwardOp::BatchNorm(norm), inputs, outputs);
+        b.push(BackwardOp::BatchNorm(norm), inputs, outputs);
         dx
     };
     b.contribute(x, dx);
@@ -205,14 +205,8 @@ impl Builder {
     }
 }
 
-pub fn local_response_backward(
-    b: &mut BackwardPass,
-    id: NodeId,
-    node: &Node,
-    norm: LocalResponseNorm,
-    dy: TensorId,
-) {
-    b.simple(id, node, BackwardOp::LocalResponseNorm(norm), vec![dy, node.inputs[0], node.outputs[1]]);
+pub fn local_response_backward(b: &mut BackwardPass, node: &Node, norm: LocalResponseNorm, dy: TensorId) {
+    b.simple(node, BackwardOp::LocalResponseNorm(norm), vec![dy, node.inputs[0], node.outputs[1]]);
 }
 
 #[cfg(test)]

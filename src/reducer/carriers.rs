@@ -263,8 +263,9 @@ impl Carrying<'_> {
             Some(code) => At::Device(code, &places.gradients.averaged, as_memory),
             None => At::Host(&places.gradients.on_host),
         };
-        let made = Compressed::new((scheme, !relaxed), selection, world, self.plan, self.device, at);
-        let compressed = world.agree(made)?;
+        let (plan, device, ranks) = (self.plan, self.device, world.size());
+        let how = compress::How { scheme, with_tail: !relaxed, plan, device, ranks };
+        let compressed = world.agree(Compressed::new(&how, selection, world, at))?;
         let account = compressed.account();
         Ok((Box::new(compressed), Some(account)))
     }

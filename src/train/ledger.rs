@@ -180,8 +180,9 @@ impl Planning<'_> {
                 ledger.of_others(mapped);
             }
             Some(scheme) => {
-                let scheme = (scheme, !config.strategy.is_relaxed());
-                let bytes = compress::memory(scheme, &averaging.selection, plan, device, world);
+                let with_tail = !config.strategy.is_relaxed();
+                let how = compress::How { scheme, with_tail, plan, device, ranks: world.size() };
+                let bytes = compress::memory(&how, &averaging.selection, world);
                 ledger.on_host(MemoryKind::Compression, bytes.mapped + bytes.own);
                 ledger.on_device(MemoryKind::Compression, bytes.on_device);
             }

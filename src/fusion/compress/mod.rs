@@ -21,6 +21,7 @@ mod two_bit;
 mod work;
 
 pub use on_device::code;
+pub use split::How;
 pub use work::Kept;
 
 use std::cell::Cell;
@@ -31,9 +32,8 @@ use std::time::Instant;
 use crate::collective::{Collective, Operation, Route, Selection, Slot};
 use crate::comm::{Region, Topology, World};
 use crate::config::{Compression, Wire};
-use crate::device::{CodecKind, Device, Memory};
+use crate::device::{CodecKind, Memory};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
 
 use on_device::OnDevice;
 use split::Split;
@@ -112,21 +112,15 @@ pub struct Bytes {
 }
 
 /// What compression will take; with the step's own numbers or without.
-pub fn memory(
-    (scheme, with_tail): (Compression, bool),
-    selection: &Selection,
-    plan: &Plan,
-    device: &dyn Device,
-    world: &Topology,
-) -> Bytes {
-    let split = Split::new(scheme, with_tail, plan, device, world.size());
+pub fn memory(how: &How, selection: &Selection, world: &Topology) -> Bytes {
+    let split = Split::new(how);
     let sum = |of| selection.memory(world, &split.bytes_of(of));
     let [mut mapped, mut own] = sum(|bucket| bucket.summed.clone());
-    if let Compression::PowerSgd { .. } = scheme {
+    if let Compression::PowerSgd { .. } = how.scheme {
         let second = sum(|bucket| bucket.second.clone());
         (mapped, own) = (mapped + second[0], own + second[1]);
     }
-    match code(scheme, world.size(), device).filter(|_| with_tail) {
+    match code(how.scheme, how.ranks, how.device).filter(|_| how.with_tail) {
         None => Bytes { mapped, own: own + split.bytes(), on_device: 0 },
         Some(_) => Bytes { mapped, own: own + split.travelling(), on_device: on_device::bytes(&split) },
     }
@@ -163,40 +157,28 @@ impl Compressed {
     ///
     /// # Errors
     /// The same on every rank.
-    pub fn new(
-        (scheme, with_tail): (Compression, bool),
-        selection: &Selection,
-        world: &World,
-        plan: &Plan,
-        device: &dyn Device,
-        at: At,
-    ) -> Result<Compressed> {
-        let split = Split::new(scheme, with_tail, plan, device, world.size());
-        let carriers = Carriers::new(scheme, selection, world, &split)?;
-        let (place, regions) = ([world.rank(), world.size()], carriers.regions());
+    pub fn new(how: &How, selection: &Selection, world: &World, at: At) -> Result<Compressed> {
+        let split = Split::new(how);
+        let carriers = Carriers::new(how.scheme, selection, world, &split)?;
+        let (rank, regions) = (world.rank(), carriers.regions());
         let worker: Result<Box<dyn Compressor>> = match at {
-            At::Host(gradients) => Worker::new(scheme, &split, regions, place, plan, device, gradients)
-                .map(|worker| Box::new(worker) as _),
+            At::Host(gradients) => {
+                Worker::new(how, &split, regions, rank, gradients).map(|worker| Box::new(worker) as _)
+            }
             At::Device(code, gradients, as_memory) => {
                 let [summed, messages] = [0, 1].map(|which| as_memory(&regions[which]));
-                OnDevice::new(code, &split, [&summed, &messages], place, device, gradients)
+                OnDevice::new((code, how), &split, [&summed, &messages], rank, gradients)
                     .map(|worker| Box::new(worker) as _)
             }
         };
-        Ok(Compressed::over(scheme, split, carriers, world.size(), world.agree(worker)?))
+        Ok(Compressed::over(how, split, carriers, world.agree(worker)?))
     }
 
     /// The same over given carriers.
-    fn over(
-        scheme: Compression,
-        split: Split,
-        carriers: Carriers,
-        ranks: usize,
-        worker: Box<dyn Compressor>,
-    ) -> Compressed {
-        let [sent, uncompressed] = split.sent(scheme, ranks);
+    fn over(how: &How, split: Split, carriers: Carriers, worker: Box<dyn Compressor>) -> Compressed {
+        let [sent, uncompressed] = split.sent(how.scheme, how.ranks);
         let account = Account { state: worker.state(), sent, uncompressed, seconds: Rc::default() };
-        let name = match scheme {
+        let name = match how.scheme {
             Compression::TopK { .. } => "topk",
             Compression::OneBit => "1bit",
             Compression::TwoBit { .. } => "2bit",

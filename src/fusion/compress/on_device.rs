@@ -2,7 +2,7 @@
 //! only messages, and what travels as it is, come to the host. The bits are those that the host would give.
 
 use super::codec;
-use super::split::{Bucket, Split, Unit};
+use super::split::{Bucket, How, Split, Unit};
 use super::work::{Compressor, Kept, names};
 use crate::collective;
 use crate::config::Compression;
@@ -35,18 +35,18 @@ pub fn bytes(split: &Split) -> usize {
 impl OnDevice {
     /// `regions` are what is summed and what is gathered, on the host.
     pub fn new(
-        code: CodecKind,
+        (code, how): (CodecKind, &How),
         split: &Split,
         regions: [&Memory; 2],
-        [rank, ranks]: [usize; 2],
-        device: &dyn Device,
+        rank: usize,
         gradients: &Memory,
     ) -> Result<OnDevice> {
+        let device = how.device;
         if split.buckets.iter().flat_map(|bucket| &bucket.tensors).any(|tensor| tensor.blocked) {
             return Err(Error::internal("gradients with padding on a device that encodes them"));
         }
         let residuals = device.allocate(size_of::<f32>() * split.residual)?;
-        let buckets: Vec<CodecBucket> = split.buckets.iter().map(|bucket| coded(bucket, ranks)).collect();
+        let buckets: Vec<CodecBucket> = split.buckets.iter().map(|bucket| coded(bucket, how.ranks)).collect();
         let [summed, messages] = regions;
         regions.into_iter().filter(|memory| memory.bytes() > 0).for_each(|memory| device.pin(memory));
         let coding =

@@ -78,36 +78,35 @@ pub enum Unit {
     KeepRight(usize),
 }
 
-/// What every bucket is split by.
-struct How<'a> {
-    scheme: Compression,
-    /// Whether the tail is part of the last bucket.
-    with_tail: bool,
-    codec: Option<Box<dyn Codec>>,
-    device: &'a dyn Device,
-    ranks: usize,
+/// How the gradients of a plan are compressed.
+#[derive(Clone, Copy)]
+pub struct How<'a> {
+    /// By what.
+    pub scheme: Compression,
+    /// Whether the step's own numbers are in the last bucket.
+    pub with_tail: bool,
+    /// What has the gradients.
+    pub plan: &'a Plan,
+    /// Where they lie.
+    pub device: &'a dyn Device,
+    /// How many ranks add them up.
+    pub ranks: usize,
 }
 
 impl Split {
     /// Unless the step's own numbers are summed `with_tail`, they travel by themselves.
-    pub fn new(
-        scheme: Compression,
-        with_tail: bool,
-        plan: &Plan,
-        device: &dyn Device,
-        ranks: usize,
-    ) -> Split {
+    pub fn new(how: &How) -> Split {
         let mut split =
             Split { buckets: Vec::new(), summed: 0, second: 0, residual: 0, right: 0, scratch: 0 };
-        let how = How { scheme, with_tail, codec: codec(scheme, ranks), device, ranks };
-        for index in 0..plan.buckets.len() {
-            let bucket = split.bucket(&how, plan, index);
+        for index in 0..how.plan.buckets.len() {
+            let bucket = split.bucket(how, index);
             split.buckets.push(bucket);
         }
         split
     }
 
-    fn bucket(&mut self, how: &How, plan: &Plan, index: usize) -> Bucket {
+    fn bucket(&mut self, how: &How, index: usize) -> Bucket {
+        let plan = how.plan;
         let bytes = &plan.buckets[index].bytes;
         let is_last = index + 1 == plan.buckets.len();
         let beside = if is_last && !how.with_tail { TAIL } else { 0 };
@@ -133,8 +132,8 @@ impl Split {
         });
         let exact = exact.collect();
         let mut message = 0;
-        let phases = match &how.codec {
-            Some(codec) => gathered(&tensors, &**codec, &mut message),
+        let phases = match codec(how.scheme, how.ranks) {
+            Some(codec) => gathered(&tensors, &*codec, &mut message),
             None => factored(&tensors),
         };
         self.second += how.ranks * message;

@@ -4,10 +4,11 @@ use std::cell::RefCell;
 
 use super::*;
 use crate::collective::segment;
+use crate::device::Device;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::onednn::Cpu;
 use crate::graph::{Builder, Conv, Graph};
-use crate::plan::{Options, TAIL};
+use crate::plan::{Options, Plan, TAIL};
 
 const SCHEMES: [&str; 5] = ["topk:0.05", "1bit", "2bit:0.02", "powersgd:1", "powersgd:4"];
 
@@ -97,7 +98,8 @@ fn ranks(scheme: &str, ranks: usize, plan: &Plan, device: &dyn Device) -> Vec<Ra
     let meetings: [Rc<RefCell<Meeting>>; 2] = Default::default();
     let gathers = !matches!(scheme, Compression::PowerSgd { .. });
     let rank = |rank: usize| {
-        let split = Split::new(scheme, true, plan, device, ranks);
+        let how = How { scheme, with_tail: true, plan, device, ranks };
+        let split = Split::new(&how);
         let carrier = |which: usize, words: usize| -> (Rc<Region>, Box<dyn Collective>) {
             let region = Rc::new(Region::private(4 * words).unwrap());
             meetings[which].borrow_mut().regions.push(region.clone());
@@ -108,10 +110,8 @@ fn ranks(scheme: &str, ranks: usize, plan: &Plan, device: &dyn Device) -> Vec<Ra
         let (summed, second) = (carrier(0, split.summed), carrier(1, split.second));
         let gradients = Memory::host(plan.sizes.gradients).unwrap();
         let carriers = Carriers { summed, second };
-        let place = [rank, ranks];
-        let worker =
-            Worker::new(scheme, &split, carriers.regions(), place, plan, device, &gradients).unwrap();
-        Rank { gradients, compressed: Compressed::over(scheme, split, carriers, ranks, Box::new(worker)) }
+        let worker = Worker::new(&how, &split, carriers.regions(), rank, &gradients).unwrap();
+        Rank { gradients, compressed: Compressed::over(&how, split, carriers, Box::new(worker)) }
     };
     let mut all: Vec<Rank> = (0..ranks).map(rank).collect();
     for rank in &mut all {

@@ -5,15 +5,13 @@ use std::rc::Rc;
 
 use super::codec::{Codec, codec};
 use super::powersgd;
-use super::split::{Bucket, Shape, Split, Unit};
+use super::split::{Bucket, How, Shape, Split, Unit};
 use super::tensor::Tensor;
 use crate::collective;
 use crate::comm::Region;
-use crate::config::Compression;
 use crate::device::memory::{bytes_of, bytes_of_mut};
 use crate::device::{Device, Memory};
 use crate::error::Result;
-use crate::plan::Plan;
 
 /// Whoever does the work on buckets.
 pub trait Compressor {
@@ -69,12 +67,10 @@ pub struct Worker {
 
 impl Worker {
     pub fn new(
-        scheme: Compression,
+        &How { scheme, plan, device, ranks, .. }: &How,
         split: &Split,
         [summed, second]: [Rc<Region>; 2],
-        [rank, ranks]: [usize; 2],
-        plan: &Plan,
-        device: &dyn Device,
+        rank: usize,
         gradients: &Memory,
     ) -> Result<Worker> {
         // On the host, where gradients are averaged, whatever the device.

@@ -62,19 +62,16 @@ impl Reduction {
 impl Communicator {
     /// All ranks of the job, with failures returned as codes.
     pub fn world() -> Result<Communicator> {
-        // SAFETY: MPI is initialised (only `World::start` calls this); the handles are constants.
-        let raw = unsafe {
-            let world = ffi::RSMPI_COMM_WORLD;
-            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN))?;
-            world
-        };
-        Communicator::from_raw(raw)
+        // SAFETY: a constant of the MPI library, which is initialised (only `World::start` calls this).
+        Communicator::from_raw(unsafe { ffi::RSMPI_COMM_WORLD })
     }
 
     fn from_raw(raw: ffi::MPI_Comm) -> Result<Communicator> {
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
-        // SAFETY: a valid communicator and two integers to write to.
+        // SAFETY: a valid communicator, a constant, and two integers to write to. An error handler is inherited, in some
+        // libraries only by duplicates.
         unsafe {
+            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
             check("MPI_Comm_rank", ffi::MPI_Comm_rank(raw, &mut rank))?;
             check("MPI_Comm_size", ffi::MPI_Comm_size(raw, &mut size))?;
         }
@@ -93,47 +90,42 @@ impl Communicator {
         self.size
     }
 
-    /// A communicator of the same ranks with message matching of their own. Collective.
-    pub fn duplicate(&self) -> Result<Communicator> {
+    /// What a call of this name makes. Collective.
+    fn made(
+        &self,
+        call: &'static str,
+        make: impl FnOnce(&mut ffi::MPI_Comm) -> c_int,
+    ) -> Result<Communicator> {
         // MPI_Comm_dup spins until all are there; let them come first.
         self.barrier()?;
-        // SAFETY: a handle to write to; an error handler is inherited.
-        let raw = unsafe {
-            let mut raw = ffi::RSMPI_COMM_NULL;
-            check("MPI_Comm_dup", ffi::MPI_Comm_dup(self.raw, &mut raw))?;
-            raw
-        };
+        // SAFETY: a constant of the MPI library.
+        let mut raw = unsafe { ffi::RSMPI_COMM_NULL };
+        check(call, make(&mut raw))?;
         Communicator::from_raw(raw)
+    }
+
+    /// A communicator of the same ranks with message matching of their own. Collective.
+    pub fn duplicate(&self) -> Result<Communicator> {
+        // SAFETY: a handle to write to.
+        self.made("MPI_Comm_dup", |raw| unsafe { ffi::MPI_Comm_dup(self.raw, raw) })
     }
 
     /// The ranks that can share memory with this one, in the order of their ranks here. Collective.
     pub fn on_this_node(&self) -> Result<Communicator> {
-        self.barrier()?;
+        let key = self.rank as c_int;
         // SAFETY: a handle to write to; the other arguments are constants.
-        let raw = unsafe {
-            let mut raw = ffi::RSMPI_COMM_NULL;
-            let key = self.rank as c_int;
+        self.made("MPI_Comm_split_type", |raw| unsafe {
             let (kind, info) = (ffi::RSMPI_COMM_TYPE_SHARED, ffi::RSMPI_INFO_NULL);
-            check("MPI_Comm_split_type", ffi::MPI_Comm_split_type(self.raw, kind, key, info, &mut raw))?;
-            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
-            raw
-        };
-        Communicator::from_raw(raw)
+            ffi::MPI_Comm_split_type(self.raw, kind, key, info, raw)
+        })
     }
 
     /// The ranks here that gave the same colour, in the order of their keys, and where these are equal of their ranks.
     /// Collective.
     pub fn split(&self, color: usize, key: usize) -> Result<Communicator> {
         let (color, key) = (request::count(color)?, request::count(key)?);
-        self.barrier()?;
-        // SAFETY: a handle to write to; an error handler is inherited, in some libraries only by duplicates.
-        let raw = unsafe {
-            let mut raw = ffi::RSMPI_COMM_NULL;
-            check("MPI_Comm_split", ffi::MPI_Comm_split(self.raw, color, key, &mut raw))?;
-            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
-            raw
-        };
-        Communicator::from_raw(raw)
+        // SAFETY: a handle to write to.
+        self.made("MPI_Comm_split", |raw| unsafe { ffi::MPI_Comm_split(self.raw, color, key, raw) })
     }
 
     /// Returns when every rank has called it.

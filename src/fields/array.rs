@@ -240,7 +240,9 @@ impl FileArray {
             return Err(Error::data(path, what));
         }
         let of = |name: &str| {
-            let dataset = file.dataset(name).map_err(|_| format!("it has no array {name}"))?;
+            let dataset = file
+                .dataset(name)
+                .map_err(|_| format!("it has no array {name}; dltrain inspect says what it has"))?;
             let array = FileArray::from(&source, name, &dataset);
             let array = array.map_err(|what| format!("{name} holds {what}"))?;
             if array.chunk_count() <= AT_ONCE {

@@ -142,7 +142,11 @@ impl FileNumber for u16 {
 
 impl NumberType {
     /// What the library converts numbers to.
-    pub(super) const F32: NumberType = NumberType { kind: NumberKind::F32, big_endian: false };
+    pub(crate) const F32: NumberType = NumberType { kind: NumberKind::F32, big_endian: false };
+    #[cfg(test)]
+    pub(crate) const F64: NumberType = NumberType { kind: NumberKind::F64, big_endian: false };
+    #[cfg(test)]
+    pub(crate) const I64: NumberType = NumberType { kind: NumberKind::I64, big_endian: false };
 
     /// Bytes of one number.
     pub fn bytes(self) -> usize {
@@ -179,6 +183,11 @@ impl NumberType {
         let native = NumberType { big_endian: false, ..self };
         native.numbers(&code.to_le_bytes()[..self.bytes()], &mut same);
         (same[0] == number || same[0].is_nan() && number.is_nan()).then_some(code.into())
+    }
+
+    /// Whether some of its numbers are rounded when they become f32.
+    pub fn is_rounded(self) -> bool {
+        self.bytes() > 2 && self.kind != NumberKind::F32
     }
 
     /// Whether it counts, as labels do.
@@ -244,5 +253,29 @@ impl NumberType {
                 numbers!(from, to, 8, |number| u64::from_be_bytes(number) as f32)
             }
         }
+    }
+}
+
+/// A number with six digits.
+pub fn six(number: f64) -> String {
+    let power = if number == 0.0 { 0 } else { number.abs().log10().floor() as i32 };
+    let text = match power {
+        -4..=5 => format!("{number:.*}", (5 - power) as usize),
+        _ => return format!("{number:.5e}"),
+    };
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').into(),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_six_digits() {
+        let numbers = [0.0, 12.5, -0.000123456, 2.4e-5, 1e25, 123456.0, 0.1 + 0.2].map(six);
+        assert_eq!(numbers, ["0", "12.5", "-0.000123456", "2.40000e-5", "1.00000e25", "123456", "0.3"]);
     }
 }

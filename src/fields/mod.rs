@@ -15,7 +15,7 @@ mod universe;
 mod view;
 
 pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, lacking_filter};
-pub use element::{FileNumber, NumberType};
+pub use element::{FileNumber, NumberType, six};
 pub use filter::{ChunkDecoder, Filter};
 pub use read::{Amount, ArrayReader};
 pub use universe::Universe;

@@ -71,7 +71,8 @@ impl Found<'_> {
         let mut known: Vec<(&View, &FileArray)> =
             self.views.iter().filter_map(|view| Some((view, array(view)?))).collect();
         known.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
-        let &(view, input) = known.iter().find(|(_, array)| !array.element.is_integer())?;
+        let is_real = |array: &FileArray| !array.element.is_integer() || array.packing.is_some();
+        let &(view, input) = known.iter().find(|(_, array)| is_real(array))?;
         let names = view.names().into_iter().flatten();
         let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
         let along = |name: char| axes.iter().find(|(of, _)| *of == name).map(|&(_, along)| along);
@@ -96,7 +97,10 @@ impl Found<'_> {
             let (names, shape): (Vec<String>, Vec<usize>) =
                 points.map(|(name, along)| (name.to_string(), *along)).unzip();
             let of_points = |array: &&FileArray| {
-                array.element.is_integer() && !array.is_coordinate && array.shape == shape
+                array.element.is_integer()
+                    && array.packing.is_none()
+                    && !array.is_coordinate
+                    && array.shape == shape
             };
             let mut of_points = self.arrays.iter().filter(of_points);
             let classes = of_points.find_map(|array| Some((array, self.known.get(&*array.name)?.classes()?)));

@@ -8,7 +8,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 use crate::error::Result;
-use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in};
+use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in, six};
 use crate::plan::group;
 
 /// Numbers that are looked at unless all are, about: 16 MB as f32.
@@ -135,19 +135,6 @@ impl NumberSummary {
     }
 }
 
-/// A number with six digits.
-fn six(number: f64) -> String {
-    let power = if number == 0.0 { 0 } else { number.abs().log10().floor() as i32 };
-    let text = match power {
-        -4..=5 => format!("{number:.*}", (5 - power) as usize),
-        _ => return format!("{number:.5e}"),
-    };
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').into(),
-        false => text,
-    }
-}
-
 /// What numbers an array holds, of which some were looked at.
 pub struct ArrayNumbers {
     found: NumberSummary,
@@ -239,12 +226,6 @@ mod tests {
             .unwrap();
         assert!((whole.mean - parts.mean).abs() < 1e-12 && (whole.squares - parts.squares).abs() < 1e-9);
         assert_eq!((whole.low, whole.high, whole.count), (parts.low, parts.high, parts.count));
-    }
-
-    #[test]
-    fn numbers_have_six_digits() {
-        let numbers = [0.0, 12.5, -0.000123456, 2.4e-5, 1e25, 123456.0, 0.1 + 0.2].map(six);
-        assert_eq!(numbers, ["0", "12.5", "-0.000123456", "2.40000e-5", "1.00000e25", "123456", "0.3"]);
     }
 
     #[test]

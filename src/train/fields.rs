@@ -10,7 +10,7 @@ use crate::comm::World;
 use crate::config::Config;
 use crate::data::{Dataset, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
-use crate::fields::{Amount, Universe};
+use crate::fields::{Amount, Universe, six};
 use crate::model::onnx::OnnxFile;
 use crate::model::{self, FieldScale, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
@@ -243,8 +243,11 @@ fn rescaled(scales: &[FieldScale], whose: &str) -> Vec<String> {
     const SHOWN: usize = 4;
     let of = |scale: &FieldScale| {
         let channels = scale.scale.iter().zip(&scale.shift);
-        let channel =
-            |(scale, shift): (&f32, &f32)| format!("(x - {:.6}) / {:.6}", -shift / scale, 1.0 / scale);
+        let channel = |(&scale, &shift): (&f32, &f32)| {
+            let (scale, shift) = (f64::from(scale), f64::from(shift));
+            let sign = if shift > 0.0 { '+' } else { '-' };
+            format!("(x {sign} {}) / {}", six((shift / scale).abs()), six(1.0 / scale))
+        };
         let mut shown: Vec<String> = channels.take(SHOWN).map(channel).collect();
         if scale.scale.len() > SHOWN {
             shown.push(format!("and {} channels more", scale.scale.len() - SHOWN));

@@ -593,6 +593,10 @@ fn what_inspect_says_to_train_with_does_train() {
     file.new_dataset_builder().with_data(&temperature).create("temperature").unwrap();
     let mut labels = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| ((n + y + x) % 3) as u8);
     labels[[1, 2, 3]] = 9;
+    // What is packed are no classes.
+    let packed = file.new_dataset_builder().with_data(&labels.mapv(i16::from)).create("packed").unwrap();
+    packed.new_attr::<f64>().create("scale_factor").unwrap().write_scalar(&0.5).unwrap();
+    drop(packed);
     file.close().unwrap();
     for expected in [
         "--target 'temperature[n+1,h,w]:standard' --loss mse --classes 1 --batch 4",

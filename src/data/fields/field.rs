@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::list::FieldList;
 use super::{FieldScale, FieldSet};
 use crate::error::{Error, Result};
-use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, View};
+use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, NumberType, View, six};
 
 /// An array as a flag names it: a view, and what rescales its numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -209,6 +209,7 @@ impl FieldSet {
                     let what = format!("{}: no number to rescale channel {channel} by", scale.field);
                     return Err(Error::usage(what));
                 }
+                told_apart(&scale.field, self.files[0].arrays[at].0.element, width, [low, high])?;
                 // Numbers that are all alike become 0.
                 let width = if width > 0.0 { width } else { 1.0 };
                 scale.scale[channel] = (1.0 / width) as f32;
@@ -217,6 +218,26 @@ impl FieldSet {
         }
         Ok(scales)
     }
+}
+
+/// Fails where numbers of a file differ by little more than what they are rounded by when they become f32.
+fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2]) -> Result<()> {
+    /// Of a deviation so many steps of f32 are left, or it is not learned from.
+    const STEPS: f64 = 256.0;
+    let greatest = low.abs().max(high.abs()) as f32;
+    let step = f64::from(greatest.next_up() - greatest);
+    // Whole numbers up to 2^24 are not rounded.
+    let is_exact = !element.is_rounded() || element.is_integer() && step <= 1.0 || greatest == 0.0;
+    // Where none was measured the least is behind the greatest.
+    if is_exact || width >= STEPS * step || low > high {
+        return Ok(());
+    }
+    let (low, high, step) = (six(low), six(high), six(step));
+    Err(Error::usage(format!(
+        "{field}: its numbers are {element} from {low} to {high}, where f32, in which networks compute, has steps of \
+         {step}, and they differ by little more: subtract in the file what they have in common. If they are all the \
+         same, leave its rescaling out"
+    )))
 }
 
 /// What a file says of the least and greatest numbers of channels.
@@ -238,4 +259,32 @@ fn least_and_greatest(path: &Path, channels: usize) -> Result<Vec<[f64; 2]>> {
     };
     let (least, greatest) = (of("min")?, of("max")?);
     Ok(least.iter().zip(greatest).map(|(&least, most)| [f64::from(least), f64::from(most)]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_f32_does_not_tell_apart_are_refused() {
+        let of = |element, width, ends| told_apart("p:standard", element, width, ends);
+        let [real, whole] = [NumberType::F64, NumberType::I64];
+        for (element, width, ends) in [
+            (real, 1e-3, [1e6, 1e6]),
+            (real, 0.0, [1e9, 1e9]),
+            (whole, 0.0, [9e15, 9e15]),
+            (real, 3e-3, [300.0, 300.01]),
+        ] {
+            let error = of(element, width, ends).unwrap_err();
+            assert!(error.message.contains("subtract in the file"), "{error}");
+        }
+        for (element, width, ends) in [
+            (real, 10.0, [250.0, 310.0]),
+            (real, 0.0, [0.0, 0.0]),
+            (whole, 0.0, [7.0, 7.0]),
+            (NumberType::F32, 0.0, [1e9, 1e9]),
+        ] {
+            of(element, width, ends).unwrap();
+        }
+    }
 }

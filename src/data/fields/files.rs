@@ -124,9 +124,9 @@ fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Resu
     };
     match named().find(|(_, other)| *other != by) {
         Some((other, of_other)) => Err(Error::usage(format!(
-            "{} numbers samples by {by:?} and {} by {of_other:?}: every pair would be a sample; give both the same, or \
-             one of them both, and in brackets what all samples have (NAME[c])",
-            first.view, other.view
+            "{} numbers samples by {} and {} by {}: every pair would be a sample; give both the same, or one of them \
+             both, and in brackets what all samples have (NAME[c])",
+            first.view, by[0], other.view, of_other[0]
         ))),
         None => Ok(()),
     }

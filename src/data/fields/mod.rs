@@ -499,7 +499,7 @@ struct BadNumber(String, &'static str);
 
 fn missing() -> BadNumber {
     let advice = "--missing mask leaves such points out, --missing zero takes 0 for them";
-    BadNumber("a number is missing or none (NaN)".into(), advice)
+    BadNumber("a number is missing, NaN or infinite".into(), advice)
 }
 
 /// What to call a sample: "a.h5 n 3".

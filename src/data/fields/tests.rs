@@ -438,7 +438,7 @@ fn codes_become_the_numbers_that_are_read_as_such() {
 fn codes_that_end_a_run_are_named() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/fields.hdf5");
     for (fields, classes, expected) in [
-        (options(&["temperature[t,h,w]"], &[]), 9, "a number is missing or none"),
+        (options(&["temperature[t,h,w]"], &[]), 9, "a number is missing, NaN"),
         (options(&["types/int16:log1p"], &[]), 9, "has no ln(1 + x)"),
         (
             FieldOptions {

@@ -12,7 +12,7 @@ use rayon::{BroadcastContext, ThreadPool, ThreadPoolBuilder};
 
 use crate::config::values::within;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples};
+use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples, files_of};
 use crate::plan::{describe_bytes as bytes, group};
 use crate::random::{Purpose, Stream, key};
 use crate::{host, record};
@@ -26,7 +26,8 @@ use crate::{host, record};
   full[d/128,h/128,w/128,c]     tiles of 128 x 128 x 128"
 )]
 pub struct Args {
-    /// HDF5 or netCDF-4 files; those with the same arrays are described once.
+    /// HDF5 or netCDF-4 files, directories of such, or patterns in quotation marks; files with the same arrays are
+    /// described once.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Say what samples this view makes, and how fast they are read in random order; may be given several times
@@ -86,7 +87,8 @@ pub fn run(args: &Args) -> Result<()> {
     within("threads", threads, MOST_THREADS)?;
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::environment(format!("--threads {threads}: {error}")))?;
-    let kinds = kinds(&args.files)?;
+    let files = args.files.iter().map(|path| files_of(path)).collect::<Result<Vec<_>>>()?;
+    let kinds = kinds(&files.concat())?;
     for view in &args.view {
         let arrays =
             || kinds.iter().flat_map(|kind| &kind.arrays.arrays).filter(|array| array.name == view.array);

@@ -19,6 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::element::{NumberKind, NumberType};
 use super::filter::Filter;
 use super::library;
+use super::mapped;
 use super::read::PIECE;
 use super::universe::{self, Universe};
 use super::view::{ArrayBox, place_in};
@@ -211,6 +212,19 @@ pub struct Coordinate {
     pub unit: Option<String>,
 }
 
+/// Where samples lie on an axis that numbers them.
+#[derive(Debug)]
+pub struct SampleCoordinate {
+    /// What the axis is called.
+    pub name: String,
+    /// Where each sample is. Seconds since 1970 are more than f32 can tell apart.
+    pub places: Vec<f64>,
+    /// In which unit, where the files say it.
+    pub unit: Option<String>,
+    /// In which calendar (netCDF's).
+    pub calendar: Option<String>,
+}
+
 impl FileArray {
     /// # Errors
     /// `Data`: the file cannot be read, has no such array, or one that is not of numbers.
@@ -274,6 +288,7 @@ impl FileArray {
         if let Some(lacking) = lacking_filter(&others) {
             return Err(format!("numbers that were written with {lacking}"));
         }
+        mapped::check_sources(dataset, &list)?;
         Ok(FileArray {
             name: name.into(),
             storage: match elsewhere {
@@ -448,6 +463,29 @@ impl FileArray {
 
     fn dataset(&self) -> std::result::Result<&Dataset, String> {
         self.dataset.get_or_init(|| self.opened()).as_ref().map_err(String::clone)
+    }
+
+    /// All numbers of an array of one axis, which stand for where its places are, unrounded; and their calendar, where
+    /// the file says it.
+    ///
+    /// # Errors
+    /// `Data`.
+    pub fn exact(&self) -> Result<(Vec<f64>, Option<String>)> {
+        let read = |dataset: &Dataset| dataset.read_raw::<f64>().map_err(|error| first_line(&error));
+        let wrong = |what: String| Error::data(self.path(), format!("{}: {what}", self.name));
+        let dataset = self.opened().map_err(wrong)?;
+        let mut numbers = read(&dataset).map_err(wrong)?;
+        let (scale, offset) = self.packing.unwrap_or((1.0, 0.0));
+        numbers.iter_mut().for_each(|number| *number = *number * scale + offset);
+        Ok((numbers, text(&dataset, "calendar")))
+    }
+
+    /// The array of its file that says where the places of an axis are, in its own group or one above it.
+    pub fn coordinate(&self, axis: usize) -> Option<FileArray> {
+        let name = self.axes.get(axis).filter(|name| !name.is_empty())?;
+        let groups = self.name.rmatch_indices('/').map(|(at, _)| &self.name[..=at]).chain([""]);
+        let mut known = groups.flat_map(|group| FileArray::open(self.path(), &format!("{group}{name}")));
+        known.next().filter(|of| of.shape == [self.shape[axis]])
     }
 
     /// Bytes of the file that it is in.

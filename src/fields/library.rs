@@ -1,9 +1,14 @@
-//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies, and how a type lays out its
-//! bits.
+//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies, how a type lays out its bits,
+//! and what a virtual array is put together of, whatever parts of it these are.
 
+use std::ffi::{CStr, c_char};
+
+use hdf5::dataset::DatasetCreate;
 use hdf5::sync::sync;
 use hdf5::{Dataset, Datatype};
 use hdf5_sys::h5d::H5Dget_chunk_info_by_coord;
+use hdf5_sys::h5i::hid_t;
+use hdf5_sys::h5p::{H5Pget_virtual_count, H5Pget_virtual_dsetname, H5Pget_virtual_filename};
 use hdf5_sys::h5t::{
     H5T_class_t, H5T_norm_t, H5T_order_t, H5T_sign_t, H5Tget_class, H5Tget_ebias, H5Tget_fields, H5Tget_norm,
     H5Tget_offset, H5Tget_order, H5Tget_precision, H5Tget_sign, H5Tget_size,
@@ -33,6 +38,34 @@ pub(super) fn chunk(dataset: &Dataset, first: &[u64]) -> Result<StoredChunk, Str
         return Err("the HDF5 library does not find its chunks".into());
     }
     Ok(if at == u64::MAX || bytes == 0 { StoredChunk::default() } else { StoredChunk { at, bytes, skipped } })
+}
+
+/// The files and arrays that a virtual array is put together of, as its own file names them.
+///
+/// # Errors
+/// The library does not say it.
+pub(super) fn sources(list: &DatasetCreate) -> Result<Vec<(String, String)>, String> {
+    type Call = unsafe extern "C" fn(hid_t, usize, *mut c_char, usize) -> isize;
+    let unknown = || "numbers of files that the HDF5 library does not name".to_string();
+    let id = list.id();
+    let mut count = 0;
+    // SAFETY: the list lives, and the library writes to the one number. The lock is held.
+    if sync(|| unsafe { H5Pget_virtual_count(id, &raw mut count) }) < 0 {
+        return Err(unknown());
+    }
+    let name = |call: Call, index: usize| -> Result<String, String> {
+        // SAFETY: the list lives, `index` is below the count, and without memory only the length is asked for. The lock
+        // is held.
+        let len = sync(|| unsafe { call(id, index, std::ptr::null_mut(), 0) });
+        let mut text = vec![0u8; usize::try_from(len).map_err(|_| unknown())? + 1];
+        // SAFETY: as before, and the library writes no more than the text has room for, with a zero at the end. The lock
+        // is held.
+        let len = sync(|| unsafe { call(id, index, text.as_mut_ptr().cast(), text.len()) });
+        let text = CStr::from_bytes_until_nul(&text).ok().filter(|_| len >= 0).ok_or_else(unknown)?;
+        Ok(text.to_string_lossy().into_owned())
+    };
+    let source = |at| Ok((name(H5Pget_virtual_filename, at)?, name(H5Pget_virtual_dsetname, at)?));
+    (0..count).map(source).collect()
 }
 
 /// The numbers of a type, if they are ones that processors know.
@@ -84,7 +117,7 @@ pub(super) fn element(datatype: &Datatype) -> Result<NumberType, String> {
 }
 
 /// Where sign, exponent (and its bits) and mantissa (and its bits) of a real number lie, and the exponent's bias.
-fn float(id: hdf5_sys::h5i::hid_t) -> Option<[usize; 6]> {
+fn float(id: hid_t) -> Option<[usize; 6]> {
     let [mut sign, mut exponent, mut exponent_bits, mut mantissa, mut mantissa_bits] = [0; 5];
     // SAFETY: the type lives and is one of real numbers; the library writes to the five numbers alone. The lock is
     // held.

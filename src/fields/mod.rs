@@ -10,13 +10,16 @@ mod element;
 mod filter;
 #[allow(unsafe_code)]
 mod library;
+mod mapped;
+mod paths;
 mod read;
 mod universe;
 mod view;
 
-pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, lacking_filter};
+pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, SampleCoordinate, lacking_filter};
 pub use element::{FileNumber, NumberType, six};
 pub use filter::{ChunkDecoder, Filter};
+pub use paths::files_of;
 pub use read::{Amount, ArrayReader};
 pub use universe::Universe;
 pub use view::{ArrayBox, View, ViewSamples, place_in};

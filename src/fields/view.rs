@@ -355,6 +355,12 @@ impl ViewSamples {
         self.counted.iter().map(of).collect()
     }
 
+    /// The axes of the array that number samples, tiles aside, the slowest first.
+    pub fn numbering(&self) -> Vec<usize> {
+        let is_numbering = |at: &usize| matches!(self.axes[*at].take, AxisPart::Sample { .. });
+        self.counted.iter().map(|&(at, ..)| at).filter(is_numbering).collect()
+    }
+
     /// Which sample has these numbers: one for each axis of `numbered`, all of them there.
     pub fn index(&self, numbers: impl Fn(char) -> i64) -> usize {
         let place = |index: usize, &(at, first, count): &(usize, i64, usize)| {

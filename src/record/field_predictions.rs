@@ -10,7 +10,7 @@ use ndarray::{ArrayView, IxDyn};
 use super::check_new;
 use super::file::{describe, text, texts};
 use crate::error::{Error, Result};
-use crate::fields::{Coordinate, place_in};
+use crate::fields::{Coordinate, SampleCoordinate, place_in};
 use crate::files::{self, Unfinished};
 
 /// Numbers that are in memory at a time when such a file is read, of outputs and of targets.
@@ -28,6 +28,8 @@ pub struct FieldOrigin {
     pub axes: Vec<String>,
     /// What the input's file says of axes.
     pub coordinates: Vec<Coordinate>,
+    /// What it says of the axes that number samples, one number a sample.
+    pub of_samples: Vec<SampleCoordinate>,
     /// The unit of the target, where that is known.
     pub unit: Option<String>,
     /// The axes of a target, where there is one to be written beside.
@@ -67,22 +69,17 @@ impl FieldPredictions {
             let file = File::create(&unfinished.temporary)?;
             text(&file, "format", FORMAT)?;
             file.new_dataset_builder().with_data(&texts(&origin.samples)?).create("sample")?;
-            for Coordinate { name, places, unit } in &origin.coordinates {
-                // Other data sets of this file have these names.
-                let is_taken = ["sample", "output", "target", "class"].contains(&name.as_str())
-                    || file.dataset(name).is_ok();
-                let name = if is_taken { format!("coordinate_{name}") } else { name.clone() };
-                let axis = file.new_dataset_builder().with_data(places).create(name.as_str())?;
-                unit.iter().try_for_each(|unit| text(&axis, "units", unit))?;
-            }
+            coordinates(&file, origin)?;
             let all = |shape: &[usize]| [&[origin.samples.len()], shape].concat();
             let one = |shape: &[usize]| chunk(origin.samples.len(), shape);
             let output = file.new_dataset::<f32>().shape(all(shape)).chunk(one(shape)).create("output")?;
             text(&output, "description", "what the network gives of each sample")?;
             // As netCDF's files call it.
             origin.unit.iter().try_for_each(|unit| text(&output, "units", unit))?;
+            let places = shape.get(1..).unwrap_or(&[]);
             let target = match &origin.target {
-                Some(shape) => {
+                Some(target) => {
+                    let shape = &alike(target, if of_classes { places } else { shape });
                     let target =
                         file.new_dataset::<f32>().shape(all(shape)).chunk(one(shape)).create("target")?;
                     text(&target, "description", "what it was to give; NaN where that is not known")?;
@@ -92,7 +89,6 @@ impl FieldPredictions {
                 None => None,
             };
             text(&output, "axes", &[&["sample".to_string()], &origin.axes[..]].concat().join(" "))?;
-            let places = shape.get(1..).unwrap_or(&[]);
             let create = || file.new_dataset::<i32>().shape(all(places)).chunk(one(places)).create("class");
             let classes = of_classes.then(create).transpose()?;
             if let Some(classes) = &classes {
@@ -301,6 +297,32 @@ impl PredictedFields {
     fn unread(&self, error: &hdf5::Error) -> Error {
         Error::data(&self.path, format!("cannot be read: {error}"))
     }
+}
+
+/// Writes where samples and their places are.
+fn coordinates(file: &File, origin: &FieldOrigin) -> hdf5::Result<()> {
+    // Other data sets of the file have these names.
+    let free = |name: &str| {
+        let is_taken = ["sample", "output", "target", "class"].contains(&name) || file.dataset(name).is_ok();
+        if is_taken { format!("coordinate_{name}") } else { name.to_string() }
+    };
+    for SampleCoordinate { name, places, unit, calendar } in &origin.of_samples {
+        let axis = file.new_dataset_builder().with_data(places).create(free(name).as_str())?;
+        text(&axis, "description", "where the first input of each sample is")?;
+        unit.iter().try_for_each(|unit| text(&axis, "units", unit))?;
+        calendar.iter().try_for_each(|calendar| text(&axis, "calendar", calendar))?;
+    }
+    for Coordinate { name, places, unit } in &origin.coordinates {
+        let axis = file.new_dataset_builder().with_data(places).create(free(name).as_str())?;
+        unit.iter().try_for_each(|unit| text(&axis, "units", unit))?;
+    }
+    Ok(())
+}
+
+/// The axes of a target, or those of what it is compared with where axes of one place are the difference.
+fn alike(target: &[usize], other: &[usize]) -> Vec<usize> {
+    let long = |shape: &[usize]| shape.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
+    if long(target) == long(other) { other.to_vec() } else { target.to_vec() }
 }
 
 /// Places of a chunk: all of a sample where that is no more than a megabyte, and of small ones several.

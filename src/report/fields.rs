@@ -345,7 +345,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("out.h5");
         let samples = vec!["a.h5 n 0".to_string(), "a.h5 n 1".into()];
-        let origin = FieldOrigin { samples, target: Some(vec![2, 3]), ..FieldOrigin::default() };
+        let origin = FieldOrigin { samples, target: Some(vec![1, 2, 3]), ..FieldOrigin::default() };
         let mut file = FieldPredictions::create(&path, &origin, &[3, 2, 3], true).unwrap();
         // Scores whose largest are those of these classes.
         let scores = |classes: [usize; 6]| {
@@ -355,6 +355,8 @@ mod tests {
         file.push(&scores([0, 0, 1, 1, 2, 2]), &[0.0, 1.0, 1.0, 1.0, 2.0, f32::NAN]).unwrap();
         file.push(&scores([0; 6]), &[0.0; 6]).unwrap();
         file.finish().unwrap();
+        let target = hdf5::File::open(&path).unwrap().dataset("target").unwrap();
+        assert_eq!(target.shape(), [2, 2, 3], "as the classes");
         let read = PredictedFields::open(&path).unwrap().unwrap();
         assert_eq!((read.places(), read.is_of_classes()), (vec![2, 3], true));
         let section = section("out", &read).unwrap();

@@ -108,8 +108,15 @@ impl FieldQuestion<'_> {
         axes.resize(inner.len(), "place".into());
         axes.extend((!self.shape.is_empty()).then(|| "channel".to_string()));
         axes.reverse();
-        let target = self.set.target().map(<[usize]>::to_vec);
-        Ok(FieldOrigin { samples: self.set.names(), axes, coordinates, unit: self.set.target_unit(), target })
+        let of_samples = self.set.sample_coordinates()?;
+        Ok(FieldOrigin {
+            samples: self.set.names(),
+            axes,
+            coordinates,
+            of_samples,
+            unit: self.set.target_unit(),
+            target: self.set.target().map(<[usize]>::to_vec),
+        })
     }
 }
 

@@ -494,16 +494,18 @@ fn predictions_have_the_axes_of_their_file() {
     let place = Place::new();
     let [data, output] = ["air.h5", "out.h5"].map(|name| place.text(name));
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/fields.hdf5"), &data).unwrap();
-    let file = File::append(&data).unwrap();
-    let unit: VarLenUnicode = "degrees_north".parse().unwrap();
-    file.dataset("lat")
-        .unwrap()
-        .new_attr::<VarLenUnicode>()
-        .create("units")
-        .unwrap()
-        .write_scalar(&unit)
-        .unwrap();
-    file.close().unwrap();
+    let put = |path: &str, array: &str, name: &str, text: &str| {
+        let dataset = File::append(path).unwrap().dataset(array).unwrap();
+        let text: VarLenUnicode = text.parse().unwrap();
+        let attribute = dataset.attr(name).or_else(|_| dataset.new_attr::<VarLenUnicode>().create(name));
+        attribute.unwrap().write_scalar(&text).unwrap();
+    };
+    // Seconds that are no f32.
+    let seconds = |first: u32| (0..6).map(|n| f64::from(first + 3600 * n)).collect::<Vec<_>>();
+    put(&data, "lat", "units", "degrees_north");
+    put(&data, "time", "units", "seconds since 1970-01-01");
+    put(&data, "time", "calendar", "noleap");
+    File::append(&data).unwrap().dataset("time").unwrap().write(&seconds(1_700_000_001)).unwrap();
     let weights = place.text("w.safetensors");
     let net =
         "--model mlp --classes 2 --input temperature[n,h,w=1..4] --missing zero --loss mse --quiet --data";
@@ -518,8 +520,33 @@ fn predictions_have_the_axes_of_their_file() {
         (lat.read_raw::<f64>().unwrap(), lon.read_raw::<f64>().unwrap()),
         (vec![0.0, 1.0, 2.0, 3.0], vec![1.0, 2.0, 3.0, 4.0])
     );
-    let text = lat.attr("units").unwrap().read_scalar::<VarLenUnicode>().unwrap();
-    assert_eq!(text.as_str(), "degrees_north");
+    let text =
+        |of: &hdf5::Location, name: &str| of.attr(name).unwrap().read_scalar::<VarLenUnicode>().unwrap();
+    assert_eq!(text(&lat, "units").as_str(), "degrees_north");
+    let time = file.dataset("time").unwrap();
+    assert_eq!(time.read_raw::<f64>().unwrap(), seconds(1_700_000_001));
+    assert_eq!(text(&time, "units").as_str(), "seconds since 1970-01-01");
+    assert_eq!(text(&time, "calendar").as_str(), "noleap");
+    // Of several files all samples, also those that are one of two, where these count in the same unit.
+    fs::create_dir(place.path("both")).unwrap();
+    let both = ["both/a.nc", "both/b.nc"].map(|name| place.text(name));
+    for path in &both {
+        fs::copy(&data, path).unwrap();
+    }
+    File::append(&both[1]).unwrap().dataset("time").unwrap().write(&seconds(1_800_000_001)).unwrap();
+    let [all, out] = ["both", "o.h5"].map(|name| place.text(name));
+    let predict =
+        "predict --model mlp --classes 2 --input temperature[n*2+1,h,w=1..4] --missing zero --quiet --data";
+    let predict: Vec<&str> = predict.split_whitespace().chain([&*all]).collect();
+    let of_all = |out: &str| {
+        run(2, &[&predict[..], &["--init-from", &weights, "--output", out]].concat());
+        let time = File::open(out).unwrap().dataset("time");
+        time.map(|time| time.read_raw::<f64>().unwrap())
+    };
+    let odd = |first: u32| seconds(first).into_iter().skip(1).step_by(2);
+    assert_eq!(of_all(&out).unwrap(), odd(1_700_000_001).chain(odd(1_800_000_001)).collect::<Vec<_>>());
+    put(&both[1], "time", "units", "seconds since 2000-01-01");
+    assert!(of_all(&place.text("other.h5")).is_err(), "of which unit?");
 }
 
 /// Predictions with their targets beside become maps of both with one scale, errors, and a scatter; without they are
@@ -537,6 +564,8 @@ fn a_report_draws_what_was_predicted_beside_what_is_true() {
     run(2, &[&net[..], &views, &["--output", &output]].concat());
     run(1, &[&net[..], &views[..2], &["--output", &bare]].concat());
     let file = File::open(&output).unwrap();
+    let shapes = ["output", "target"].map(|name| file.dataset(name).unwrap().shape());
+    assert_eq!(shapes, [[20, 1, 12, 10], [20, 1, 12, 10]], "one is to be taken from the other");
     let [given, written] =
         ["output", "target"].map(|name| file.dataset(name).unwrap().read_raw::<f32>().unwrap());
     let wanted = File::open(&test).unwrap().dataset("heat").unwrap().read_raw::<f32>().unwrap();

@@ -321,6 +321,51 @@ fn links_lead_to_their_own_files_and_end() {
     assert!(arrays.left_out.iter().all(|(_, what)| what == "a group that is listed already"));
 }
 
+/// For a file that is gone the library would give the fill value; one that is there is found beside the file.
+#[test]
+fn what_a_virtual_array_lacks_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    std::fs::create_dir(at("parts")).unwrap();
+    let numbers = ndarray::Array1::from_iter((0..6u16).map(f32::from));
+    for name in ["parts/a.h5", "parts/b.h5"] {
+        let file = hdf5::File::create(at(name)).unwrap();
+        file.new_dataset_builder().with_data(&numbers).create("x").unwrap();
+    }
+    let path = at("whole.h5");
+    {
+        let file = hdf5::File::create(&path).unwrap();
+        file.new_dataset_builder().with_data(&(-&numbers)).create("own").unwrap();
+        let put = |name: &str, sources: [(&str, &str); 2]| {
+            let builder = file.new_dataset::<f32>().shape(12).fill_value(-7f32).with_dcpl(|list| {
+                for (first, (source, array)) in [0, 6].into_iter().zip(sources) {
+                    list.virtual_map(source, array, 6, .., 12, first..first + 6);
+                }
+                list
+            });
+            builder.create(name).unwrap();
+        };
+        put("whole", [("parts/a.h5", "x"), (".", "own")]);
+        put("gone", [("parts/a.h5", "x"), ("parts/b.h5", "x")]);
+        put("nested", [(".", "own"), (".", "gone")]);
+        put("none", [(".", "own"), ("parts/a.h5", "y")]);
+    }
+    std::fs::remove_file(at("parts/b.h5")).unwrap();
+    let arrays = Arrays::of(&path).unwrap();
+    let names: Vec<&str> = arrays.arrays.iter().map(|array| array.name.as_str()).collect();
+    assert_eq!(names, ["own", "whole"], "{:?}", arrays.left_out);
+    let both = [numbers.to_vec(), (-&numbers).to_vec()].concat();
+    assert_eq!(whole_of(&arrays.arrays[1]).unwrap(), both);
+    for (name, expected) in [
+        ("gone", "whole.h5: gone holds numbers of the file parts/b.h5, which is not there: HDF5 would give"),
+        ("nested", "nested holds numbers of the file parts/b.h5, which is not there"),
+        ("none", "none holds numbers of y in parts/a.h5, which has no such array"),
+    ] {
+        let error = FileArray::open(&path, name).err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
 /// What only a plug-in decodes is named before anything is read.
 #[test]
 fn filters_that_are_not_here_are_named() {
@@ -438,6 +483,15 @@ fn files_alike_are_described_once_and_others_for_themselves() {
     );
     assert!(printed.contains("a.h5 and 1 like it") && printed.contains("c.h5: "), "{printed}");
     assert!(printed.contains("guessed view x[n,c]: 10 samples of 3"), "{printed}");
+    // As --data names files.
+    std::fs::write(directory.path().join("note.txt"), "not looked at").unwrap();
+    let all = directory.path().display().to_string();
+    for (named, like) in [(all.clone(), 2), (format!("{all}/*.h5"), 2), (format!("{all}/[ab].h*"), 1)] {
+        let printed = alone(&["inspect", &named]).0;
+        assert!(printed.contains(&format!("a.h5 and {like} like it")), "{named}: {printed}");
+    }
+    let error = alone(&["inspect", &format!("{all}/*.nc")]).1;
+    assert!(error.contains("*.nc: no file has such a name"), "{error}");
 }
 
 #[test]

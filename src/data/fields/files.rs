@@ -26,67 +26,8 @@ impl FieldFile {
     }
 }
 
-/// Files of a directory that are taken.
-const ENDINGS: [&str; 6] = ["h5", "hdf5", "hdf", "he5", "nc", "nc4"];
-
 /// The axes that number samples, in the order in which they count.
 const COUNTED: &str = "ntdhw";
-
-/// The files that a path means: itself, those of a directory, those whose names fit where it has * or ?, or
-/// universes.
-///
-/// # Errors
-/// `Data`: there is none.
-pub fn of(path: &Path) -> Result<Vec<PathBuf>> {
-    if let Some(universes) = Universe::set(path) {
-        return universes;
-    }
-    let wrong = |error: &dyn std::fmt::Display| Error::data(path, error.to_string());
-    let mut files = Vec::new();
-    if path.is_dir() {
-        for entry in std::fs::read_dir(path).map_err(|error| wrong(&error))? {
-            let file = entry.map_err(|error| wrong(&error))?.path();
-            let ending = file.extension().map(|ending| ending.to_ascii_lowercase());
-            if ending.is_some_and(|ending| ENDINGS.iter().any(|&known| ending == known)) && file.is_file() {
-                files.push(file);
-            }
-        }
-    } else if !path.exists() && path.to_string_lossy().contains(['*', '?']) {
-        let pattern = path.to_string_lossy();
-        let found = glob::glob(&pattern).map_err(|error| wrong(&error))?;
-        for file in found {
-            let file = file.map_err(|error| wrong(&error))?;
-            files.extend(file.is_file().then_some(file));
-        }
-        if files.is_empty() {
-            return Err(wrong(&"no file has such a name"));
-        }
-    } else {
-        files.push(path.to_path_buf());
-    }
-    files.sort_by_cached_key(|file| in_order(file));
-    match files.is_empty() {
-        true => Err(wrong(&format!("no file whose name ends in .{}", ENDINGS.join(", .")))),
-        false => Ok(files),
-    }
-}
-
-/// By which files are in order: their names, of which numbers count as numbers (run9 before run10).
-fn in_order(path: &Path) -> Vec<(String, Option<u128>)> {
-    let text = path.to_string_lossy();
-    let mut parts: Vec<(String, Option<u128>)> = Vec::new();
-    for letter in text.chars() {
-        match (letter.to_digit(10), parts.last_mut()) {
-            (Some(digit), Some((_, number))) => {
-                *number = Some(number.unwrap_or(0).saturating_mul(10).saturating_add(u128::from(digit)))
-            }
-            (Some(digit), None) => parts.push((String::new(), Some(u128::from(digit)))),
-            (None, Some((text, None))) => text.push(letter),
-            (None, _) => parts.push((letter.to_string(), None)),
-        }
-    }
-    parts
-}
 
 /// By which of its axes an array numbers samples, tiles aside.
 fn counted(samples: &ViewSamples) -> Vec<char> {

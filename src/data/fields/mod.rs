@@ -2,6 +2,7 @@
 //! belong together, and how their numbers are rescaled (docs/fields.md).
 
 mod codes;
+mod coordinates;
 mod field;
 mod files;
 mod group;
@@ -27,7 +28,7 @@ use super::{Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
 use crate::fields::{
-    ArrayBox, ArrayReader, ArrayStorage, Coordinate, FileArray, Universe, ViewSamples, place_in,
+    ArrayReader, ArrayStorage, FileArray, Universe, ViewSamples, files_of, place_in,
 };
 use crate::files::ChunkCache;
 use crate::graph::SampleShape;
@@ -69,7 +70,7 @@ impl FieldSet {
         options: &FieldOptions,
         of_network: &[(&str, usize)],
     ) -> Result<FieldSet> {
-        Self::of_files(ranks, path, files::of(path), options, of_network)
+        Self::of_files(ranks, path, files_of(path), options, of_network)
     }
 
     /// The set, whose arrays have the shapes, types and units of another's, and which keeps chunks where that does.
@@ -91,7 +92,7 @@ impl FieldSet {
         options: &FieldOptions,
         of_network: &[(&str, usize)],
     ) -> Result<(SampleShape, usize)> {
-        let first = files::of(path).map(|files| files[..1].to_vec());
+        let first = files_of(path).map(|files| files[..1].to_vec());
         Self::of_files(ranks, path, first, options, of_network).map(|set| (set.image, set.weights()))
     }
 
@@ -181,42 +182,6 @@ impl FieldSet {
     /// The unit of what the target's numbers were before they were rescaled, where its file says it.
     pub fn target_unit(&self) -> Option<String> {
         self.files[0].arrays.get(self.list.inputs).and_then(|(array, _)| array.unit.clone())
-    }
-
-    /// What the first input's file says of the axes of a sample beside channels: what each is called with how many
-    /// places it has, and where these are and in which unit, where an array says it.
-    ///
-    /// # Errors
-    /// `Data`.
-    #[allow(clippy::type_complexity, reason = "two lists that belong to one question")]
-    pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<Coordinate>)> {
-        let file = &self.files[0];
-        let (array, samples) = &file.arrays[0];
-        let window = samples.window(0);
-        let (mut names, mut places) = (Vec::new(), Vec::new());
-        for (&axis, letter) in samples.order().iter().zip(samples.letters()) {
-            if letter == Some('c') {
-                continue;
-            }
-            let name = &array.axes[axis];
-            if name.is_empty() {
-                names.push((letter.unwrap_or('x').to_string(), window.len[axis]));
-                continue;
-            }
-            names.push((name.clone(), window.len[axis]));
-            // In the array's own group, or one above it.
-            let groups = array.name.rmatch_indices('/').map(|(at, _)| &array.name[..=at]).chain([""]);
-            let mut known = groups.flat_map(|group| FileArray::open(&file.path, &format!("{group}{name}")));
-            let Some(of_axis) = known.next() else { continue };
-            let is_tiled = samples.numbered().iter().any(|&(of, ..)| Some(of) == letter);
-            if of_axis.shape == [array.shape[axis]] && !is_tiled {
-                let part = ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] };
-                let mut values = vec![0.0; window.len[axis]];
-                ArrayReader::default().read_box(&of_axis, &part, &mut values)?;
-                places.push(Coordinate { name: name.clone(), places: values, unit: of_axis.unit.clone() });
-            }
-        }
-        Ok((names, places))
     }
 
     /// The set, whose targets are numbers of so many classes where they are classes.

@@ -133,7 +133,7 @@ fn kinds(files: &[PathBuf]) -> Result<Vec<Alike>> {
             other => other.clone(),
         };
         (&a.name, a.element, &a.unit, shape(a)) == (&b.name, b.element, &b.unit, shape(b))
-            && (a.packing, &a.missing) == (b.packing, &b.missing)
+            && (a.packing, &a.missing, &a.not_applied) == (b.packing, &b.missing, &b.not_applied)
             && stored(a) == stored(b)
     };
     let mut kinds: Vec<Alike> = Vec::new();
@@ -260,6 +260,9 @@ fn line(array: &FileArray) -> String {
     };
     if let Some((scale, offset)) = array.packing {
         text += &format!("; stands for numbers × {scale} + {offset} (netCDF's packing)");
+    }
+    if !array.not_applied.is_empty() {
+        text += &format!("; not applied: {}", array.not_applied.join(", "));
     }
     text
 }

@@ -8,14 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use hdf5::dataset::{ChunkOpts, DatasetCreate, Layout};
-use hdf5::types::{FixedAscii, FloatSize, TypeDescriptor, VarLenArray, VarLenAscii, VarLenUnicode};
-use hdf5::{
-    Dataset, File, IndexType, IterationOrder, LinkType, LocationInfo, LocationType, ObjectReference1,
-    ReferencedObject,
-};
+use hdf5::types::{FloatSize, TypeDescriptor};
+use hdf5::{Dataset, File, H5Type, IndexType, IterationOrder, LinkType, LocationInfo, LocationType};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::attributes::{Meaning, axes, text, unwrapped};
 use super::element::{NumberKind, NumberType};
 use super::filter::Filter;
 use super::library;
@@ -49,6 +47,8 @@ pub struct FileArray {
     pub missing: Vec<f64>,
     /// What a number is multiplied by, and what is then added (netCDF's packing).
     pub packing: Option<(f64, f64)>,
+    /// Attributes that say something of its numbers that is not applied, as `valid_range` does.
+    pub not_applied: Vec<String>,
     /// What a number is that was never written.
     #[serde(deserialize_with = "number_or_nan")]
     pub(super) fill: f32,
@@ -70,6 +70,8 @@ pub(super) struct SourceFile {
     /// None of what is computed.
     pub kept: Option<KeptFile>,
     pub bytes: u64,
+    /// Whether netCDF's library wrote it.
+    is_netcdf: bool,
     /// What the library tells open files apart by.
     number: u64,
 }
@@ -194,7 +196,9 @@ fn open(path: &Path) -> Result<(File, Arc<SourceFile>)> {
         _ => files::unreadable(path, "no HDF5 or netCDF-4 file".into()),
     })?;
     let number = file.loc_info().map_err(|error| Error::data(path, first_line(&error)))?.fileno;
-    Ok((file, Arc::new(SourceFile { path: path.to_path_buf(), kept: Some(kept), bytes, number })))
+    let is_netcdf = file.attr("_NCProperties").is_ok();
+    let source = SourceFile { path: path.to_path_buf(), kept: Some(kept), bytes, is_netcdf, number };
+    Ok((file, Arc::new(source)))
 }
 
 fn first_line(error: &hdf5::Error) -> String {
@@ -270,7 +274,7 @@ impl FileArray {
     /// Arrays as another rank has found them, of a file of so many bytes.
     pub fn found(arrays: Vec<FileArray>, path: &Path, bytes: u64) -> Vec<FileArray> {
         let kept = Some(KeptFile::named(path, bytes));
-        let file = Arc::new(SourceFile { path: path.to_path_buf(), kept, bytes, number: 0 });
+        let file = Arc::new(SourceFile { path: path.to_path_buf(), kept, bytes, ..SourceFile::default() });
         arrays.into_iter().map(|array| FileArray { file: file.clone(), ..array }).collect()
     }
 
@@ -278,10 +282,11 @@ impl FileArray {
         let library = |error: hdf5::Error| first_line(&error);
         let datatype = dataset.dtype().map_err(library)?;
         let shape = dataset.get_shape().map_err(library)?;
-        let element = library::element(&datatype)?;
+        let stored = library::element(&datatype)?;
+        let Meaning { element, missing, packing, not_applied } =
+            Meaning::of(dataset, stored, file.is_netcdf)?;
         let whole = shape.iter().try_fold(element.bytes(), |all, &extent| all.checked_mul(extent));
         whole.filter(|&all| all <= isize::MAX as usize).ok_or("more numbers than memory can have")?;
-        let (scale, offset) = (number(dataset, "scale_factor"), number(dataset, "add_offset"));
         let elsewhere = dataset.loc_info().map_err(library)?.fileno != file.number;
         let list = dataset.dcpl().map_err(library)?;
         let others: Vec<_> = list.filters().into_iter().filter(|filter| filter.id() != LZF).collect();
@@ -299,14 +304,13 @@ impl FileArray {
             is_coordinate: text(dataset, "CLASS").is_some_and(|class| class == "DIMENSION_SCALE")
                 || ["_bnds", "_bounds"].iter().any(|end| name.ends_with(end)),
             unit: text(dataset, "units"),
-            missing: ["_FillValue", "missing_value"].iter().flat_map(|name| numbers(dataset, name)).collect(),
-            packing: match scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0))) {
-                Some(by) if !(by.0.is_finite() && by.1.is_finite()) => {
-                    return Err("numbers that are packed by none (scale_factor, add_offset)".into());
-                }
-                packing => packing,
+            fill: match element == stored {
+                true => fill(&list),
+                false => unwrapped(fill(&list).into(), element) as f32,
             },
-            fill: fill(&list),
+            missing,
+            packing,
+            not_applied,
             id: another(),
             file: file.clone(),
             dataset: OnceLock::new(),
@@ -332,6 +336,7 @@ impl FileArray {
             unit: None,
             missing: Vec::new(),
             packing: None,
+            not_applied: Vec::new(),
             fill: 0.0,
             id: another(),
             file: Arc::new(SourceFile { path: path.to_path_buf(), ..SourceFile::default() }),
@@ -475,6 +480,9 @@ impl FileArray {
         let wrong = |what: String| Error::data(self.path(), format!("{}: {what}", self.name));
         let dataset = self.opened().map_err(wrong)?;
         let mut numbers = read(&dataset).map_err(wrong)?;
+        if self.is_unwrapped(&dataset) {
+            numbers.iter_mut().for_each(|number| *number = unwrapped(*number, self.element));
+        }
         let (scale, offset) = self.packing.unwrap_or((1.0, 0.0));
         numbers.iter_mut().for_each(|number| *number = *number * scale + offset);
         Ok((numbers, text(&dataset, "calendar")))
@@ -493,10 +501,6 @@ impl FileArray {
         self.file.bytes
     }
 
-    /// All numbers of a window, by the library, in the array's order.
-    ///
-    /// # Errors
-    /// `Data`.
     /// Makes of numbers as the file has them what they stand for; NaN of those that stand for none.
     pub fn meanings(&self, numbers: &mut [f32]) {
         for &missing in &self.missing {
@@ -522,22 +526,37 @@ impl FileArray {
             && bits(self) == bits(other)
     }
 
+    /// All numbers of a window, by the library, in the array's order.
+    ///
+    /// # Errors
+    /// `Data`.
     pub(super) fn by_library(&self, window: &ArrayBox) -> Result<Vec<f32>> {
         let read = |dataset: &Dataset| -> hdf5::Result<Vec<f32>> {
-            if self.shape.is_empty() {
-                return Ok(vec![dataset.as_reader().read_scalar::<f32>()?]);
+            if !self.is_unwrapped(dataset) {
+                return self.in_window(dataset, window);
             }
-            let slices =
-                window.first.iter().zip(&window.len).map(|(&first, &len)| (first..first + len).into());
-            let selection = hdf5::Hyperslab::new(slices.collect::<Vec<hdf5::SliceOrIndex>>());
-            Ok(dataset
-                .as_reader()
-                .read_slice::<f32, _, ndarray::IxDyn>(selection)?
-                .into_raw_vec_and_offset()
-                .0)
+            // What is added belongs to the numbers before they are rounded.
+            let numbers = self.in_window::<f64>(dataset, window)?;
+            Ok(numbers.into_iter().map(|number| unwrapped(number, self.element) as f32).collect())
         };
         let numbers = self.dataset().and_then(|dataset| read(dataset).map_err(|error| first_line(&error)));
         numbers.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))
+    }
+
+    /// Whether the file has its numbers as signed ones, though they are none (netCDF's `_Unsigned`).
+    fn is_unwrapped(&self, dataset: &Dataset) -> bool {
+        let stored = dataset.dtype().ok().and_then(|datatype| library::element(&datatype).ok());
+        stored.is_some_and(|stored| stored != self.element)
+    }
+
+    fn in_window<T: H5Type>(&self, dataset: &Dataset, window: &ArrayBox) -> hdf5::Result<Vec<T>> {
+        if self.shape.is_empty() {
+            return Ok(vec![dataset.as_reader().read_scalar::<T>()?]);
+        }
+        let slices = window.first.iter().zip(&window.len).map(|(&first, &len)| (first..first + len).into());
+        let selection = hdf5::Hyperslab::new(slices.collect::<Vec<hdf5::SliceOrIndex>>());
+        let numbers = dataset.as_reader().read_slice::<T, _, ndarray::IxDyn>(selection)?;
+        Ok(numbers.into_raw_vec_and_offset().0)
     }
 }
 
@@ -629,42 +648,4 @@ pub fn lacking_filter(filters: &[hdf5::filters::Filter]) -> Option<String> {
         Filter::SZip(..) if !Filter::get_info(SZIP).is_available => Some("szip, which is not here".into()),
         _ => None,
     })
-}
-
-/// The first number of an attribute.
-fn number(dataset: &Dataset, name: &str) -> Option<f64> {
-    numbers(dataset, name).first().copied()
-}
-
-/// The numbers of an attribute; none where it has others.
-fn numbers(dataset: &Dataset, name: &str) -> Vec<f64> {
-    let Ok(attribute) = dataset.attr(name) else { return Vec::new() };
-    match attribute.dtype().and_then(|datatype| datatype.to_descriptor()) {
-        Ok(TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_)) => {
-            attribute.read_raw::<f64>().unwrap_or_default()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// An attribute that is text.
-fn text(dataset: &Dataset, name: &str) -> Option<String> {
-    let attribute = dataset.attr(name).ok()?;
-    let unicode = attribute.read_scalar::<VarLenUnicode>().map(|text| text.to_string());
-    let ascii = || attribute.read_scalar::<VarLenAscii>().map(|text| text.to_string());
-    let fixed = || attribute.read_scalar::<FixedAscii<64>>().map(|text| text.to_string());
-    unicode.or_else(|_| ascii()).or_else(|_| fixed()).ok().filter(|text| !text.is_empty())
-}
-
-/// What the scales of a dataset's axes are called (netCDF's dimensions).
-fn axes(dataset: &Dataset, count: usize) -> Vec<String> {
-    let named = || -> Option<Vec<String>> {
-        let lists = dataset.attr("DIMENSION_LIST").ok()?.read_raw::<VarLenArray<ObjectReference1>>().ok()?;
-        let of = |list: &VarLenArray<ObjectReference1>| match dataset.dereference(list.first()?) {
-            Ok(ReferencedObject::Dataset(scale)) => Some(scale.name().rsplit('/').next()?.to_string()),
-            _ => None,
-        };
-        Some(lists.iter().map(|list| of(list).unwrap_or_default()).collect())
-    };
-    named().filter(|names| names.len() == count).unwrap_or_else(|| vec![String::new(); count])
 }

@@ -190,6 +190,18 @@ impl NumberType {
         self.bytes() > 2 && self.kind != NumberKind::F32
     }
 
+    /// The type of as many bits without a sign; real numbers have one always.
+    pub(super) fn unsigned(self) -> NumberType {
+        let kind = match self.kind {
+            NumberKind::I8 => NumberKind::U8,
+            NumberKind::I16 => NumberKind::U16,
+            NumberKind::I32 => NumberKind::U32,
+            NumberKind::I64 => NumberKind::U64,
+            kind => kind,
+        };
+        NumberType { kind, ..self }
+    }
+
     /// Whether it counts, as labels do.
     pub fn is_integer(self) -> bool {
         !matches!(self.kind, NumberKind::F16 | NumberKind::F32 | NumberKind::F64)

@@ -6,6 +6,7 @@
 //! library has one lock for all threads of a process, and a slow zlib.
 
 mod array;
+mod attributes;
 mod element;
 mod filter;
 #[allow(unsafe_code)]

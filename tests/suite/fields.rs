@@ -387,6 +387,70 @@ fn filters_that_are_not_here_are_named() {
     );
 }
 
+/// Unsigned numbers in signed types, what was never written, packing that is text, and what is left out of these.
+#[test]
+fn what_netcdf_says_of_numbers_is_applied_or_said() {
+    use hdf5::types::VarLenUnicode;
+    let directory = tempfile::tempdir().unwrap();
+    let text = |of: &hdf5::Location, name: &str, value: &str| {
+        // netCDF's strings are lists of one.
+        let value: VarLenUnicode = value.parse().unwrap();
+        of.new_attr::<VarLenUnicode>().shape(1).create(name).unwrap().write_raw(&[value]).unwrap();
+    };
+    let number = |of: &hdf5::Location, name: &str, value: i16| {
+        of.new_attr::<i16>().create(name).unwrap().write_scalar(&value).unwrap();
+    };
+    for is_netcdf in [true, false] {
+        let path = directory.path().join(format!("{is_netcdf}.nc"));
+        let file = hdf5::File::create(&path).unwrap();
+        if is_netcdf {
+            text(&file, "_NCProperties", "version=2,netcdf=4.9.2,hdf5=1.14.3");
+        }
+        let build = || file.new_dataset_builder();
+        let short = build().with_data(&[1i16, -1, -32768, -2]).create("short").unwrap();
+        let byte = build().with_data(&[1i8, -1]).create("byte").unwrap();
+        let long = build().with_data(&[7i32, -1, -2_147_483_000]).create("long").unwrap();
+        let compact = hdf5::dataset::Layout::Compact;
+        // A builder that lives on would keep the file open.
+        let few = [5i32, -2_147_483_000];
+        let slow = build().with_dcpl(|list| list.layout(compact)).with_data(&few).create("slow").unwrap();
+        for of in [&short, &byte, &long, &slow] {
+            text(of, "_Unsigned", "true");
+        }
+        number(&short, "_FillValue", -2);
+        text(&short, "scale_factor", "0.5");
+        number(&byte, "add_offset", 10);
+        text(&byte, "scale_factor", "half");
+        number(&byte, "valid_max", 100);
+        let signed = build().with_data(&[1i16, -1]).create("signed").unwrap();
+        text(&signed, "_Unsigned", "false");
+        let never = 9.969_209_968_386_869e36;
+        build().with_data(&[1.5f32, never as f32]).create("real").unwrap();
+        let known = build().with_data(&[1.5f64, never, -9.0]).create("known").unwrap();
+        number(&known, "_FillValue", -9);
+        drop((short, byte, long, slow, signed, known));
+        file.close().unwrap();
+        let unwritten = if is_netcdf { f32::NAN } else { never as f32 };
+        for (name, expected) in [
+            ("short", &[0.5, 32767.5, 16384.0, f32::NAN][..]),
+            ("byte", &[11.0, 265.0]),
+            ("long", &[7.0, 4_294_967_295.0, 2_147_484_296.0]),
+            ("slow", &[5.0, 2_147_484_296.0]),
+            ("signed", &[1.0, -1.0]),
+            ("real", &[1.5, unwritten]),
+            ("known", &[1.5, never as f32, f32::NAN]),
+        ] {
+            let found = whole_of(&FileArray::open(&path, name).unwrap()).unwrap();
+            let bits = |of: &[f32]| of.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found), bits(expected), "{name}: {found:?}, not {expected:?}");
+        }
+        let printed = alone(&["inspect", &path.display().to_string()]).0;
+        let line = printed.lines().find(|line| line.starts_with("  byte ")).unwrap();
+        assert!(line.contains("2 u8") && line.ends_with("; not applied: scale_factor, valid_max"), "{line}");
+        assert_eq!(printed.matches("not applied").count(), 1, "{printed}");
+    }
+}
+
 #[test]
 fn inspect_says_what_is_there() {
     let fixture = fixture().display().to_string();

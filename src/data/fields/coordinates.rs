@@ -59,7 +59,12 @@ impl FieldSet {
             let Some(of_axis) = array.coordinate(axis) else { return Ok(None) };
             let (places, calendar) = of_axis.exact()?;
             let (name, unit) = (array.axes[axis].clone(), of_axis.unit.clone());
-            let first = || SampleCoordinate { name, places: Vec::new(), unit: unit.clone(), calendar: calendar.clone() };
+            let first = || SampleCoordinate {
+                name,
+                places: Vec::new(),
+                unit: unit.clone(),
+                calendar: calendar.clone(),
+            };
             let known = all.get_or_insert_with(first);
             if (&known.unit, &known.calendar) != (&unit, &calendar) {
                 return Ok(None);

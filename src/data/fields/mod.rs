@@ -27,9 +27,7 @@ use super::picture::Picture;
 use super::{Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
-use crate::fields::{
-    ArrayReader, ArrayStorage, FileArray, Universe, ViewSamples, files_of, place_in,
-};
+use crate::fields::{ArrayReader, ArrayStorage, FileArray, Universe, ViewSamples, files_of, place_in};
 use crate::files::ChunkCache;
 use crate::graph::SampleShape;
 

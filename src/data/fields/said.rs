@@ -55,6 +55,10 @@ impl FieldSet {
             let ArrayStorage::Library(why) = &array.storage else { return None };
             Some(format!("{text} is read through the HDF5 library, one thread at a time: {why}"))
         }));
+        lines.extend(self.files[0].arrays.iter().zip(&self.list.texts).filter_map(|((array, _), text)| {
+            let names = (!array.not_applied.is_empty()).then(|| array.not_applied.join(", "))?;
+            Some(format!("{text}: what its file says by {names} is not applied"))
+        }));
         lines.extend(self.repeated());
         lines.extend(self.left());
         lines

@@ -172,6 +172,23 @@ impl ArrayReader {
         std::mem::take(&mut self.amount)
     }
 
+    /// What reading a box takes; of an array in chunks, which may be kept, only what is used.
+    pub fn amount_without_chunks(array: &FileArray, window: &ArrayBox) -> Amount {
+        let numbers = window.len.iter().product::<usize>() as u64;
+        let used = numbers * array.element.bytes() as u64;
+        let (read, decoded) = match &array.storage {
+            ArrayStorage::Contiguous(_) => {
+                let (inner, bytes) = read_at_once(array, window);
+                let all = (window.len[..inner].iter().product::<usize>() * bytes) as u64;
+                (all, all)
+            }
+            ArrayStorage::Library(_) => (0, numbers * size_of::<f32>() as u64),
+            ArrayStorage::Computed(_) => (0, array.bytes()),
+            ArrayStorage::Chunked(..) | ArrayStorage::Unwritten => (0, 0),
+        };
+        Amount { read, decoded, used }
+    }
+
     fn by_library<T: FileNumber>(
         &mut self,
         array: &FileArray,
@@ -200,13 +217,8 @@ impl ArrayReader {
     ) -> Result<()> {
         let (ArrayBox { first, len }, from) = (window, row_major(&array.shape));
         let number = array.element.bytes();
-        let span = |axis: usize| {
-            let last: usize = (axis..len.len()).map(|axis| (len[axis] - 1) * from[axis]).sum();
-            (last + 1) * number
-        };
-        // The axes from here on are read at once.
-        let inner = (0..len.len()).find(|&axis| span(axis) <= PIECE).unwrap_or(len.len().saturating_sub(1));
-        let (bytes, inside) = (span(inner), walk(&len[inner..], &from[inner..], &strides[inner..]));
+        let (inner, bytes) = read_at_once(array, window);
+        let inside = walk(&len[inner..], &from[inner..], &strides[inner..]);
         for outer in places(&len[..inner]) {
             let sum =
                 |strides: &[usize], of: &[usize]| strides.iter().zip(of).map(|(a, b)| a * b).sum::<usize>();
@@ -304,6 +316,17 @@ impl ArrayReader {
             place(Numbers { element, bytes, in_planes });
         })
     }
+}
+
+/// The axis from which on a box of a contiguous array is read at once, and how many bytes these are.
+fn read_at_once(array: &FileArray, ArrayBox { len, .. }: &ArrayBox) -> (usize, usize) {
+    let from = row_major(&array.shape);
+    let span = |axis: usize| {
+        let last: usize = (axis..len.len()).map(|axis| (len[axis] - 1) * from[axis]).sum();
+        (last + 1) * array.element.bytes()
+    };
+    let inner = (0..len.len()).find(|&axis| span(axis) <= PIECE).unwrap_or(len.len().saturating_sub(1));
+    (inner, span(inner))
 }
 
 /// Makes `to` some bytes of the file, from one place on.

@@ -27,7 +27,7 @@ use super::picture::Picture;
 use super::{Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
-use crate::fields::{ArrayReader, ArrayStorage, FileArray, Universe, ViewSamples, files_of, place_in};
+use crate::fields::{ArrayReader, ArrayStorage, Universe, files_of, place_in};
 use crate::files::ChunkCache;
 use crate::graph::SampleShape;
 
@@ -249,9 +249,14 @@ impl FieldSet {
         Ok(FieldSet { scales, list: Arc::new(list), codes, ..self })
     }
 
+    /// The number of the file that a sample is in.
+    fn file_of(&self, index: usize) -> usize {
+        self.before.partition_point(|&before| before <= index) - 1
+    }
+
     /// Where a sample is.
     fn place(&self, index: usize) -> SamplePlace<'_> {
-        let at = self.before.partition_point(|&before| before <= index) - 1;
+        let at = self.file_of(index);
         let file = &self.files[at];
         let grid: Vec<usize> = file.numbered.iter().map(|&(_, _, count)| count).collect();
         let places = place_in(&grid, index - self.before[at]);
@@ -518,14 +523,18 @@ impl Dataset for FieldSet {
         Some(self)
     }
 
-    /// Samples of one chunk are read together.
+    /// Samples of one chunk are read together. Those of a file that has one in each chunk, or no chunks, are blocks of
+    /// one beside those of other files.
     fn blocks(&self) -> Vec<u32> {
-        let mut blocks = Vec::new();
-        for (at, &before) in self.before[..self.files.len()].iter().enumerate() {
-            let Some(along) = self.along(at) else { return Vec::new() };
-            blocks.extend((0..self.files[at].len()).step_by(along).map(|start| (before + start) as u32));
+        let along: Vec<_> = (0..self.files.len()).map(|file| self.along(file)).collect();
+        if along.iter().all(Option::is_none) {
+            return Vec::new();
         }
-        blocks
+        let files = along.iter().zip(&self.before[..]).zip(self.files.iter());
+        let starts = files.flat_map(|((along, before), file)| {
+            (0..file.len()).step_by(along.unwrap_or(1)).map(move |start| (before + start) as u32)
+        });
+        starts.collect()
     }
 
     /// As many chunks as so many samples lie in, whose order does not lead far, and at least one for each thread.
@@ -533,14 +542,22 @@ impl Dataset for FieldSet {
         /// Bytes of chunks that are kept of an array, where threads do not need more.
         const MOST: usize = 128 << 20;
         let threads = threads.max(1);
-        let keep = |((array, of), chunks): (&(FileArray, ViewSamples), &Arc<ChunkCache>)| {
-            let bytes = array.chunk_bytes();
-            let of_all = |along: usize| (samples.div_ceil(along) + 2) * array.chunks_of(&of.window(0)).len();
-            let most = threads + self.along(0).map_or(0, of_all);
+        let along: Vec<_> = (0..self.files.len()).map(|file| self.along(file)).collect();
+        let keep = |(at, chunks): (usize, &Arc<ChunkCache>)| {
+            // Files may be chunked unlike each other: the chunks of any of them have room.
+            let of_file = |(file, along): (&FieldFile, &Option<usize>)| {
+                let (array, of) = &file.arrays[at];
+                let of_all =
+                    |along: usize| (samples.div_ceil(along) + 2) * array.chunks_of(&of.window(0)).len();
+                [array.chunk_bytes(), array.buffer(), along.map_or(0, of_all)]
+            };
+            let largest = |a: [usize; 3], b: [usize; 3]| [0, 1, 2].map(|at| a[at].max(b[at]));
+            let [bytes, buffer, near] = self.files.iter().zip(&along).map(of_file).fold([0; 3], largest);
+            let most = threads + near;
             chunks.keep(most.min(MOST / bytes.max(1)).max(threads).max(chunks.most()));
             // One that goes stays as long as a thread reads it.
-            array.buffer() * threads + bytes * (chunks.most() + threads - 1)
+            buffer * threads + bytes * (chunks.most() + threads - 1)
         };
-        self.files[0].arrays.iter().zip(self.chunks.iter()).map(keep).sum()
+        self.chunks.iter().enumerate().map(keep).sum()
     }
 }

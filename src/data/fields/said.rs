@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
+use super::files::FieldFile;
 use super::{CodesMut, FieldSet, files};
 use crate::data::Dataset;
 use crate::error::Result;
-use crate::fields::{Amount, ArrayStorage, FileArray, ViewSamples};
+use crate::fields::{Amount, ArrayReader, ArrayStorage, FileArray, ViewSamples};
 use crate::files::ChunkCache;
 
 impl FieldSet {
@@ -64,13 +65,14 @@ impl FieldSet {
         lines
     }
 
-    /// What reading takes of ranks that go through samples in these orders: bytes of the files, bytes that are decoded,
-    /// bytes that are used, and seconds of one thread for each sample. Some samples are read for it, each as if it came
-    /// alone; how often chunks are read that several samples have follows from what is kept of them.
+    /// What reading takes of ranks that go through samples in these orders: for each field bytes of the files, bytes
+    /// that are decoded and bytes that are used, and seconds of one thread for each sample. Some samples are read for
+    /// the seconds, each as if it came alone; how often chunks are read that several samples have follows from what is
+    /// kept of them.
     ///
     /// # Errors
     /// `Data`.
-    pub fn reading(&self, orders: impl Iterator<Item = Vec<u32>>) -> Result<(Amount, f64)> {
+    pub fn reading(&self, orders: impl Iterator<Item = Vec<u32>>) -> Result<(Vec<Amount>, f64)> {
         /// Samples that are read, evenly spread.
         const TRIED: usize = 8;
         /// Seconds after which no other is.
@@ -81,27 +83,34 @@ impl FieldSet {
             let arrays = self.files[0].arrays.iter().zip(&self.list.numbers);
             let each = arrays
                 .map(|((array, _), &numbers)| (array.bytes(), (numbers * array.element.bytes()) as u64));
-            let [decoded, used] = of(each.fold((0, 0), |(a, b), (c, d)| (a + c, b + d)));
-            return Ok((Amount { read: 0, decoded, used }, computed));
+            let amounts = each.map(of).map(|[decoded, used]| Amount { read: 0, decoded, used });
+            return Ok((amounts.collect(), computed));
         }
-        let (mut readers, mut alone) = (Vec::new(), vec![Amount::default(); self.list.fields.len()]);
+        let (mut readers, mut alone) = (Vec::new(), 0);
         let mut sample = [vec![0.0; self.image.iter().product()], vec![0.0; self.target_len()]];
         let most = self.len().min(TRIED);
         let (begun, mut tried) = (Instant::now(), 0);
         while tried < most && (tried == 0 || begun.elapsed().as_secs_f64() < LONG) {
             let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
             self.read_sample(tried * self.len() / most, parts, [None; 2], &mut readers)?;
-            for (reader, amount) in readers.iter_mut().zip(&mut alone) {
-                *amount = [*amount, reader.take_amount()].into_iter().sum();
+            for reader in &mut readers {
+                alone += reader.take_amount().decoded;
                 reader.forget();
             }
             tried += 1;
         }
         let seconds = begun.elapsed().as_secs_f64() / tried as f64;
-        let decoded = alone.iter().map(|of| of.decoded).sum::<u64>() as f64 / tried as f64;
-        let (all, samples) = self.epoch(orders, &alone, tried as u64);
-        let share = all.decoded as f64 / (decoded * samples as f64).max(1.0);
-        Ok((all, seconds * if decoded > 0.0 { share.min(1.0) } else { 1.0 }))
+        let (all, samples) = self.epoch(orders);
+        let (together, alone) =
+            (all.iter().map(|of| of.decoded).sum::<u64>() as f64, alone as f64 / tried as f64);
+        let share = together / (alone * samples as f64).max(1.0);
+        Ok((all, seconds * if alone > 0.0 { share.min(1.0) } else { 1.0 }))
+    }
+
+    /// Whether the HDF5 library reads some of the arrays: nobody counts what it reads of a file.
+    pub fn is_by_library(&self) -> bool {
+        let mut arrays = self.files.iter().flat_map(|file| &file.arrays);
+        arrays.any(|(array, _)| matches!(array.storage, ArrayStorage::Library(_)))
     }
 
     /// Seconds in which a sample is computed that is too large to be tried, by those of a smaller one: Fourier's
@@ -115,53 +124,61 @@ impl FieldSet {
         Some(begun.elapsed().as_secs_f64() * (edge / tried).powi(3) * edge.ln() / tried.ln())
     }
 
-    /// What reading takes of all samples in these orders, where some took `alone`; and how many these are. Of long
-    /// orders the beginning stands for the rest.
-    fn epoch(&self, orders: impl Iterator<Item = Vec<u32>>, alone: &[Amount], tried: u64) -> (Amount, u64) {
+    /// What reading each field takes of all samples in these orders; and how many these are. Of long orders the
+    /// beginning stands for the rest.
+    fn epoch(&self, orders: impl Iterator<Item = Vec<u32>>) -> (Vec<Amount>, u64) {
         /// Samples of each rank of which the order is gone through.
         const LOOKED_AT: usize = 1 << 18;
-        let (mut count, mut seen, mut chunks) = (0, 0, vec![0; alone.len()]);
+        let stored: Vec<_> = (0..self.list.fields.len()).map(|at| self.stored_shares(at)).collect();
+        // Bytes that are read, decoded and used.
+        let (mut count, mut seen, mut taken) = (0, 0, vec![[0.0; 3]; stored.len()]);
         for order in orders {
             let kept: Vec<_> = self.chunks.iter().map(|chunks| ChunkCache::new(chunks.most())).collect();
             count += order.len() as u64;
             seen += order.len().min(LOOKED_AT) as u64;
             for index in order.into_iter().take(LOOKED_AT) {
-                let place = self.place(index as usize % self.len());
+                let index = index as usize % self.len();
+                let (file, place) = (self.file_of(index), self.place(index));
                 for (at, (array, samples)) in place.0.arrays.iter().enumerate() {
-                    for chunk in array.chunks_of(&samples.window(Self::index(&place, at))) {
+                    let window = samples.window(Self::index(&place, at));
+                    let Amount { read, decoded, used } = ArrayReader::amount_without_chunks(array, &window);
+                    let mut more = [read, decoded, used].map(|bytes| bytes as f64);
+                    for chunk in array.chunks_of(&window) {
                         let make = |_: &mut Vec<u8>| {
-                            chunks[at] += 1;
+                            let bytes = array.chunk_bytes() as f64;
+                            more[0] += bytes * stored[at][file];
+                            more[1] += bytes;
                             Ok::<bool, Infallible>(false)
                         };
                         let _ = kept[at].with((array.number(), chunk), make, |_, _| ());
                     }
+                    taken[at].iter_mut().zip(more).for_each(|(all, more)| *all += more);
                 }
             }
         }
-        let of = |(at, alone): (usize, &Amount)| {
-            let each = |bytes: u64| bytes * count / tried;
-            match (chunks[at] as f64 * count as f64 / f64::max(seen as f64, 1.0)) as u64 {
-                0 => Amount { read: each(alone.read), decoded: each(alone.decoded), used: each(alone.used) },
-                chunks => Amount {
-                    read: (chunks as f64 * self.stored_chunk(at)) as u64,
-                    decoded: chunks * self.files[0].arrays[at].0.chunk_bytes() as u64,
-                    used: each(alone.used),
-                },
-            }
-        };
-        (alone.iter().enumerate().map(of).sum(), count)
+        let of_all = |bytes: f64| (bytes * count as f64 / f64::max(seen as f64, 1.0)).round() as u64;
+        let amount = |of: [f64; 3]| of.map(of_all);
+        let amounts =
+            taken.into_iter().map(amount).map(|[read, decoded, used]| Amount { read, decoded, used });
+        (amounts.collect(), count)
     }
 
-    /// Bytes that a chunk of a field has in the files, on the average of some of these.
-    fn stored_chunk(&self, at: usize) -> f64 {
+    /// For each file bytes that the chunks of a field have in it for each byte that they are when decoded: of some
+    /// files, which stand for those behind them.
+    fn stored_shares(&self, at: usize) -> Vec<f64> {
         /// Files that are looked at. Most know it by themselves.
         const ASKED: usize = 64;
-        let asked = self.files.iter().step_by(self.files.len().div_ceil(ASKED));
-        let (bytes, chunks) = asked.fold((0, 0), |(bytes, chunks), file| {
+        let apart = self.files.len().div_ceil(ASKED);
+        let mut last = None;
+        let share = |(number, file): (usize, &FieldFile)| {
             let (array, _) = &file.arrays[at];
-            (bytes + array.stored_chunks(), chunks + array.chunk_count())
-        });
-        bytes as f64 / chunks.max(1) as f64
+            let bytes = array.chunk_count() * array.chunk_bytes();
+            if bytes > 0 && (last.is_none() || number.is_multiple_of(apart)) {
+                last = Some(array.stored_chunks() as f64 / bytes as f64);
+            }
+            last.unwrap_or(1.0)
+        };
+        self.files.iter().enumerate().map(share).collect()
     }
 
     /// Which arrays lack an axis by which others number samples.

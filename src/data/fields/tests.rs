@@ -3,6 +3,7 @@ use super::*;
 use crate::config::FieldOptions;
 use crate::data::shard::Sharding;
 use crate::data::{Batch, Reading, Samples, TrainingLoader};
+use crate::fields::Amount;
 use crate::graph::{CodeTables, DType};
 
 /// A file with `t` (10 samples, 4×6), `s` (10, 3 channels), `mask` (4×6) and `labels` (10, 4×6).
@@ -319,6 +320,30 @@ fn files_are_in_the_order_of_their_numbers() {
     assert_eq!(names, ["run0.h5 n 0", "run1b.h5 n 0", "run9.h5 n 0", "run10.h5 n 0"]);
 }
 
+/// What the system counts of the epoch that ranks read, beside what is said before.
+fn read_and_said(path: &Path, fields: &FieldOptions, ranks: usize, batch: usize) -> (u64, Amount) {
+    let samples = || Samples::of_fields(FieldSet::open(None, path, fields, &[]).unwrap(), 1);
+    let read_so_far = || -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    };
+    let sharding = |rank| Sharding { ranks, rank, batch, accumulation: 1, global: None };
+    let of_all = samples();
+    let orders = TrainingLoader::first_epoch(&of_all, sharding(0), 5).unwrap();
+    let (amounts, _) = of_all.fields().unwrap().reading(orders).unwrap();
+    let mut counted = 0;
+    for rank in 0..ranks {
+        let set = samples();
+        let numbers = set.fields().unwrap().image().iter().product();
+        let mut memory = Batch::new(batch, numbers).with_targets(set.target_len());
+        let mut loader = TrainingLoader::new(set, sharding(rank), 5, Reading::inline()).unwrap();
+        let begun = read_so_far();
+        (0..loader.steps()).for_each(|step| loader.fill(step, 0, &mut memory).unwrap());
+        counted += read_so_far() - begun;
+    }
+    (counted, amounts.into_iter().sum())
+}
+
 /// What is predicted of an epoch is what the system counts, also where samples share chunks.
 #[test]
 fn bytes_of_an_epoch_are_those_that_ranks_read() {
@@ -332,29 +357,41 @@ fn bytes_of_an_epoch_are_those_that_ranks_read() {
     file.new_dataset_builder().with_data(&y).create("z").unwrap();
     file.close().unwrap();
     let fields = options(&["x[n,h,w]"], &["y[n,h,w]", "z[n,h,w]"]);
-    let samples = || Samples::of_fields(FieldSet::open(None, &path, &fields, &[]).unwrap(), 1);
-    let read_so_far = || -> u64 {
-        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
-        text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
-    };
     for (ranks, batch) in [(1, 8), (2, 8), (3, 1)] {
-        let sharding = |rank| Sharding { ranks, rank, batch, accumulation: 1, global: None };
-        let of_all = samples();
-        let orders = TrainingLoader::first_epoch(&of_all, sharding(0), 5).unwrap();
-        let (amount, _) = of_all.fields().unwrap().reading(orders).unwrap();
-        let mut counted = 0;
-        for rank in 0..ranks {
-            let set = samples();
-            let mut memory = Batch::new(batch, 256).with_targets(set.target_len());
-            let mut loader = TrainingLoader::new(set, sharding(rank), 5, Reading::inline()).unwrap();
-            let begun = read_so_far();
-            (0..loader.steps()).for_each(|step| loader.fill(step, 0, &mut memory).unwrap());
-            counted += read_so_far() - begun;
-        }
+        let (counted, amount) = read_and_said(&path, &fields, ranks, batch);
         let apart = counted.abs_diff(amount.read) as f64 / counted as f64;
         assert!(apart < 0.01, "{ranks} ranks: {counted} bytes, and not {}", amount.read);
         // Each chunk is read by a rank once for several samples.
         assert!(amount.decoded < 3 * amount.used, "{amount:?}");
+    }
+}
+
+/// The first file with a sample in each chunk, or with no chunks, and others with several.
+#[test]
+fn chunks_of_files_that_have_unlike_ones_are_read_once_and_counted() {
+    for first in [None, Some((1, 16, 16)), Some((16, 16, 16))] {
+        let directory = tempfile::tempdir().unwrap();
+        for number in 0..4 {
+            let file = hdf5::File::create(directory.path().join(format!("{number}.h5"))).unwrap();
+            let of = |(n, y, x)| ((n * 7 + y * x + 31 * number) as f32 * 0.3).sin();
+            let x = ndarray::Array3::from_shape_fn((32, 16, 16), of);
+            let chunk = match number {
+                0 => first,
+                3 => None,
+                _ => Some((8, 16, 16)),
+            };
+            let builder = file.new_dataset_builder();
+            let builder = match chunk {
+                Some(chunk) => builder.chunk(chunk).shuffle().deflate(1),
+                None => builder,
+            };
+            builder.with_data(&x).create("x").unwrap();
+        }
+        let (counted, amount) = read_and_said(directory.path(), &options(&["x[n,h,w]"], &["x[n,h,w]"]), 1, 8);
+        let apart = counted.abs_diff(amount.read) as f64 / counted as f64;
+        assert!(apart < 0.02, "{first:?}: {counted} bytes, and not {}", amount.read);
+        // But for a few that lie in two windows of the order.
+        assert!(amount.decoded < amount.used * 5 / 4, "{first:?}: {amount:?}");
     }
 }
 

@@ -52,9 +52,18 @@ impl FieldSet {
         let gives = said(" gives", inputs..compared) + &said(", weighed by", compared..count);
         let mut lines =
             vec![all, format!("a sample: {}{gives}; the first is {}", list(0..inputs), self.name(0))];
-        lines.extend(self.files[0].arrays.iter().zip(&self.list.texts).filter_map(|((array, _), text)| {
-            let ArrayStorage::Library(why) = &array.storage else { return None };
-            Some(format!("{text} is read through the HDF5 library, one thread at a time: {why}"))
+        lines.extend(self.list.texts.iter().enumerate().filter_map(|(at, text)| {
+            let why = |file: &'_ FieldFile| match &file.arrays[at].0.storage {
+                ArrayStorage::Library(why) => Some(why.clone()),
+                _ => None,
+            };
+            let mut of_files = self.files.iter().filter_map(why);
+            let first = of_files.next()?;
+            let files = match (1 + of_files.count(), self.files.len()) {
+                (some, all) if some == all => String::new(),
+                (some, all) => format!(" of {some} of the {all} files"),
+            };
+            Some(format!("{text}{files} is read through the HDF5 library, one thread at a time: {first}"))
         }));
         lines.extend(self.files[0].arrays.iter().zip(&self.list.texts).filter_map(|((array, _), text)| {
             let names = (!array.not_applied.is_empty()).then(|| array.not_applied.join(", "))?;
@@ -195,20 +204,44 @@ impl FieldSet {
 
     /// What of the files belongs to no sample.
     fn left(&self) -> Option<String> {
-        let file = &self.files[0];
-        let of = |(at, (array, samples)): (usize, &(FileArray, ViewSamples))| {
-            let behind = (samples.rest().iter().enumerate())
-                .filter(|(_, rest)| **rest > 0)
-                .map(|(axis, rest)| format!("{rest} of {} places of axis {axis}", array.shape[axis]));
+        let of = |(at, text): (usize, &String)| {
+            let (first, samples) = &self.files[0].arrays[at];
+            let behind = (0..first.shape.len()).filter_map(|axis| {
+                let left = |file: &FieldFile| {
+                    let (array, samples) = &file.arrays[at];
+                    [samples.rest()[axis], array.shape[axis]]
+                };
+                let ([left, all], files) = self.over_files(left)?;
+                Some(format!("{left} of {all} places of axis {axis}{files}"))
+            });
             // What another array has nothing for.
-            let numbered = samples.numbered().into_iter().filter_map(|(name, _, count)| {
-                let &(_, _, used) = file.numbered.iter().find(|(of, ..)| *of == name)?;
-                (count > used).then(|| format!("{} of the {count} along {name}", count - used))
+            let numbered = samples.numbered().into_iter().filter_map(|(name, ..)| {
+                let left = |file: &FieldFile| {
+                    let counted = file.arrays[at].1.numbered();
+                    let count = counted.iter().find(|(of, ..)| *of == name).map_or(0, |of| of.2);
+                    let used = file.numbered.iter().find(|(of, ..)| *of == name).map_or(count, |of| of.2);
+                    [count.saturating_sub(used), count]
+                };
+                let ([left, count], files) = self.over_files(left)?;
+                Some(format!("{left} of the {count} along {name}{files}"))
             });
             let left: Vec<String> = behind.chain(numbered).collect();
-            (!left.is_empty()).then(|| format!("{}: {}", self.list.texts[at], left.join(", ")))
+            (!left.is_empty()).then(|| format!("{text}: {}", left.join(", ")))
         };
-        let left: Vec<String> = file.arrays.iter().enumerate().filter_map(of).collect();
-        (!left.is_empty()).then(|| format!("in no sample of a file: {}", left.join("; ")))
+        let left: Vec<String> = self.list.texts.iter().enumerate().filter_map(of).collect();
+        (!left.is_empty()).then(|| format!("in no sample: {}", left.join("; ")))
+    }
+
+    /// What is left of how many, as each file has it, and which files these are; where they differ, of all together
+    /// that have something left. `None` where none has.
+    fn over_files(&self, of: impl Fn(&FieldFile) -> [usize; 2]) -> Option<([usize; 2], String)> {
+        let all: Vec<[usize; 2]> = self.files.iter().map(of).collect();
+        let some: Vec<[usize; 2]> = all.iter().copied().filter(|[left, _]| *left > 0).collect();
+        let first = *some.first()?;
+        if all.iter().all(|each| *each == first) {
+            return Some((first, if all.len() > 1 { " of each file".into() } else { String::new() }));
+        }
+        let sum = some.iter().fold([0; 2], |[a, b], [left, count]| [a + left, b + count]);
+        Some((sum, format!(" of {} of the {} files", some.len(), all.len())))
     }
 }

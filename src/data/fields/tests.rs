@@ -75,6 +75,46 @@ fn an_array_without_one_of_the_axes_of_samples_is_the_same_along_it_and_that_is_
     assert!(lines.contains(&"the same for all samples: mask[t,w] along n".to_string()), "{lines:?}");
 }
 
+/// Two of three files have more of one array than of the other, and tiles leave rows of one of them.
+#[test]
+fn what_no_sample_has_is_said_of_all_files() {
+    let directory = tempfile::tempdir().unwrap();
+    for (number, [x, y, rows]) in [[6, 6, 8], [6, 4, 9], [5, 6, 8]].into_iter().enumerate() {
+        let file = hdf5::File::create(directory.path().join(format!("{number}.h5"))).unwrap();
+        let zeros = ndarray::Array3::<f32>::zeros((x, rows, 5));
+        file.new_dataset_builder().with_data(&zeros).create("x").unwrap();
+        let goals = ndarray::Array2::<f32>::zeros((y, 3));
+        let builder = file.new_dataset_builder();
+        // Small arrays in a file's own head are read through the library.
+        let builder =
+            if number == 1 { builder.layout(hdf5::plist::dataset_create::Layout::Compact) } else { builder };
+        builder.with_data(&goals).create("y").unwrap();
+    }
+    let said = |path: &Path, input: &str| {
+        FieldSet::open(None, path, &options(&[input], &["y[n,c]"]), &[]).unwrap().lines(path, "train", None)
+    };
+    for (file, input, expected) in [
+        (
+            "",
+            "x[n,h/4,w/2]",
+            "in no sample: x[n,h/4,w/2]: 1 of 9 places of axis 1 of 1 of the 3 files, 1 of 5 places of axis 2 of each \
+             file, 2 of the 6 along n of 1 of the 3 files; y[n,c]: 1 of the 6 along n of 1 of the 3 files",
+        ),
+        ("1.h5", "x[n,h,w=0..5]", "in no sample: x[n,h,w=0..5]: 2 of the 6 along n"),
+        (
+            "1.h5",
+            "x[n,h/4,w]",
+            "y[n,c] is read through the HDF5 library, one thread at a time: it is compact, within the head of the file",
+        ),
+    ] {
+        let lines = said(&directory.path().join(file), input);
+        assert!(lines.iter().any(|line| line == expected), "{expected}: {lines:?}");
+    }
+    let lines = said(&directory.path().join("?.h5"), "x[n,h/4,w]");
+    let expected = "y[n,c] of 1 of the 3 files is read through the HDF5 library";
+    assert!(lines.iter().any(|line| line.starts_with(expected)), "{lines:?}");
+}
+
 /// Whatever axes an array of weights has, and in which order: it is the same along the others, also of some rows.
 #[test]
 fn weights_are_behind_targets_and_the_same_along_axes_that_they_lack() {

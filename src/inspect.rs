@@ -12,7 +12,7 @@ use rayon::{BroadcastContext, ThreadPool, ThreadPoolBuilder};
 
 use crate::config::values::within;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples, files_of};
+use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples, better_chunk, files_of};
 use crate::plan::{describe_bytes as bytes, group};
 use crate::random::{Purpose, Stream, key};
 use crate::{host, record};
@@ -308,8 +308,13 @@ fn try_view(view: &View, guessed: bool, array: &FileArray, all: usize, pool: &Th
         text += &format!("; {} in random order by {threads}: {seconds:.2} s, {rate}/s used", group(read));
     }
     record::print(&text);
-    if let (true, Some(advice)) = (times > 2.0, advice(array, &samples)) {
-        record::print(&format!("      {advice}"));
+    if let Some(better) = better_chunk(array, &samples, amount) {
+        let chunk = better.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+        let layout = in_quotes(&format!("{}:CHUNK={chunk}", array.name));
+        let better = shape(&better);
+        record::print(&format!(
+            "      chunks of {better} would fit the samples: h5repack -l {layout} OLD NEW"
+        ));
     }
     Ok(())
 }
@@ -361,24 +366,4 @@ fn readers(numbers: usize, array: &FileArray, pool: &ThreadPool) -> usize {
     let room = host::available_memory().unwrap_or(usize::MAX) / 2;
     let each = numbers.saturating_mul(size_of::<f32>()).saturating_add(chunk).max(1);
     (room / each).min(pool.current_num_threads())
-}
-
-/// The shape of chunks that would fit samples like these, where they are large enough for a chunk and lie one behind
-/// the other.
-fn advice(array: &FileArray, samples: &ViewSamples) -> Option<String> {
-    /// Bytes of a chunk that is worth a read, and of one that is small enough to be kept.
-    const SIZES: [usize; 2] = [64 << 10, 4 << 20];
-    let mut better = samples.window(0).len;
-    let bytes = |chunk: &[usize]| chunk.iter().product::<usize>() * array.element.bytes();
-    let is_chunked = matches!(array.storage, ArrayStorage::Chunked(..));
-    if !is_chunked || !samples.are_aligned() || bytes(&better) < SIZES[0] {
-        return None;
-    }
-    while bytes(&better) > SIZES[1] {
-        let axis = better.iter().position(|&places| places > 1)?;
-        better[axis] = better[axis].div_ceil(2);
-    }
-    let chunk = better.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
-    let layout = in_quotes(&format!("{}:CHUNK={chunk}", array.name));
-    Some(format!("chunks of {} would fit the samples: h5repack -l {layout} OLD NEW", shape(&better)))
 }

@@ -9,6 +9,7 @@ mod array;
 mod attributes;
 mod element;
 mod filter;
+mod layout;
 #[allow(unsafe_code)]
 mod library;
 mod mapped;
@@ -20,6 +21,7 @@ mod view;
 pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, SampleCoordinate, lacking_filter};
 pub use element::{FileNumber, NumberType, six};
 pub use filter::{ChunkDecoder, Filter};
+pub use layout::better_chunk;
 pub use paths::files_of;
 pub use read::{Amount, ArrayReader};
 pub use universe::Universe;

@@ -197,17 +197,20 @@ fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(String, Op
     let sharding = source::training_sharding(world, config);
     let orders = TrainingLoader::first_epoch(&samples, sharding, config.seed)?;
     let (amounts, seconds) = set.reading(orders)?;
+    let is_advised = set.has_better_chunks(&amounts);
     let Amount { read, decoded, used } = amounts.into_iter().sum();
     let count = sharding.steps(samples.len())? * sharding.global_batch();
     let times = decoded as f64 / used.max(1) as f64;
-    let advice =
-        if times >= 2.0 && read > 0 { ": dltrain inspect says what chunks would be read whole" } else { "" };
+    let advice = match is_advised {
+        true => ": dltrain inspect says what chunks would be read whole",
+        false => "",
+    };
     // Ranks with the same samples read a part of the rows each; of chunks with rows of several each reads all.
     let about = if config.spatial > 1 { "about " } else { "" };
     let beside = if set.is_by_library() { ", without what the HDF5 library reads" } else { "" };
     let text = format!(
-        "reading: {about}{} an epoch, {} a rank, {} a sample{beside}, {times:.2} times what it uses is decoded{advice}; of {} \
-         files each rank opens those that it reads; {:.2} ms of a thread a sample",
+        "reading: {about}{} an epoch, {} a rank, {} a sample{beside}, {times:.2} times what it uses is \
+         decoded{advice}; of {} files each rank opens those that it reads; {:.2} ms of a thread a sample",
         bytes(read as usize),
         bytes(read as usize / world.size()),
         bytes(read as usize / count),

@@ -9,7 +9,7 @@ use super::files::FieldFile;
 use super::{CodesMut, FieldSet, files};
 use crate::data::Dataset;
 use crate::error::Result;
-use crate::fields::{Amount, ArrayReader, ArrayStorage, FileArray, ViewSamples};
+use crate::fields::{Amount, ArrayReader, ArrayStorage, FileArray, ViewSamples, better_chunk};
 use crate::files::ChunkCache;
 
 impl FieldSet {
@@ -114,6 +114,15 @@ impl FieldSet {
             (all.iter().map(|of| of.decoded).sum::<u64>() as f64, alone as f64 / tried as f64);
         let share = together / (alone * samples as f64).max(1.0);
         Ok((all, seconds * if alone > 0.0 { share.min(1.0) } else { 1.0 }))
+    }
+
+    /// Whether `dltrain inspect` names better chunks for one of the fields, which took so much.
+    pub fn has_better_chunks(&self, amounts: &[Amount]) -> bool {
+        let has = |file: &FieldFile| {
+            let mut fields = file.arrays.iter().zip(amounts);
+            fields.any(|((array, samples), amount)| better_chunk(array, samples, *amount).is_some())
+        };
+        self.files.iter().any(has)
     }
 
     /// Whether the HDF5 library reads some of the arrays: nobody counts what it reads of a file.

@@ -85,7 +85,7 @@ fn what_no_sample_has_is_said_of_all_files() {
         file.new_dataset_builder().with_data(&zeros).create("x").unwrap();
         let goals = ndarray::Array2::<f32>::zeros((y, 3));
         let builder = file.new_dataset_builder();
-        // Small arrays in a file's own head are read through the library.
+        // Arrays in their own header are read through the library.
         let builder =
             if number == 1 { builder.layout(hdf5::plist::dataset_create::Layout::Compact) } else { builder };
         builder.with_data(&goals).create("y").unwrap();
@@ -104,7 +104,7 @@ fn what_no_sample_has_is_said_of_all_files() {
         (
             "1.h5",
             "x[n,h/4,w]",
-            "y[n,c] is read through the HDF5 library, one thread at a time: it is compact, within the head of the file",
+            "y[n,c] is read through the HDF5 library, one thread at a time: its numbers are in its header (compact)",
         ),
     ] {
         let lines = said(&directory.path().join(file), input);
@@ -432,6 +432,25 @@ fn chunks_of_files_that_have_unlike_ones_are_read_once_and_counted() {
         assert!(apart < 0.02, "{first:?}: {counted} bytes, and not {}", amount.read);
         // But for a few that lie in two windows of the order.
         assert!(amount.decoded < amount.used * 5 / 4, "{first:?}: {amount:?}");
+    }
+}
+
+/// A tile is an eighth of a chunk, and tiles of two chunks take turns: where they are small no chunk would be better.
+#[test]
+fn better_chunks_are_named_where_inspect_has_some() {
+    let directory = tempfile::tempdir().unwrap();
+    for ([rows, along], is_advised) in [([256, 512], true), ([4, 5], false)] {
+        let path = directory.path().join(format!("{rows}.h5"));
+        let file = hdf5::File::create(&path).unwrap();
+        let zeros = ndarray::Array3::<f32>::zeros((8, rows, along));
+        file.new_dataset_builder().chunk((4, rows, along)).with_data(&zeros).create("x").unwrap();
+        file.close().unwrap();
+        let fields = options(&[&format!("x[n,h/{},w]", rows / 2)], &[]);
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
+        let order = (0..8).flat_map(|tile| [tile, 8 + tile]).collect();
+        let (amounts, _) = set.reading([order].into_iter()).unwrap();
+        assert_eq!(amounts[0].decoded, 8 * amounts[0].used);
+        assert_eq!(set.has_better_chunks(&amounts), is_advised);
     }
 }
 

@@ -104,8 +104,8 @@ pub fn open(
     }
     let mut seconds = None;
     if purpose == "train" {
-        let (line, tried) = world.agree(reading(world, config, &set))?;
-        said.push(line);
+        let (lines, tried) = world.agree(reading(world, config, &set))?;
+        said.extend(lines);
         seconds = tried;
     }
     let to_test = if config.evaluate { Some(set.clone()) } else { others };
@@ -187,12 +187,13 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> 
     Ok((world.agree(set.rescaling(&total))?, whose))
 }
 
-/// What reading an epoch takes, by some samples that the first rank reads: for rank 0, which says it; and the seconds
-/// of one.
-fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(String, Option<f64>)> {
+/// What is missing and what reading an epoch takes, by some samples that the first rank reads: for rank 0, which says
+/// it; and the seconds of one.
+fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(Vec<String>, Option<f64>)> {
     if !world.is_first() {
-        return Ok((String::new(), None));
+        return Ok((Vec::new(), None));
     }
+    let missing = set.missing()?;
     let samples = Samples::of_fields(set.clone(), config.input.repeat);
     let sharding = source::training_sharding(world, config);
     let orders = TrainingLoader::first_epoch(&samples, sharding, config.seed)?;
@@ -217,7 +218,7 @@ fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(String, Op
         set.files(),
         1000.0 * seconds
     );
-    Ok((text, Some(seconds)))
+    Ok((missing.into_iter().chain([text]).collect(), Some(seconds)))
 }
 
 /// How reading the samples of a step goes beside computing it, where a sample takes so many seconds of a thread.

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use super::files::FieldFile;
 use super::{CodesMut, FieldSet, files};
+use crate::config::Missing;
 use crate::data::Dataset;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fields::{Amount, ArrayReader, ArrayStorage, FileArray, ViewSamples, better_chunk};
 use crate::files::ChunkCache;
 
@@ -129,6 +130,45 @@ impl FieldSet {
     pub fn is_by_library(&self) -> bool {
         let mut arrays = self.files.iter().flat_map(|file| &file.arrays);
         arrays.any(|(array, _)| matches!(array.storage, ArrayStorage::Library(_)))
+    }
+
+    /// How many of the arrays' numbers are missing in some samples, where a run goes on without them (`--missing`).
+    ///
+    /// # Errors
+    /// `Data`: a sample cannot be read, or none that is looked at has a number of a target.
+    pub fn missing(&self) -> Result<Option<String>> {
+        /// Samples that are looked at, and those of which one has to have a number of each target: evenly spread.
+        const LOOKED_AT: [usize; 2] = [16, 1024];
+        if self.list.missing == Missing::Refuse || self.universe().is_some() {
+            return Ok(None);
+        }
+        let mut readers = Vec::new();
+        let mut count = |at: usize, index: usize| -> Result<usize> {
+            let mut values = vec![0.0; self.list.numbers[at]];
+            self.raw(&self.place(index), (at, None), &mut readers, &mut values)?;
+            Ok(values.iter().filter(|value| !value.is_finite()).count())
+        };
+        let [few, many] = LOOKED_AT.map(|most| self.len().min(most));
+        let mut said = Vec::new();
+        for at in 0..self.list.compared {
+            let (text, numbers) = (&self.list.texts[at], self.list.numbers[at]);
+            let missing =
+                (0..few).map(|sample| count(at, sample * self.len() / few)).sum::<Result<usize>>()?;
+            let mut is_empty = at >= self.list.inputs && missing == few * numbers;
+            for sample in 0..many {
+                is_empty = is_empty && count(at, sample * self.len() / many)? == numbers;
+            }
+            if is_empty {
+                let what =
+                    format!("--target {text}: in {many} of {} samples every number is missing", self.len());
+                return Err(Error::data(&self.files[0].path, what));
+            }
+            if missing > 0 {
+                said.push(format!("{:.2} % of {text}", 100.0 * missing as f64 / (few * numbers) as f64));
+            }
+        }
+        let of = format!("missing, in {few} of {} samples: ", self.len());
+        Ok((!said.is_empty()).then(|| of + &said.join(", ")))
     }
 
     /// Seconds in which a sample is computed that is too large to be tried, by those of a smaller one: Fourier's

@@ -304,6 +304,34 @@ fn what_a_target_must_not_have_is_named_or_left_out() {
     assert!(left[2].is_nan() && left[..2] == [0.0, 1.0], "{left:?}");
 }
 
+/// Where a run goes on without them: of inputs and targets; and none of a target cannot be trained from.
+#[test]
+fn how_much_is_missing_is_said_and_a_target_of_nothing_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("m.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let add = |name: &str, is_missing: &dyn Fn(usize) -> bool| {
+        let of = |(n, c)| if is_missing(4 * n + c) { f32::NAN } else { 1.0 };
+        let values = ndarray::Array2::from_shape_fn((100, 4), of);
+        file.new_dataset_builder().with_data(&values).create(name).unwrap();
+    };
+    add("whole", &|_| false);
+    add("half", &|place| place % 2 == 0);
+    add("one", &|place| place != 4 * 77);
+    add("none", &|_| true);
+    file.close().unwrap();
+    let said = |missing, input: &str, target: &str| {
+        let fields = FieldOptions { missing, ..options(&[input], &[target]) };
+        FieldSet::open(None, &path, &fields, &[]).unwrap().missing()
+    };
+    assert_eq!(said(Missing::Mask, "whole", "whole").unwrap(), None);
+    assert_eq!(said(Missing::Refuse, "half", "none").unwrap(), None);
+    let expected = "missing, in 16 of 100 samples: 50.00 % of half, 100.00 % of one";
+    assert_eq!(said(Missing::Zero, "half", "one").unwrap().unwrap(), expected);
+    let error = said(Missing::Mask, "none", "none").unwrap_err().message;
+    assert!(error.contains("--target none: in 100 of 100 samples every number is missing"), "{error}");
+}
+
 #[test]
 fn a_view_with_a_rescaling_is_read_and_others_are_named() {
     let field: Field = "a/b[n,c]:log1p:standard".parse().unwrap();

@@ -12,7 +12,9 @@ use rayon::{BroadcastContext, ThreadPool, ThreadPoolBuilder};
 
 use crate::config::values::within;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fields::{Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples, better_chunk, files_of};
+use crate::fields::{
+    Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples, better_chunk, files_of,
+};
 use crate::plan::{describe_bytes as bytes, group};
 use crate::random::{Purpose, Stream, key};
 use crate::{host, record};

@@ -27,6 +27,8 @@ pub enum Rescaling {
     MinMax,
     /// To 0…1, by what two arrays of a file say: one whose name begins with min and one with max.
     MinMaxOf(PathBuf),
+    /// To mean 0 and deviation 1, by what two arrays of a file say: one whose name begins with mean and one with std.
+    StandardOf(PathBuf),
 }
 
 impl FromStr for Field {
@@ -38,15 +40,17 @@ impl FromStr for Field {
         let view = &text[..end + words.next().map_or(0, str::len)];
         let (mut log1p, mut rescaling) = (false, Rescaling::Nothing);
         for word in words {
-            let file = word.strip_prefix("minmax(").and_then(|rest| rest.strip_suffix(')'));
+            let file = word.strip_suffix(')').and_then(|word| word.split_once('('));
             match (word, file) {
                 ("log1p", _) if rescaling == Rescaling::Nothing => log1p = true,
                 ("standard", _) => rescaling = Rescaling::Standard,
                 ("minmax", _) => rescaling = Rescaling::MinMax,
-                (_, Some(file)) => rescaling = Rescaling::MinMaxOf(file.into()),
+                (_, Some(("minmax", file))) => rescaling = Rescaling::MinMaxOf(file.into()),
+                (_, Some(("standard", file))) => rescaling = Rescaling::StandardOf(file.into()),
                 _ => {
                     return Err(format!(
-                        "{text:?}: behind the view stands log1p, standard, minmax or minmax(FILE), and not {word:?}"
+                        "{text:?}: behind the view stands log1p, standard, minmax, standard(FILE) or minmax(FILE), and \
+                         not {word:?}"
                     ));
                 }
             }
@@ -191,7 +195,8 @@ impl FieldSet {
         for (at, (field, scale)) in fields.iter().zip(&mut scales).enumerate() {
             let first: usize = channels[..self.like(at)].iter().sum();
             let said = match &field.rescaling {
-                Rescaling::MinMaxOf(path) => Some(least_and_greatest(path, channels[at])?),
+                Rescaling::MinMaxOf(path) => Some(said_by(path, ["min", "max"], channels[at])?),
+                Rescaling::StandardOf(path) => Some(said_by(path, ["mean", "std"], channels[at])?),
                 _ => None,
             };
             for channel in 0..channels[at] {
@@ -204,12 +209,17 @@ impl FieldSet {
                     Rescaling::Nothing => (0.0, 1.0),
                     Rescaling::Standard => (mean, (square / count - mean * mean).max(0.0).sqrt()),
                     Rescaling::MinMax | Rescaling::MinMaxOf(_) => (low, high - low),
+                    Rescaling::StandardOf(_) => (low, high),
                 };
                 if !offset.is_finite() || !width.is_finite() {
                     let what = format!("{}: no number to rescale channel {channel} by", scale.field);
                     return Err(Error::usage(what));
                 }
-                told_apart(&scale.field, self.files[0].arrays[at].0.element, width, [low, high])?;
+                let ends = match field.rescaling {
+                    Rescaling::StandardOf(_) => [offset - width, offset + width],
+                    _ => [low, high],
+                };
+                told_apart(&scale.field, self.files[0].arrays[at].0.element, width, ends)?;
                 // Numbers that are all alike become 0.
                 let width = if width > 0.0 { width } else { 1.0 };
                 scale.scale[channel] = (1.0 / width) as f32;
@@ -240,8 +250,8 @@ fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2
     )))
 }
 
-/// What a file says of the least and greatest numbers of channels.
-fn least_and_greatest(path: &Path, channels: usize) -> Result<Vec<[f64; 2]>> {
+/// What a file says of channels: in two arrays, whose names begin so.
+fn said_by(path: &Path, starts: [&str; 2], channels: usize) -> Result<Vec<[f64; 2]>> {
     let arrays = Arrays::of(path)?.arrays;
     let of = |start: &str| -> Result<Vec<f32>> {
         let named = |array: &&FileArray| {
@@ -257,8 +267,8 @@ fn least_and_greatest(path: &Path, channels: usize) -> Result<Vec<[f64; 2]>> {
         ArrayReader::default().read_box(array, &all, &mut values)?;
         Ok(values)
     };
-    let (least, greatest) = (of("min")?, of("max")?);
-    Ok(least.iter().zip(greatest).map(|(&least, most)| [f64::from(least), f64::from(most)]).collect())
+    let (first, second) = (of(starts[0])?, of(starts[1])?);
+    Ok(first.iter().zip(second).map(|(&first, second)| [f64::from(first), f64::from(second)]).collect())
 }
 
 #[cfg(test)]

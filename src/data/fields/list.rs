@@ -167,8 +167,21 @@ impl FieldList {
             }
             let called = |at: usize| self.fields[at].view.array.rsplit('/').next().unwrap_or_default();
             let by_name = |name: &&str| (0..inputs).find(|&at| called(at) == *name);
-            // By names where all are known; else in the order of the flags.
-            order = names.iter().map(by_name).collect::<Option<Vec<usize>>>().unwrap_or(order);
+            // By names where all are known; else in the order of the flags, if that gives no input the array that is
+            // called as another one.
+            let known: Vec<Option<usize>> = names.iter().map(by_name).collect();
+            let mut by_flags = known.iter().enumerate();
+            match known.iter().copied().collect::<Option<Vec<usize>>>() {
+                Some(by_names) => order = by_names,
+                None if by_flags.any(|(input, at)| at.is_some_and(|at| at != input)) => {
+                    return Err(Error::usage(format!(
+                        "--input: the network's inputs are {}, of which only some are names of arrays: give the \
+                         arrays in this order",
+                        names.join(", ")
+                    )));
+                }
+                None => {}
+            }
             for (&at, (name, numbers)) in order.iter().zip(of_network) {
                 if self.numbers[at] != *numbers {
                     return Err(Error::usage(format!(

@@ -236,6 +236,10 @@ fn inputs_that_a_network_has_by_names_are_in_its_order() {
     assert!(error.contains("24 numbers a sample, and the network's input a has 3"), "{error}");
     let error = FieldSet::open(None, &path, &fields, &[("a", 3), ("b", 24), ("c", 1)]).err().unwrap().message;
     assert!(error.contains("2 arrays for a network with 3 inputs: a, b, c"), "{error}");
+    // One by its name, where its flag has it.
+    FieldSet::open(None, &path, &fields, &[("t", 24), ("b", 3)]).unwrap();
+    let error = FieldSet::open(None, &path, &fields, &[("s", 24), ("b", 3)]).err().unwrap().message;
+    assert!(error.contains("inputs are s, b, of which only some are names of arrays"), "{error}");
 }
 
 #[test]
@@ -333,6 +337,29 @@ fn how_much_is_missing_is_said_and_a_target_of_nothing_refused() {
 }
 
 #[test]
+fn a_file_says_by_what_numbers_are_rescaled() {
+    let directory = tempfile::tempdir().unwrap();
+    let [path, said] = [file(&directory, "a.h5"), directory.path().join("said.h5")];
+    let stats = hdf5::File::create(&said).unwrap();
+    for (name, numbers) in
+        [("min_of_t", [0.0]), ("max_of_t", [200.0]), ("mean", [100.0]), ("std_of_t", [50.0])]
+    {
+        stats.new_dataset_builder().with_data(&numbers).create(name).unwrap();
+    }
+    stats.close().unwrap();
+    for (how, scale, shift) in [("minmax", 1.0 / 200.0, 0.0), ("standard", 1.0 / 50.0, -2.0)] {
+        let fields = options(&[&format!("t[n,h,w]:{how}({})", said.display())], &["s"]);
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
+        let scales = set.rescaling(&[]).unwrap();
+        assert_eq!(
+            (&*scales[0].scale, &*scales[0].shift),
+            (&[scale as f32][..], &[shift as f32][..]),
+            "{how}"
+        );
+    }
+}
+
+#[test]
 fn a_view_with_a_rescaling_is_read_and_others_are_named() {
     let field: Field = "a/b[n,c]:log1p:standard".parse().unwrap();
     assert_eq!(
@@ -341,7 +368,9 @@ fn a_view_with_a_rescaling_is_read_and_others_are_named() {
     );
     let field: Field = "a:minmax(b/stats.h5)".parse().unwrap();
     assert_eq!(field.rescaling, Rescaling::MinMaxOf("b/stats.h5".into()));
-    for wrong in ["a:std", "a:standard:log1p", "a[n]:"] {
+    let field: Field = "a:standard(stats.h5)".parse().unwrap();
+    assert_eq!(field.rescaling, Rescaling::StandardOf("stats.h5".into()));
+    for wrong in ["a:std", "a:standard:log1p", "a[n]:", "a:log1p(b)"] {
         let error = wrong.parse::<Field>();
         assert!(error.unwrap_err().contains("log1p, standard, minmax"), "{wrong}");
     }

@@ -68,8 +68,8 @@ impl Communicator {
 
     fn from_raw(raw: ffi::MPI_Comm) -> Result<Communicator> {
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
-        // SAFETY: a valid communicator, a constant, and two integers to write to. An error handler is inherited, in some
-        // libraries only by duplicates.
+        // SAFETY: a valid communicator, a constant, and two integers to write to. In some libraries only duplicates
+        // inherit an error handler.
         unsafe {
             check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
             check("MPI_Comm_rank", ffi::MPI_Comm_rank(raw, &mut rank))?;

@@ -545,6 +545,9 @@ impl FileArray {
 
     /// Whether the file has its numbers as signed ones, though they are none (netCDF's `_Unsigned`).
     fn is_unwrapped(&self, dataset: &Dataset) -> bool {
+        if !self.element.is_integer() || self.element.unsigned() != self.element {
+            return false;
+        }
         let stored = dataset.dtype().ok().and_then(|datatype| library::element(&datatype).ok());
         stored.is_some_and(|stored| stored != self.element)
     }

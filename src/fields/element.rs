@@ -268,8 +268,8 @@ impl NumberType {
     }
 }
 
-/// A number with six digits.
-pub fn six(number: f64) -> String {
+/// Writes a number with six significant digits, in scientific notation where it is very large or small.
+pub fn six_digits(number: f64) -> String {
     let power = if number == 0.0 { 0 } else { number.abs().log10().floor() as i32 };
     let text = match power {
         -4..=5 => format!("{number:.*}", (5 - power) as usize),
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn numbers_have_six_digits() {
-        let numbers = [0.0, 12.5, -0.000123456, 2.4e-5, 1e25, 123456.0, 0.1 + 0.2].map(six);
+        let numbers = [0.0, 12.5, -0.000123456, 2.4e-5, 1e25, 123456.0, 0.1 + 0.2].map(six_digits);
         assert_eq!(numbers, ["0", "12.5", "-0.000123456", "2.40000e-5", "1.00000e25", "123456", "0.3"]);
     }
 }

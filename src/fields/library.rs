@@ -1,5 +1,5 @@
-//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies, how a type lays out its bits,
-//! and what a virtual array is put together of, whatever parts of it these are.
+//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies, how a type lays out its
+//! bits, and of which arrays a virtual one is put together, whatever parts of it these are.
 
 use std::ffi::{CStr, c_char};
 
@@ -58,8 +58,8 @@ pub(super) fn sources(list: &DatasetCreate) -> Result<Vec<(String, String)>, Str
         // is held.
         let len = sync(|| unsafe { call(id, index, std::ptr::null_mut(), 0) });
         let mut text = vec![0u8; usize::try_from(len).map_err(|_| unknown())? + 1];
-        // SAFETY: as before, and the library writes no more than the text has room for, with a zero at the end. The lock
-        // is held.
+        // SAFETY: as before, and the library writes no more than the text has room for, with a zero at the end. The
+        // lock is held.
         let len = sync(|| unsafe { call(id, index, text.as_mut_ptr().cast(), text.len()) });
         let text = CStr::from_bytes_until_nul(&text).ok().filter(|_| len >= 0).ok_or_else(unknown)?;
         Ok(text.to_string_lossy().into_owned())

@@ -19,7 +19,7 @@ mod universe;
 mod view;
 
 pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, SampleCoordinate, lacking_filter};
-pub use element::{FileNumber, NumberType, six};
+pub use element::{FileNumber, NumberType, six_digits};
 pub use filter::{ChunkDecoder, Filter};
 pub use layout::better_chunk;
 pub use paths::files_of;

@@ -423,7 +423,7 @@ impl Numbers<'_> {
         }
     }
 
-    /// Four channels of 16 bits that are last become first, from one number on.
+    /// Moves four channels of 16 bits from the last axis to the first, of `len` places from number `at` on.
     fn four_channels<T: FileNumber>(&self, at: usize, stride: usize, to: &mut [T], len: usize) {
         let (first, second) = self.bytes.split_at(self.bytes.len() / 2);
         let planes = [first, second].map(|plane| plane[at..at + 4 * len].as_chunks::<4>().0);
@@ -486,7 +486,7 @@ fn fill<T: Copy>(number: T, mut walk: Walk, to: &mut [T], first: usize) {
 mod tests {
     use super::*;
 
-    /// Of groups of four every other way takes the numbers one after the other.
+    /// Numbers whose bytes lie in planes and the same numbers one after the other give the same channels.
     #[test]
     fn four_channels_of_16_bits_are_the_same_in_planes() {
         fn check<T: FileNumber + PartialEq>(element: NumberType) {

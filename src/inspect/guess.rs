@@ -71,7 +71,7 @@ impl Found<'_> {
         let mut known: Vec<(&View, &FileArray)> =
             self.views.iter().filter_map(|view| Some((view, array(view)?))).collect();
         known.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
-        let &(view, input) = known.iter().find(|(_, array)| !counts(array))?;
+        let &(view, input) = known.iter().find(|(_, array)| !may_be_classes(array))?;
         let names = view.names().into_iter().flatten();
         let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
         let along = |name: char| axes.iter().find(|(of, _)| *of == name).map(|&(_, along)| along);
@@ -96,7 +96,7 @@ impl Found<'_> {
             let (names, shape): (Vec<String>, Vec<usize>) =
                 points.map(|(name, along)| (name.to_string(), *along)).unzip();
             let of_points =
-                |array: &&FileArray| counts(array) && !array.is_coordinate && array.shape == shape;
+                |array: &&FileArray| may_be_classes(array) && !array.is_coordinate && array.shape == shape;
             let mut of_points = self.arrays.iter().filter(of_points);
             let classes = of_points.find_map(|array| Some((array, self.known.get(&*array.name)?.classes()?)));
             if let Some((array, classes)) = classes {
@@ -124,8 +124,8 @@ impl Found<'_> {
     }
 }
 
-/// Whether its numbers may be those of classes: packed integers stand for others.
-fn counts(array: &FileArray) -> bool {
+/// Whether an array's numbers may be numbers of classes. Packed integers stand for real numbers.
+fn may_be_classes(array: &FileArray) -> bool {
     array.element.is_integer() && array.packing.is_none()
 }
 

@@ -8,7 +8,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 use crate::error::Result;
-use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in, six};
+use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in, six_digits};
 use crate::plan::group;
 
 /// Numbers that are looked at unless all are, about: 16 MB as f32.
@@ -112,7 +112,7 @@ impl NumberSummary {
         text += &match (&self.labels, self.count) {
             (_, 0) => "no number".into(),
             (Some(labels), _) if labels.len() == 1 => format!("all {}", labels.keys().next().unwrap_or(&0)),
-            (None, _) if self.low == self.high => format!("all {}", six(self.low.into())),
+            (None, _) if self.low == self.high => format!("all {}", six_digits(self.low.into())),
             (Some(labels), count) if count >= (OFTEN * labels.len()) as u64 => {
                 let share = |(label, times): (&i64, &u64)| {
                     format!("{label} {:.4} %", 100.0 * *times as f64 / count as f64)
@@ -122,7 +122,7 @@ impl NumberSummary {
             (_, count) => {
                 let deviation = (self.squares / count as f64).sqrt();
                 let [low, high, mean, deviation] =
-                    [self.low.into(), self.high.into(), self.mean, deviation].map(six);
+                    [self.low.into(), self.high.into(), self.mean, deviation].map(six_digits);
                 format!("{low} … {high}, mean {mean}, deviation {deviation}")
             }
         };

@@ -10,7 +10,7 @@ use crate::comm::World;
 use crate::config::Config;
 use crate::data::{Dataset, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
-use crate::fields::{Amount, Universe, six};
+use crate::fields::{Amount, Universe, six_digits};
 use crate::model::onnx::OnnxFile;
 use crate::model::{self, FieldScale, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
@@ -252,7 +252,7 @@ fn rescaled(scales: &[FieldScale], whose: &str) -> Vec<String> {
         let channel = |(&scale, &shift): (&f32, &f32)| {
             let (scale, shift) = (f64::from(scale), f64::from(shift));
             let sign = if shift > 0.0 { '+' } else { '-' };
-            format!("(x {sign} {}) / {}", six((shift / scale).abs()), six(1.0 / scale))
+            format!("(x {sign} {}) / {}", six_digits((shift / scale).abs()), six_digits(1.0 / scale))
         };
         let mut shown: Vec<String> = channels.take(SHOWN).map(channel).collect();
         if scale.scale.len() > SHOWN {

@@ -99,7 +99,8 @@ impl Owned<'_> {
         Ok(())
     }
 
-    /// All parameters, of which each rank has those that it owns, as a plan that reads all of them finds them. Collective.
+    /// Gathers all parameters, of which each rank has those that it owns, to where a plan that reads all of them finds
+    /// them. Collective.
     pub fn gather_all(&self, to: &Memory) -> Result<()> {
         let Owned { world, plan, memories, device } = *self;
         let mut values = Vec::new();

@@ -355,8 +355,8 @@ impl<'a> PlannedRun<'a> {
     /// Goes through the step, and compares the run with what it goes on from.
     fn ready(&self, kept: &RunFiles) -> Result<ReadyRun> {
         let PlannedRun { opened, plans, averaging } = self;
-        let OpenedRun { groups, config, network, device, source, samples, .. } = opened;
-        let (world, _device, of) = (&groups.job, &**device, &opened.planning(averaging));
+        let OpenedRun { groups, config, network, source, samples, .. } = opened;
+        let (world, of) = (&groups.job, &opened.planning(averaging));
         // All ranks have the same plan, and one goes through the step for all of them.
         let rehearsed = match world.rank() {
             0 => plans.rehearse(of).map(|(scripts, rehearsal)| describe::scheduled(&scripts[0], &rehearsal)),

@@ -376,8 +376,8 @@ proptest! {
     }
 
     /// Every loss of a field, of samples of no axes to three. The third derivative of a point's loss is below 0.1, that
-    /// of Huber's and of the mean absolute error nothing away from their kinks; weights of classes are below 2, and so are
-    /// those of points.
+    /// of Huber's and of the mean absolute error nothing away from their kinks; weights of classes are below 2, and so
+    /// are those of points.
     #[test]
     fn losses_of_fields(
         which in 0usize..objectives().len(), n in 1usize..4, channels in 1usize..4, rest in prop::collection::vec(1usize..4, 0..3),

@@ -2418,8 +2418,8 @@ fn a_network_in_chosen_layouts_is_exact() {
             let (_, dw2) = apply(device, &op, &[&r[0], &dy], &outputs, Some(&linear_kernel));
             let op = Op::Backward(BackwardOp::LinearData { bias: true });
             let (_, dr) = apply(device, &op, &[&dy, &w2], &[spec(&pooled)], Some(&linear_kernel));
-            let (_, dp) =
-                apply(device, &Op::Backward(BackwardOp::Activation(Activation::RELU)), &[&dr[0], &r[0]], &[spec(&pooled)], Some(&relu_kernel));
+            let op = Op::Backward(BackwardOp::Activation(Activation::RELU));
+            let (_, dp) = apply(device, &op, &[&dr[0], &r[0]], &[spec(&pooled)], Some(&relu_kernel));
             let op = Op::Backward(BackwardOp::MaxPool(pool));
             let (_, da) = apply(device, &op, &[&dp[0], &p[1]], &[full], Some(&pool_kernel));
             let op = Op::Backward(BackwardOp::ConvWeights(conv));

@@ -10,8 +10,8 @@ use ndarray::{Array1, Array2, Array3, Array4};
 pub const EMULATOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/onnx/emulator.onnx");
 
 /// Writes `air/wind` (N, 12, 10, 2) in compressed chunks of four samples, channels last; `heat` (N, 12, 10), a function
-/// of it; `params` (N, 5), `flux` (N), and `holes`, which is `heat` with a number that is missing; what may weigh points:
-/// `area` (12), `land` (12, 10), which is 0 or 1, and `quality` (N); and `kind` (N), one of three classes.
+/// of it; `params` (N, 5), `flux` (N), and `holes`, which is `heat` with a number that is missing; and what may weigh
+/// points: `area` (12), `land` (12, 10), which is 0 or 1, and `quality` (N); and `kind` (N), one of three classes.
 pub fn write(path: &Path, number: usize, samples: usize) {
     let file = File::create(path).unwrap();
     let value = |n: usize, y: usize, x: usize, c: usize| {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::list::FieldList;
 use super::{FieldScale, FieldSet};
 use crate::error::{Error, Result};
-use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, NumberType, View, six};
+use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, NumberType, View, six_digits};
 
 /// An array as a flag names it: a view, and what rescales its numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -230,9 +230,9 @@ impl FieldSet {
     }
 }
 
-/// Fails where numbers of a file differ by little more than what they are rounded by when they become f32.
+/// Fails where the numbers of an array differ by little more than what f32 rounds them by.
 fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2]) -> Result<()> {
-    /// Of a deviation so many steps of f32 are left, or it is not learned from.
+    /// Steps of f32 that a deviation has at least: rounding is then 0.2 % of it at the most.
     const STEPS: f64 = 256.0;
     let greatest = low.abs().max(high.abs()) as f32;
     let step = f64::from(greatest.next_up() - greatest);
@@ -242,7 +242,7 @@ fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2
     if is_exact || width >= STEPS * step || low > high {
         return Ok(());
     }
-    let (low, high, step) = (six(low), six(high), six(step));
+    let (low, high, step) = (six_digits(low), six_digits(high), six_digits(step));
     Err(Error::usage(format!(
         "{field}: its numbers are {element} from {low} to {high}, where f32, in which networks compute, has steps of \
          {step}, and they differ by little more: subtract in the file what they have in common. If they are all the \

@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 use crate::fields::{Amount, ArrayReader, ArrayStorage, FileArray, ViewSamples, better_chunk};
 use crate::files::ChunkCache;
 
+/// Seconds after which no other sample is tried before a run.
+const LONG: f64 = 1.0;
+
 impl FieldSet {
     /// What a run says of the set, which it trains on unless `purpose` says otherwise, and of one that it tests on.
     pub fn lines(&self, path: &Path, purpose: &str, test: Option<(&Path, &FieldSet)>) -> Vec<String> {
@@ -85,8 +88,6 @@ impl FieldSet {
     pub fn reading(&self, orders: impl Iterator<Item = Vec<u32>>) -> Result<(Vec<Amount>, f64)> {
         /// Samples that are read, evenly spread.
         const TRIED: usize = 8;
-        /// Seconds after which no other is.
-        const LONG: f64 = 1.0;
         if let Some(computed) = self.computing() {
             let count = orders.map(|order| order.len() as u64).sum::<u64>();
             let of = |(bytes, used): (u64, u64)| [bytes, used].map(|each| each * count);
@@ -149,12 +150,17 @@ impl FieldSet {
             Ok(values.iter().filter(|value| !value.is_finite()).count())
         };
         let [few, many] = LOOKED_AT.map(|most| self.len().min(most));
+        let (begun, mut looked_at, mut missing) = (Instant::now(), 0, vec![0; self.list.compared]);
+        while looked_at < few && (looked_at == 0 || begun.elapsed().as_secs_f64() < LONG) {
+            for (at, missing) in missing.iter_mut().enumerate() {
+                *missing += count(at, looked_at * self.len() / few)?;
+            }
+            looked_at += 1;
+        }
         let mut said = Vec::new();
-        for at in 0..self.list.compared {
+        for (at, missing) in missing.into_iter().enumerate() {
             let (text, numbers) = (&self.list.texts[at], self.list.numbers[at]);
-            let missing =
-                (0..few).map(|sample| count(at, sample * self.len() / few)).sum::<Result<usize>>()?;
-            let mut is_empty = at >= self.list.inputs && missing == few * numbers;
+            let mut is_empty = at >= self.list.inputs && missing == looked_at * numbers;
             for sample in 0..many {
                 is_empty = is_empty && count(at, sample * self.len() / many)? == numbers;
             }
@@ -164,10 +170,13 @@ impl FieldSet {
                 return Err(Error::data(&self.files[0].path, what));
             }
             if missing > 0 {
-                said.push(format!("{:.2} % of {text}", 100.0 * missing as f64 / (few * numbers) as f64));
+                said.push(format!(
+                    "{:.2} % of {text}",
+                    100.0 * missing as f64 / (looked_at * numbers) as f64
+                ));
             }
         }
-        let of = format!("missing, in {few} of {} samples: ", self.len());
+        let of = format!("missing, in {looked_at} of {} samples: ", self.len());
         Ok((!said.is_empty()).then(|| of + &said.join(", ")))
     }
 

@@ -65,11 +65,12 @@ pub struct Found<'a> {
 impl Found<'_> {
     /// A command that trains from arrays with these views, as a first try: classes of points where an array of integers
     /// has the places of another one; else what follows in time; else the smaller of two arrays from the larger. None
-    /// of arrays with three axes of space.
+    /// of arrays with three axes of space, or of those whose numbers are all the same.
     pub fn command(&self, data: &str) -> Option<String> {
         let array = |view: &View| self.arrays.iter().find(|array| array.name == view.array);
+        let differs = |array: &&FileArray| !self.known.get(&*array.name).is_some_and(ArrayNumbers::are_alike);
         let mut known: Vec<(&View, &FileArray)> =
-            self.views.iter().filter_map(|view| Some((view, array(view)?))).collect();
+            self.views.iter().filter_map(|view| Some((view, array(view).filter(differs)?))).collect();
         known.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
         let &(view, input) = known.iter().find(|(_, array)| !may_be_classes(array))?;
         let names = view.names().into_iter().flatten();

@@ -151,6 +151,11 @@ impl ArrayNumbers {
         is_of_classes.then_some(self.found.high as usize + 1)
     }
 
+    /// Whether all that were looked at are the same.
+    pub fn are_alike(&self) -> bool {
+        self.found.low == self.found.high
+    }
+
     /// Whether a run needs to be told what becomes of some.
     pub fn are_missing(&self) -> bool {
         self.found.none + self.found.infinite > 0

@@ -253,7 +253,7 @@ impl Plan {
         if ledger.its_own() < ledger.of_host() {
             line("its own", ledger.its_own() + ledger.of_device());
             out.push_str(
-                "  the rest other ranks bring: it counts for each rank that maps it, and a node has it once\n",
+                "  the rest is memory of the node's other ranks, which this rank maps too; the node has it once\n",
             );
         }
         if ledger.sharers > 1 {

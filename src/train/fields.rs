@@ -183,7 +183,11 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> 
         world.sum_f64(&mut moments)?;
         total = FieldSet::together(total, &moments, width);
     }
-    let whose = if taken == all { "of all samples".into() } else { format!("of {taken} of {all} samples") };
+    let whose = match taken {
+        0 => "by numbers of that file".into(),
+        _ if taken == all => "of all samples".into(),
+        _ => format!("of {taken} of {all} samples"),
+    };
     Ok((world.agree(set.rescaling(&total))?, whose))
 }
 

@@ -622,6 +622,11 @@ fn what_inspect_says_to_train_with_does_train() {
     file.new_dataset_builder().with_data(&temperature).create("temperature").unwrap();
     let mut labels = ndarray::Array3::from_shape_fn((8, 17, 40), |(n, y, x)| ((n + y + x) % 3) as u8);
     labels[[1, 2, 3]] = 9;
+    // Nothing is learned from what is the same everywhere, though it is the largest.
+    file.new_dataset_builder()
+        .with_data(&ndarray::Array3::from_elem((8, 34, 40), 1e9))
+        .create("even")
+        .unwrap();
     // What is packed are no classes.
     let packed = file.new_dataset_builder().with_data(&labels.mapv(i16::from)).create("packed").unwrap();
     packed.new_attr::<f64>().create("scale_factor").unwrap().write_scalar(&0.5).unwrap();

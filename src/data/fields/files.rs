@@ -53,8 +53,9 @@ fn numbered_alike(fields: &[Field], arrays: &[(FileArray, ViewSamples)]) -> Resu
     let bracketed = all().find(|(field, _)| field.view.axes.is_some());
     if let (Some((bare, _)), Some((other, _)), false) = (bare, bracketed, all().any(is_numbered)) {
         return Err(Error::usage(format!(
-            "{0} without brackets numbers samples by its first axis, and {1} has no such axis: if {0} belongs to all \
-             samples of its file, say which axes it has, as {0}[c]",
+            "{0} without brackets numbers samples by its first axis, and {1} has no such axis: say in brackets which \
+             axes {0} has, n where one numbers samples ({0}[n,h,w]), none of it where all of {0} belongs to every \
+             sample ({0}[c])",
             bare.view, other.view
         )));
     }

@@ -53,7 +53,7 @@ impl FieldSet {
             true => String::new(),
             false => format!("{what} {}", list(range)),
         };
-        let gives = said(" gives", inputs..compared) + &said(", weighed by", compared..count);
+        let gives = said(" gives", inputs..compared) + &said(", weighted by", compared..count);
         let mut lines =
             vec![all, format!("a sample: {}{gives}; the first is {}", list(0..inputs), self.name(0))];
         lines.extend(self.list.texts.iter().enumerate().filter_map(|(at, text)| {

@@ -98,7 +98,8 @@ pub fn open(
         () => "train",
     };
     let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
-    said.extend(rescaled(&scales, &whose));
+    let by_file = |at: usize| known.is_none() && set.is_said_by_file(at);
+    said.extend(rescaled(&scales, |at| if by_file(at) { "by numbers of that file" } else { &whose }));
     if whose.is_empty() && set.is_to_be_measured() {
         said.push("rescaling: by universes that are computed when a run begins".into());
     }
@@ -183,11 +184,7 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> 
         world.sum_f64(&mut moments)?;
         total = FieldSet::together(total, &moments, width);
     }
-    let whose = match taken {
-        0 => "by numbers of that file".into(),
-        _ if taken == all => "of all samples".into(),
-        _ => format!("of {taken} of {all} samples"),
-    };
+    let whose = if taken == all { "of all samples".into() } else { format!("of {taken} of {all} samples") };
     Ok((world.agree(set.rescaling(&total))?, whose))
 }
 
@@ -248,10 +245,10 @@ pub fn beside(config: &Config, sample: f64, step: f64) -> String {
 }
 
 /// "t[n,h,w]:standard is (x - 280.12) / 15.3 (of all samples)", of the first channels of each field that is rescaled.
-fn rescaled(scales: &[FieldScale], whose: &str) -> Vec<String> {
+fn rescaled<'a>(scales: &[FieldScale], whose: impl Fn(usize) -> &'a str) -> Vec<String> {
     /// Channels that are shown.
     const SHOWN: usize = 4;
-    let of = |scale: &FieldScale| {
+    let of = |(at, scale): (usize, &FieldScale)| {
         let channels = scale.scale.iter().zip(&scale.shift);
         let channel = |(&scale, &shift): (&f32, &f32)| {
             let (scale, shift) = (f64::from(scale), f64::from(shift));
@@ -262,10 +259,10 @@ fn rescaled(scales: &[FieldScale], whose: &str) -> Vec<String> {
         if scale.scale.len() > SHOWN {
             shown.push(format!("and {} channels more", scale.scale.len() - SHOWN));
         }
-        format!("{} becomes {} ({whose})", scale.field, shown.join(", "))
+        format!("{} becomes {} ({})", scale.field, shown.join(", "), whose(at))
     };
-    let changes = |scale: &&FieldScale| {
+    let changes = |(_, scale): &(usize, &FieldScale)| {
         scale.scale.iter().any(|&factor| factor != 1.0) || scale.shift.iter().any(|&shift| shift != 0.0)
     };
-    scales.iter().filter(changes).map(of).collect()
+    scales.iter().enumerate().filter(changes).map(of).collect()
 }

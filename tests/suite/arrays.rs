@@ -488,6 +488,27 @@ fn a_penalty_of_weights_is_weight_decay() {
     }
 }
 
+/// A run says by what each array is rescaled: by the numbers of a file, or by those of its samples.
+#[test]
+fn a_run_says_by_what_each_array_is_rescaled() {
+    let place = Place::new();
+    let [data, said_by] = ["run.h5", "said.h5"].map(|name| place.text(name));
+    write(Path::new(&data), 0, 4);
+    let file = File::create(&said_by).unwrap();
+    for (name, number) in [("mean", 0.5f32), ("std", 4.0)] {
+        file.new_dataset_builder().with_data(&[number]).create(name).unwrap();
+    }
+    file.close().unwrap();
+    let input = format!("heat[n,h,w]:standard({said_by})");
+    let flags = ["--model", "unet:depth=1,width=4", "--classes", "1", "--loss", "mse", "--batch", "2"];
+    let views = ["--data", &data, "--input", &input, "--target", "heat[n,h,w]:standard", "--dry-run"];
+    let said = run(1, &[&flags[..], &views].concat());
+    assert!(said.contains(&format!("{input} becomes (x - 0.5) / 4 (by numbers of that file)")), "{said}");
+    let by_samples =
+        said.lines().find(|line| line.starts_with("heat[n,h,w]:standard becomes ")).expect(&said);
+    assert!(by_samples.ends_with(" (of all samples)"), "{said}");
+}
+
 /// What is predicted lies where its file says, in that file's units.
 #[test]
 fn predictions_have_the_axes_of_their_file() {

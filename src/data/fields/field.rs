@@ -141,6 +141,12 @@ impl FieldSet {
             && self.like(at) == at
     }
 
+    /// Whether a file that the flag names says by what an array is rescaled.
+    pub fn is_said_by_file(&self, at: usize) -> bool {
+        let rescaling = self.list.fields.get(at).map(|field| &field.rescaling);
+        matches!(rescaling, Some(Rescaling::MinMaxOf(_) | Rescaling::StandardOf(_)))
+    }
+
     /// By which field one is rescaled: by the first that has the same numbers, as input and target of one array have.
     fn like(&self, at: usize) -> usize {
         let field = &self.list.fields[at];

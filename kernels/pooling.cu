@@ -1,16 +1,44 @@
 // Pooling: every output, and on the way back every input, gathers what belongs to it, so that bits repeat.
 #include "common.cuh"
 
-// x (n,height,width,channels) → y (n,out_height,out_width,channels).
+// x (n,from,channels) → y (n,to,channels): depth, height, width. Images have a depth of 1.
 struct Pool {
-    int n, height, width, channels, out_height, out_width;
-    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+    int n, from[3], channels, to[3];
+    int kernel[3], stride[3], pad[3];
 };
 
 // first..end
 struct Range {
     int first, end;
+
+    __device__ inline int count() const { return end - first; }
 };
+
+// Plane, row, column.
+struct Place {
+    int of[3];
+
+    // Where it lies in sample s, of samples of this size.
+    __device__ inline Long in(Long s, const int (&size)[3]) const {
+        return ((s * size[0] + of[0]) * size[1] + of[1]) * size[2] + of[2];
+    }
+};
+
+// Planes, rows and columns.
+struct Box {
+    Range of[3];
+
+    __device__ inline int count() const { return of[0].count() * of[1].count() * of[2].count(); }
+};
+
+// The box whose ranges f(axis) tells.
+template <class F> __device__ inline Box box(F f) { return {{f(0), f(1), f(2)}}; }
+
+template <class F> __device__ inline void each_of(const Box &box, F f) {
+    ROLLED for (int d = box.of[0].first; d < box.of[0].end; ++d)
+        ROLLED for (int h = box.of[1].first; h < box.of[1].end; ++h)
+            ROLLED for (int w = box.of[2].first; w < box.of[2].end; ++w) f(Place{{d, h, w}});
+}
 
 static __device__ inline int at_least(int a, int b) { return a > b ? a : b; }
 
@@ -34,54 +62,67 @@ static __device__ inline Range adaptive(int at, int from, int to) {
     return {(int)((Long)at * from / to), (int)((((Long)at + 1) * from + to - 1) / to)};
 }
 
-// Calls f(sample, row, column, channel, Count) for each element of (n,height,width,channels), four channels at once
-// where `wide`.
+// Calls f(sample, place, channel, Count) for each element of (n,size,channels), four channels at once where `wide`.
 template <class F>
-__device__ inline void each_pixel(int n, int height, int width, int channels, bool wide, F f) {
+__device__ inline void each_element(int n, const int (&size)[3], int channels, bool wide, F f) {
     const auto visit = [&](auto count) {
         const u32 groups = channels / count.value;
-        const Long all = (Long)n * height * width * groups;
+        const Long all = (Long)n * size[0] * size[1] * size[2] * groups;
         each(all, false, [&](Long i, auto) {
             // A GPU divides 32 bits in a quarter of the time of 64.
             u32 pixel, group;
             if (all <= 0xffffffffLL) pixel = (u32)i / groups, group = (u32)i % groups;
             else pixel = (u32)(i / groups), group = (u32)(i % groups);
-            const u32 line = pixel / width;
-            f(line / height, line % height, pixel % width, group * count.value, count);
+            const u32 line = pixel / size[2], plane = line / size[1];
+            const Place place = {{(int)(plane % size[0]), (int)(line % size[1]), (int)(pixel % size[2])}};
+            f((Long)(plane / size[0]), place, (int)(group * count.value), count);
         });
     };
     if (wide && channels % 4 == 0) visit(Count<4>());
     else visit(Count<1>());
 }
 
+// What of x window `at` of y covers.
+static __device__ inline Box covered(const Pool &g, Place at) {
+    return box([&](int a) { return covered(at.of[a], g.kernel[a], g.stride[a], g.pad[a], g.from[a]); });
+}
+
+// The windows of y that cover `at` of x.
+static __device__ inline Box covering(const Pool &g, Place at) {
+    return box([&](int a) { return covering(at.of[a], g.kernel[a], g.stride[a], g.pad[a], g.to[a]); });
+}
+
+// The place of `at` of x in window `of` of y.
+static __device__ inline int place_in(const Pool &g, Place at, Place of) {
+    const auto along = [&](int a) { return at.of[a] - of.of[a] * g.stride[a] + g.pad[a]; };
+    return (along(0) * g.kernel[1] + along(1)) * g.kernel[2] + along(2);
+}
+
 template <class T> __device__ inline void max_pool(const T *x, T *y, u8 *winners, Pool g) {
-    if (g.kernel_h * g.kernel_w > 256) __trap();
+    if (g.kernel[0] * g.kernel[1] * g.kernel[2] > 256) __trap();
     const bool wide = aligned(x) && aligned(y) && aligned(winners);
-    each_pixel(g.n, g.out_height, g.out_width, g.channels, wide, [&](Long s, int i, int j, int c, auto count) {
+    each_element(g.n, g.to, g.channels, wide, [&](Long s, Place window, int c, auto count) {
         constexpr int N = count.value;
-        const Range rows = covered(i, g.kernel_h, g.stride_h, g.pad_h, g.height);
-        const Range columns = covered(j, g.kernel_w, g.stride_w, g.pad_w, g.width);
-        const int top = i * g.stride_h - g.pad_h, left = j * g.stride_w - g.pad_w;
+        const Box places = covered(g, window);
+        const Place first = {{places.of[0].first, places.of[1].first, places.of[2].first}};
         float best[N];
         int winner[N];
         for (int k = 0; k < N; ++k) {
             best[k] = -infinity();
-            winner[k] = (rows.first - top) * g.kernel_w + columns.first - left;
+            winner[k] = place_in(g, first, window);
         }
-        ROLLED for (int r = rows.first; r < rows.end; ++r) {
-            ROLLED for (int q = columns.first; q < columns.end; ++q) {
-                float v[N];
-                load(x + ((s * g.height + r) * g.width + q) * g.channels + c, v);
-                for (int k = 0; k < N; ++k) {
-                    // NaN wins: a broken number must not hide.
-                    if (v[k] > best[k] || is_nan(v[k])) {
-                        best[k] = v[k];
-                        winner[k] = (r - top) * g.kernel_w + q - left;
-                    }
+        each_of(places, [&](Place at) {
+            float v[N];
+            load(x + at.in(s, g.from) * g.channels + c, v);
+            for (int k = 0; k < N; ++k) {
+                // NaN wins: a broken number must not hide.
+                if (v[k] > best[k] || is_nan(v[k])) {
+                    best[k] = v[k];
+                    winner[k] = place_in(g, at, window);
                 }
             }
-        }
-        const Long at = ((s * g.out_height + i) * g.out_width + j) * g.channels + c;
+        });
+        const Long at = window.in(s, g.to) * g.channels + c;
         store(y + at, best);
         if (winners == nullptr) return;
         if constexpr (N == 4) {
@@ -96,28 +137,24 @@ template <class T> __device__ inline void max_pool(const T *x, T *y, u8 *winners
 
 template <class T> __device__ inline void max_pool_backward(const T *dy, const u8 *winners, T *dx, Pool g) {
     const bool wide = aligned(dy) && aligned(dx) && aligned(winners);
-    each_pixel(g.n, g.height, g.width, g.channels, wide, [&](Long s, int r, int q, int c, auto count) {
+    each_element(g.n, g.from, g.channels, wide, [&](Long s, Place place, int c, auto count) {
         constexpr int N = count.value;
-        const Range rows = covering(r, g.kernel_h, g.stride_h, g.pad_h, g.out_height);
-        const Range columns = covering(q, g.kernel_w, g.stride_w, g.pad_w, g.out_width);
         float sum[N] = {};
-        ROLLED for (int i = rows.first; i < rows.end; ++i) {
-            ROLLED for (int j = columns.first; j < columns.end; ++j) {
-                const int own = (r - i * g.stride_h + g.pad_h) * g.kernel_w + q - j * g.stride_w + g.pad_w;
-                const Long at = ((s * g.out_height + i) * g.out_width + j) * g.channels + c;
-                float v[N];
-                u8 winner[N];
-                load(dy + at, v);
-                if constexpr (N == 4) {
-                    const Pack<u8, 4> all = *(const Pack<u8, 4> *)(winners + at);
-                    for (int k = 0; k < 4; ++k) winner[k] = all.at[k];
-                } else {
-                    winner[0] = winners[at];
-                }
-                for (int k = 0; k < N; ++k) sum[k] += winner[k] == own ? v[k] : 0.0f;
+        each_of(covering(g, place), [&](Place window) {
+            const int own = place_in(g, place, window);
+            const Long at = window.in(s, g.to) * g.channels + c;
+            float v[N];
+            u8 winner[N];
+            load(dy + at, v);
+            if constexpr (N == 4) {
+                const Pack<u8, 4> all = *(const Pack<u8, 4> *)(winners + at);
+                for (int k = 0; k < 4; ++k) winner[k] = all.at[k];
+            } else {
+                winner[0] = winners[at];
             }
-        }
-        store(dx + ((s * g.height + r) * g.width + q) * g.channels + c, sum);
+            for (int k = 0; k < N; ++k) sum[k] += winner[k] == own ? v[k] : 0.0f;
+        });
+        store(dx + place.in(s, g.from) * g.channels + c, sum);
     });
 }
 
@@ -312,98 +349,79 @@ FOR_NUMBERS(COMMON_POOLINGS)
 
 // ---- all others ----
 
-static __device__ inline float divisor(const Pool &g, Range rows, Range columns, bool include_padding) {
-    if (include_padding) return (float)(g.kernel_h * g.kernel_w);
-    return (float)((rows.end - rows.first) * (columns.end - columns.first));
+static __device__ inline float divisor(const Pool &g, const Box &covered, bool include_padding) {
+    if (include_padding) return (float)(g.kernel[0] * g.kernel[1] * g.kernel[2]);
+    return (float)covered.count();
 }
 
-// Adds up what of `x` (…,width,channels) lies in these rows and columns, for channels c….
-template <int N, class T>
-__device__ inline void sum_of(const T *x, Long first_row, int width, int channels, int c, Range rows, Range columns,
-                              float (&sum)[N]) {
-    ROLLED for (int r = rows.first; r < rows.end; ++r) {
-        ROLLED for (int q = columns.first; q < columns.end; ++q) {
+// The outputs of adaptive pooling that average element `at` of x, or what output `at` averages.
+static __device__ inline Box adaptive(Place at, const int (&from)[3], const int (&to)[3]) {
+    return box([&](int a) { return adaptive(at.of[a], from[a], to[a]); });
+}
+
+// y = the sum of the box of each window, by what it is divided by.
+template <class T, class Covered, class Divisor>
+__device__ inline void means(const T *x, T *y, const Pool &g, Covered covered, Divisor divisor) {
+    each_element(g.n, g.to, g.channels, aligned(x) && aligned(y), [&](Long s, Place window, int c, auto count) {
+        constexpr int N = count.value;
+        const Box places = covered(window);
+        float sum[N] = {};
+        each_of(places, [&](Place at) {
             float v[N];
-            load(x + ((first_row + r) * width + q) * channels + c, v);
+            load(x + at.in(s, g.from) * g.channels + c, v);
             for (int k = 0; k < N; ++k) sum[k] += v[k];
-        }
-    }
+        });
+        for (float &v : sum) v /= divisor(places);
+        store(y + window.in(s, g.to) * g.channels + c, sum);
+    });
+}
+
+// dx = the sum over the windows that cover each place, of their gradients by what each was divided by.
+template <class T, class Covering, class Divisor>
+__device__ inline void means_backward(const T *dy, T *dx, const Pool &g, Covering covering, Divisor divisor) {
+    each_element(g.n, g.from, g.channels, aligned(dx) && aligned(dy), [&](Long s, Place place, int c, auto count) {
+        constexpr int N = count.value;
+        float sum[N] = {};
+        each_of(covering(place), [&](Place window) {
+            const float by = divisor(window);
+            float v[N];
+            load(dy + window.in(s, g.to) * g.channels + c, v);
+            for (int k = 0; k < N; ++k) sum[k] += v[k] / by;
+        });
+        store(dx + place.in(s, g.from) * g.channels + c, sum);
+    });
 }
 
 template <class T> __device__ inline void average_pool(const T *x, T *y, Pool g, bool include_padding) {
-    each_pixel(g.n, g.out_height, g.out_width, g.channels, aligned(x) && aligned(y),
-               [&](Long s, int i, int j, int c, auto count) {
-                   const Range rows = covered(i, g.kernel_h, g.stride_h, g.pad_h, g.height);
-                   const Range columns = covered(j, g.kernel_w, g.stride_w, g.pad_w, g.width);
-                   float sum[count.value] = {};
-                   sum_of(x, s * g.height, g.width, g.channels, c, rows, columns, sum);
-                   for (float &v : sum) v /= divisor(g, rows, columns, include_padding);
-                   store(y + ((s * g.out_height + i) * g.out_width + j) * g.channels + c, sum);
-               });
+    means(x, y, g, [&](Place at) { return covered(g, at); },
+          [&](const Box &places) { return divisor(g, places, include_padding); });
 }
 
 template <class T> __device__ inline void average_pool_backward(const T *dy, T *dx, Pool g, bool include_padding) {
-    each_pixel(g.n, g.height, g.width, g.channels, aligned(dx) && aligned(dy),
-               [&](Long s, int r, int q, int c, auto count) {
-                   const Range rows = covering(r, g.kernel_h, g.stride_h, g.pad_h, g.out_height);
-                   const Range columns = covering(q, g.kernel_w, g.stride_w, g.pad_w, g.out_width);
-                   float sum[count.value] = {};
-                   ROLLED for (int i = rows.first; i < rows.end; ++i) {
-                       ROLLED for (int j = columns.first; j < columns.end; ++j) {
-                           const Range own_rows = covered(i, g.kernel_h, g.stride_h, g.pad_h, g.height);
-                           const Range own_columns = covered(j, g.kernel_w, g.stride_w, g.pad_w, g.width);
-                           float v[count.value];
-                           load(dy + ((s * g.out_height + i) * g.out_width + j) * g.channels + c, v);
-                           for (int k = 0; k < count.value; ++k)
-                               sum[k] += v[k] / divisor(g, own_rows, own_columns, include_padding);
-                       }
-                   }
-                   store(dx + ((s * g.height + r) * g.width + q) * g.channels + c, sum);
-               });
+    means_backward(dy, dx, g, [&](Place at) { return covering(g, at); },
+                   [&](Place window) { return divisor(g, covered(g, window), include_padding); });
 }
 
 template <class T> __device__ inline void adaptive_pool(const T *x, T *y, Pool g) {
-    each_pixel(g.n, g.out_height, g.out_width, g.channels, aligned(x) && aligned(y),
-               [&](Long s, int i, int j, int c, auto count) {
-                   const Range rows = adaptive(i, g.height, g.out_height);
-                   const Range columns = adaptive(j, g.width, g.out_width);
-                   float sum[count.value] = {};
-                   sum_of(x, s * g.height, g.width, g.channels, c, rows, columns, sum);
-                   const float area = (float)((rows.end - rows.first) * (columns.end - columns.first));
-                   for (float &v : sum) v /= area;
-                   store(y + ((s * g.out_height + i) * g.out_width + j) * g.channels + c, sum);
-               });
+    means(x, y, g, [&](Place at) { return adaptive(at, g.from, g.to); },
+          [&](const Box &places) { return (float)places.count(); });
 }
 
 template <class T> __device__ inline void adaptive_pool_backward(const T *dy, T *dx, Pool g) {
-    each_pixel(g.n, g.height, g.width, g.channels, aligned(dx) && aligned(dy),
-               [&](Long s, int r, int q, int c, auto count) {
-                   const Range rows = adaptive(r, g.out_height, g.height);
-                   const Range columns = adaptive(q, g.out_width, g.width);
-                   float sum[count.value] = {};
-                   ROLLED for (int i = rows.first; i < rows.end; ++i) {
-                       ROLLED for (int j = columns.first; j < columns.end; ++j) {
-                           const Range own_rows = adaptive(i, g.height, g.out_height);
-                           const Range own_columns = adaptive(j, g.width, g.out_width);
-                           const int area =
-                               (own_rows.end - own_rows.first) * (own_columns.end - own_columns.first);
-                           float v[count.value];
-                           load(dy + ((s * g.out_height + i) * g.out_width + j) * g.channels + c, v);
-                           for (int k = 0; k < count.value; ++k) sum[k] += v[k] / (float)area;
-                       }
-                   }
-                   store(dx + ((s * g.height + r) * g.width + q) * g.channels + c, sum);
-               });
+    means_backward(dy, dx, g, [&](Place at) { return adaptive(at, g.to, g.from); },
+                   [&](Place window) { return (float)adaptive(window, g.from, g.to).count(); });
 }
 
+#define SIZES                                                                                                          \
+    int n, int depth, int height, int width, int channels, int out_depth, int out_height, int out_width
 #define GEOMETRY                                                                                                       \
-    int n, int height, int width, int channels, int out_height, int out_width, int kernel_h, int kernel_w,             \
-        int stride_h, int stride_w, int pad_h, int pad_w
+    SIZES, int kernel_d, int kernel_h, int kernel_w, int stride_d, int stride_h, int stride_w, int pad_d, int pad_h,   \
+        int pad_w
+#define OF_SIZES n, {depth, height, width}, channels, {out_depth, out_height, out_width}
 #define POOL                                                                                                           \
-    Pool { n, height, width, channels, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w }
-#define ADAPTIVE int n, int height, int width, int channels, int out_height, int out_width
-#define ADAPTIVE_POOL                                                                                                  \
-    Pool { n, height, width, channels, out_height, out_width }
+    Pool {                                                                                                             \
+        OF_SIZES, {kernel_d, kernel_h, kernel_w}, {stride_d, stride_h, stride_w}, {pad_d, pad_h, pad_w}                \
+    }
 
 #define POOLING(T, t)                                                                                                  \
     extern "C" __global__ void max_pool_##t(const T *x, T *y, u8 *winners, GEOMETRY) {                                 \
@@ -422,10 +440,10 @@ template <class T> __device__ inline void adaptive_pool_backward(const T *dy, T 
         average_pool_backward(dy, dx, POOL, include_padding);                                                          \
     }                                                                                                                  \
     ENTRY(average_pool_backward_##t)                                                                                   \
-    extern "C" __global__ void adaptive_pool_##t(const T *x, T *y, ADAPTIVE) { adaptive_pool(x, y, ADAPTIVE_POOL); }   \
+    extern "C" __global__ void adaptive_pool_##t(const T *x, T *y, SIZES) { adaptive_pool(x, y, Pool{OF_SIZES}); }     \
     ENTRY(adaptive_pool_##t)                                                                                           \
-    extern "C" __global__ void adaptive_pool_backward_##t(const T *dy, T *dx, ADAPTIVE) {                              \
-        adaptive_pool_backward(dy, dx, ADAPTIVE_POOL);                                                                 \
+    extern "C" __global__ void adaptive_pool_backward_##t(const T *dy, T *dx, SIZES) {                                 \
+        adaptive_pool_backward(dy, dx, Pool{OF_SIZES});                                                                \
     }                                                                                                                  \
     ENTRY(adaptive_pool_backward_##t)
 

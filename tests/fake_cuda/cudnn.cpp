@@ -74,10 +74,12 @@ void compile(const Descriptor &engine) {
 }
 
 bool check_tensor(const Descriptor &it) {
-    if (!it.has(ALIGNMENT) || !it.has(DATA_TYPE) || !it.has(NUMBER) || !it.has(EXTENTS, 4) || !it.has(DISTANCES, 4))
-        return false;
+    const auto extents = it.attributes.find(EXTENTS);
+    const size_t rank = extents == it.attributes.end() ? 0 : extents->second.words.size();
+    if (!it.has(ALIGNMENT) || !it.has(DATA_TYPE) || !it.has(NUMBER) || !it.has(DISTANCES, rank)) return false;
+    if (rank != 4 && rank != 5) return false;
     int64_t elements = 1;
-    for (int i = 0; i < 4; ++i) {
+    for (size_t i = 0; i < rank; ++i) {
         const int64_t extent = it.number(EXTENTS, i), distance = it.number(DISTANCES, i);
         if (extent < 1 || extent > MOST_EXTENT || extent > MOST / elements) return false;
         if (distance < 1 || extent - 1 > MOST / distance) return false;
@@ -89,9 +91,10 @@ bool check_tensor(const Descriptor &it) {
 }
 
 bool check_convolution(const Descriptor &it) {
-    if (!it.has(COMPUTE) || !it.has(MODE) || !it.has(AXES) || it.number(AXES) != 2) return false;
+    if (!it.has(COMPUTE) || !it.has(MODE) || !it.has(AXES)) return false;
+    if (it.number(AXES) != 2 && it.number(AXES) != 3) return false;
     for (const int name : {DILATIONS, STRIDES, AFTER, BEFORE}) {
-        if (!it.has(name, 2)) return false;
+        if (!it.has(name, size_t(it.number(AXES)))) return false;
         for (const int64_t value : it.words(name))
             if (value < -MOST_EXTENT || value > MOST_EXTENT) return false;
     }
@@ -124,7 +127,7 @@ bool check_elements(const Descriptor &it) {
     for (const Tensor &from : all.read) {
         if (from.type == Type::None || !from.dense()) return false;
         // An extent of 1 is stretched, of what is added.
-        for (int i = 0; i < 4; ++i)
+        for (int i = 0; i < 5; ++i)
             if (from.extent[i] != to.extent[i] && (from.extent[i] != 1 || &from == &all.read[0] || function >= RELU))
                 return false;
     }

@@ -102,50 +102,63 @@ inline Type type_of(int64_t code) {
 
 struct Tensor {
     Type type;
-    // n, c, h, w.
-    int extent[4];
-    int64_t distance[4], number;
+    // Those of space: 2 of images, 3 of cubes.
+    int axes;
+    // n, c, d, h, w; images have a depth of 1.
+    int extent[5] = {1, 1, 1, 1, 1};
+    int64_t distance[5] = {1, 1, 1, 1, 1}, number;
     // It has no memory: one operation hands it to the next.
     bool is_virtual;
 
     explicit Tensor(const Descriptor &of)
-        : type(type_of(of.number(DATA_TYPE))), number(of.number(NUMBER)),
+        : type(type_of(of.number(DATA_TYPE))), axes(int(of.words(EXTENTS).size()) - 2), number(of.number(NUMBER)),
           is_virtual(of.has(VIRTUAL) && of.number(VIRTUAL) != 0) {
-        for (int i = 0; i < 4; ++i) extent[i] = int(of.number(EXTENTS, i)), distance[i] = of.number(DISTANCES, i);
+        for (int i = 0; i < 2 + axes; ++i) {
+            const int at = i < 2 ? i : i + 3 - axes;
+            extent[at] = int(of.number(EXTENTS, i)), distance[at] = of.number(DISTANCES, i);
+        }
     }
     int n() const { return extent[0]; }
     int c() const { return extent[1]; }
-    int h() const { return extent[2]; }
-    int w() const { return extent[3]; }
-    size_t index(int s, int channel, int y, int x) const {
-        return s * distance[0] + channel * distance[1] + y * distance[2] + x * distance[3];
+    int d() const { return extent[2]; }
+    int h() const { return extent[3]; }
+    int w() const { return extent[4]; }
+    size_t index(int s, int channel, int z, int y, int x) const {
+        return s * distance[0] + channel * distance[1] + z * distance[2] + y * distance[3] + x * distance[4];
     }
     // As many as there are elements only where these lie without gaps.
-    size_t count() const { return index(n() - 1, c() - 1, h() - 1, w() - 1) + 1; }
-    bool dense() const { return count() == size_t(n()) * c() * h() * w(); }
+    size_t count() const { return index(n() - 1, c() - 1, d() - 1, h() - 1, w() - 1) + 1; }
+    bool dense() const { return count() == size_t(n()) * c() * d() * h() * w(); }
     bool as_large(const Tensor &as) const { return memcmp(extent, as.extent, sizeof extent) == 0; }
     // A real number a channel of another.
     bool by_channel(const Tensor &of) const {
-        return type == Type::F32 && !is_virtual && n() == 1 && c() == of.c() && h() == 1 && w() == 1;
+        return type == Type::F32 && !is_virtual && n() == 1 && c() == of.c() && d() == 1 && h() == 1 &&
+               w() == 1;
     }
     bool operator==(const Tensor &other) const {
-        return type == other.type && as_large(other) && memcmp(distance, other.distance, sizeof distance) == 0 &&
-               number == other.number && is_virtual == other.is_virtual;
+        return type == other.type && axes == other.axes && as_large(other) &&
+               memcmp(distance, other.distance, sizeof distance) == 0 && number == other.number &&
+               is_virtual == other.is_virtual;
     }
 };
 
 struct Convolution {
-    int64_t pad[2], after[2], stride[2], dilation[2];
+    int axes;
+    // Of depth, height and width.
+    int64_t pad[3] = {}, after[3] = {}, stride[3] = {1, 1, 1}, dilation[3] = {1, 1, 1};
     bool correlation;
     int64_t compute;
 
     explicit Convolution(const Descriptor &of)
-        : correlation(of.number(MODE) == 1), compute(of.number(COMPUTE)) {
-        for (int i = 0; i < 2; ++i) {
-            pad[i] = of.number(BEFORE, i), after[i] = of.number(AFTER, i);
-            stride[i] = of.number(STRIDES, i), dilation[i] = of.number(DILATIONS, i);
+        : axes(int(of.number(AXES))), correlation(of.number(MODE) == 1), compute(of.number(COMPUTE)) {
+        for (int i = 0; i < axes; ++i) {
+            const int at = i + 3 - axes;
+            pad[at] = of.number(BEFORE, i), after[at] = of.number(AFTER, i);
+            stride[at] = of.number(STRIDES, i), dilation[at] = of.number(DILATIONS, i);
         }
     }
+    // Where in x place `at` of y finds place `of` of the kernel.
+    int64_t place(int axis, int at, int of) const { return at * stride[axis] - pad[axis] + of * dilation[axis]; }
     int64_t extent(int in, int kernel, int axis) const {
         const int64_t room = in + pad[axis] + after[axis] - (dilation[axis] * (kernel - 1) + 1);
         return room < 0 ? 0 : room / stride[axis] + 1;
@@ -173,10 +186,15 @@ struct Operands {
     bool fit() const {
         const Type type = left().type;
         const bool stored = result().is_virtual ? beta == 0 : result().type == type;
-        return type != Type::None && right().type == type && stored && how.compute == 0 && how.stride[0] > 0 &&
-               how.stride[1] > 0 && x.c() % w.c() == 0 && w.n() % groups() == 0 && y.c() == w.n() && y.n() == x.n() &&
-               x.dense() && w.dense() && y.dense() && y.h() == how.extent(x.h(), w.h(), 0) &&
-               y.w() == how.extent(x.w(), w.w(), 1);
+        return type != Type::None && right().type == type && stored && how.compute == 0 &&
+               x.c() % w.c() == 0 && w.n() % groups() == 0 && y.c() == w.n() && y.n() == x.n() && x.dense() &&
+               w.dense() && y.dense() && along(0) && along(1) && along(2);
+    }
+    // The same of an axis of space.
+    bool along(int axis) const {
+        const bool alike = x.axes == how.axes && w.axes == how.axes && y.axes == how.axes;
+        return alike && how.stride[axis] > 0 &&
+               y.extent[2 + axis] == how.extent(x.extent[2 + axis], w.extent[2 + axis], axis);
     }
 };
 
@@ -186,21 +204,26 @@ template <class F> void each_first_product(const Operands &all, F f) {
     const Tensor &x = all.x, &w = all.w, &y = all.y;
     const Convolution &how = all.how;
     const int per_group = w.n() / all.groups();
+    // Of an axis, g(place in x, in w, in y).
+    const auto along = [&](int axis, auto g) {
+        for (int i = 0; i < y.extent[2 + axis]; ++i)
+            for (int k = 0; k < w.extent[2 + axis]; ++k) {
+                const int64_t at = how.place(axis, i, k);
+                // A convolution proper turns the kernel, a correlation, as networks have it, does not.
+                const int turned = how.correlation ? k : w.extent[2 + axis] - 1 - k;
+                if (at >= 0 && at < x.extent[2 + axis]) g(int(at), turned, i);
+            }
+    };
     for (int s = 0; s < y.n(); ++s)
-        for (int i = 0; i < y.h(); ++i)
-            for (int j = 0; j < y.w(); ++j)
-                for (int ky = 0; ky < w.h(); ++ky)
-                    for (int kx = 0; kx < w.w(); ++kx) {
-                        const int64_t row = i * how.stride[0] - how.pad[0] + ky * how.dilation[0];
-                        const int64_t column = j * how.stride[1] - how.pad[1] + kx * how.dilation[1];
-                        if (row < 0 || row >= x.h() || column < 0 || column >= x.w()) continue;
-                        // A convolution proper turns the kernel, a correlation, as networks have it, does not.
-                        const int wy = how.correlation ? ky : w.h() - 1 - ky;
-                        const int wx = how.correlation ? kx : w.w() - 1 - kx;
-                        for (int group = 0; group < all.groups(); ++group)
-                            f(x.index(s, group * w.c(), row, column), w.index(group * per_group, 0, wy, wx),
-                              y.index(s, group * per_group, i, j));
-                    }
+        along(0, [&](int xz, int wz, int yz) {
+            along(1, [&](int xy, int wy, int yy) {
+                along(2, [&](int xx, int wx, int yx) {
+                    for (int group = 0; group < all.groups(); ++group)
+                        f(x.index(s, group * w.c(), xz, xy, xx), w.index(group * per_group, 0, wz, wy, wx),
+                          y.index(s, group * per_group, yz, yy, yx));
+                });
+            });
+        });
 }
 
 // The tensors of an operation.
@@ -365,12 +388,13 @@ struct Computation {
     }
 };
 
-// Calls f(n, c, h, w) for every element.
+// Calls f(n, c, d, h, w) for every element.
 template <class F> void each_element(const Tensor &of, F f) {
     for (int n = 0; n < of.n(); ++n)
         for (int c = 0; c < of.c(); ++c)
-            for (int h = 0; h < of.h(); ++h)
-                for (int w = 0; w < of.w(); ++w) f(n, c, h, w);
+            for (int d = 0; d < of.d(); ++d)
+                for (int h = 0; h < of.h(); ++h)
+                    for (int w = 0; w < of.w(); ++w) f(n, c, d, h, w);
 }
 
 inline std::vector<double> read(const Tensor &tensor, const void *memory) {
@@ -393,9 +417,12 @@ inline void add_products(double *__restrict to, int64_t step, double factor, con
 inline std::vector<double> by_output(Tensor &w, const std::vector<double> &values) {
     const Tensor was = w;
     w.distance[0] = 1, w.distance[1] = w.n();
-    w.distance[3] = w.distance[1] * w.c(), w.distance[2] = w.distance[3] * w.w();
+    w.distance[4] = w.distance[1] * w.c(), w.distance[3] = w.distance[4] * w.w();
+    w.distance[2] = w.distance[3] * w.h();
     std::vector<double> turned(w.count());
-    each_element(w, [&](int n, int c, int y, int x) { turned[w.index(n, c, y, x)] = values[was.index(n, c, y, x)]; });
+    each_element(w, [&](int n, int c, int z, int y, int x) {
+        turned[w.index(n, c, z, y, x)] = values[was.index(n, c, z, y, x)];
+    });
     return turned;
 }
 
@@ -426,9 +453,9 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
         // What is handed on is a number of its type.
         std::vector<double> all = read(it.scaled->from, address(it.scaled->from));
         const auto of_channels = it.scaled->of_channels(address);
-        each_element(tensor, [&](int n, int c, int h, int w) {
+        each_element(tensor, [&](int n, int c, int d, int h, int w) {
             const std::vector<double> &by = of_channels[c];
-            double &value = all[tensor.index(n, c, h, w)];
+            double &value = all[tensor.index(n, c, d, h, w)];
             uint64_t stored = 0;
             numbers::put(&stored, tensor.type, 0, float(value * by[0] + by[1] > 0 ? value * by[0] + by[1] : 0));
             value = numbers::get(&stored, tensor.type, 0);
@@ -463,21 +490,21 @@ inline void compute(const Computation &it, const std::map<int64_t, void *> &at) 
     const std::vector<double> gate = it.gate ? values(*it.gate) : std::vector<double>();
     void *to = memory[result.number];
     std::vector<double> sum(result.c()), squares(result.c());
-    each_element(result, [&](int n, int c, int h, int w) {
-        const size_t k = result.index(n, c, h, w);
+    each_element(result, [&](int n, int c, int d, int h, int w) {
+        const size_t k = result.index(n, c, d, h, w);
         // What beta = 0 multiplies is not read.
         const double before = all.beta == 0 ? 0 : double(all.beta) * numbers::get(to, result.type, k);
-        double value = all.alpha * products[raw.index(n, c, h, w)] + before;
-        if (it.bias) value += bias[it.bias->index(0, c, 0, 0)];
+        double value = all.alpha * products[raw.index(n, c, d, h, w)] + before;
+        if (it.bias) value += bias[it.bias->index(0, c, 0, 0, 0)];
         if (it.relu) value = value > 0 ? value : 0;
-        if (it.gate && gate[it.gate->index(n, c, h, w)] <= 0) value = 0;
+        if (it.gate && gate[it.gate->index(n, c, d, h, w)] <= 0) value = 0;
         numbers::put(to, result.type, k, float(value));
         const double stored = numbers::get(to, result.type, k);
         sum[c] += stored, squares[c] += stored * stored;
     });
     for (size_t i = 0; i < it.sums.size(); ++i)
         for (int c = 0; c < result.c(); ++c)
-            numbers::put(memory[it.sums[i].number], Type::F32, it.sums[i].index(0, c, 0, 0),
+            numbers::put(memory[it.sums[i].number], Type::F32, it.sums[i].index(0, c, 0, 0, 0),
                          float(i == 0 ? sum[c] : squares[c]));
 }
 

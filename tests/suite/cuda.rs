@@ -53,6 +53,34 @@ fn a_gpu_trains_what_the_cpu_trains() {
     }
 }
 
+/// Networks of cubes: convolutions, transposed ones, poolings and normalisations along three axes, and the loss of a class
+/// a place.
+#[test]
+fn a_gpu_trains_cubes_as_the_cpu_does() {
+    let mut results = Results::new();
+    let cubes = results.directory.path().join("cubes.h5");
+    let file = hdf5::File::create(&cubes).unwrap();
+    let values = ndarray::Array5::from_shape_fn([4, 8, 8, 8, 2], |(n, d, h, w, c)| {
+        ((n + 2 * d + 3 * h) as f32 * 0.7).sin() + ((w + 5 * c) as f32 * 0.4).cos()
+    });
+    let classes = values.map_axis(ndarray::Axis(4), |of| u8::from(of[0] > of[1]));
+    file.new_dataset_builder().with_data(&values).create("cube").unwrap();
+    file.new_dataset_builder().with_data(&classes).create("class").unwrap();
+    file.close().unwrap();
+    let run = "--batch 2 --steps 2 --optimizer sgd --lr 0.001 --no-dropout";
+    let of_cubes = "--input cube[n,d,h,w,c] --target class[n,d,h,w] --loss cross-entropy";
+    let of_universes = "--input full[d,h,w,c]:log1p --target unitPar[c] --loss mse";
+    let all = [
+        format!("--model unet3d --classes 2 --data {} {of_cubes} {run}", cubes.display()),
+        format!("--model cosmoflow --data synthetic:universes:4:32:1 {of_universes} {run}"),
+    ];
+    for flags in all {
+        let [cpu, gpu] =
+            ["cpu", "cuda"].map(|device| results.losses(1, &format!("{flags} --device {device}")));
+        close(&gpu, &cpu, &flags);
+    }
+}
+
 /// f16 against its definition (the reference device in f16): what differs are roundings of 11 bits. The second run
 /// begins with a loss scale at which every gradient overflows: steps are skipped on all ranks alike until it fits, and
 /// counted. Whether the updates themselves look, or ranks that own other parameters tell each other, is the same.

@@ -412,8 +412,7 @@ type Depth = Option<[usize; 5]>;
 
 fn depths() -> impl Strategy<Value = Depth> {
     let depth = [1usize..=6, 1usize..=3, 1usize..=2, 1usize..=2, 0usize..=1];
-    // The doubles of cuDNN know images alone.
-    prop_oneof![2 => Just(None), 1 => depth.prop_map(|depth| Some(depth).filter(|_| !on_gpu()))]
+    prop_oneof![2 => Just(None), 1 => depth.prop_map(Some)]
 }
 
 /// With what is so along the depth.
@@ -928,7 +927,7 @@ fn depthwise_convolutions_are_what_they_are_defined_to_be() {
 /// The first layer of a network of cubes, of whose weights a CPU has loops of its own for the gradient.
 #[test]
 fn convolutions_of_cubes_with_few_channels_are_what_they_are_defined_to_be() {
-    // The doubles of cuDNN know images alone.
+    // What a GPU computes of them is cuDNN's, as of others.
     if on_gpu() {
         return;
     }
@@ -1143,8 +1142,7 @@ impl NormCase {
 
 fn norms() -> impl Strategy<Value = NormCase> {
     let channels = prop_oneof![1usize..=5, Just(8), Just(16), Just(20), Just(32), Just(35)];
-    // The double of cuDNN has no convolution of cubes, which chooses their layout.
-    let depth = if on_gpu() { Just(0).boxed() } else { prop_oneof![2 => Just(0), 1 => 1usize..=4].boxed() };
+    let depth = prop_oneof![2 => Just(0), 1 => 1usize..=4];
     let sizes = (1usize..=5, channels, depth, 1usize..=7, 1usize..=7);
     let numbers = (prop_oneof![Just(1e-5f32), Just(1e-3)], 0.01f32..0.5, any::<[bool; 3]>());
     (sizes, numbers).prop_filter_map(
@@ -2077,10 +2075,6 @@ fn convolutions_and_linear_layers_in_bf16_are_what_they_are_defined_to_be() {
     ] {
         let conv = Conv { kernel, dilation, padding, ..Conv::square(1).stride(stride) };
         assert_eq!((conv.windows(image), conv.meets(image)), (Some(output), false));
-        // The double of cuDNN has no convolution of cubes.
-        if on_gpu() && kernel[0] > 1 {
-            continue;
-        }
         let case = ConvCase { conv, x: dims([4, 16, image[0], image[1], image[2]]), filters: 33, output };
         for &device in &devices {
             conv_agrees_in_bf16(device, &case, Numbers::Integers, [false, false]).unwrap();

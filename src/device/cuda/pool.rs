@@ -9,30 +9,23 @@ use crate::device::{Kernel, KernelRequest, Layout};
 use crate::error::{Error, Result};
 use crate::graph::{Pool, Spec};
 
-/// n, height, width, channels, out_height, out_width, then kernel, stride and padding, as kernels take them.
+/// n, size, channels, size of the output, then kernel, stride and padding, as kernels take them.
 fn geometry(x: &Spec, y: &Spec, pool: &Pool) -> Result<Vec<Argument<'static>>> {
     let mut arguments = extents(x, y)?;
-    let Pool { kernel, stride, padding, .. } = pool;
-    arguments
-        .extend([kernel, stride, padding].into_iter().flat_map(|of| &of[1..]).map(|&extent| Int(extent)));
+    arguments.extend([pool.kernel, pool.stride, pool.padding].into_iter().flatten().map(Int));
     Ok(arguments)
 }
 
 fn extents(x: &Spec, y: &Spec) -> Result<Vec<Argument<'static>>> {
-    let ([n, c], [h, w]) = flat(x)?;
-    let (_, [oh, ow]) = flat(y)?;
-    Ok([n, h, w, c, oh, ow].map(Int).into())
+    let ([n, c], [d, h, w]) = spatial(x)?;
+    let (_, [od, oh, ow]) = spatial(y)?;
+    Ok([n, d, h, w, c, od, oh, ow].map(Int).into())
 }
 
-/// (N, C) and (H, W): the kernels are of images.
-fn flat(spec: &Spec) -> Result<([usize; 2], [usize; 2])> {
-    match spatial(spec)? {
-        (first, [_, h, w]) if spec.shape.rank() == 4 => Ok((first, [h, w])),
-        _ => Err(Error::usage(format!(
-            "a pooling of cubes, {}, is not made for --device cuda yet",
-            spec.shape
-        ))),
-    }
+/// `extents` as those kernels take them that know images alone.
+fn flat(x: &Spec, y: &Spec) -> Result<Vec<Argument<'static>>> {
+    let ([n, c, h, w], [_, _, oh, ow]) = (image(x)?, image(y)?);
+    Ok([n, h, w, c, oh, ow].map(Int).into())
 }
 
 /// The winner of each window, as its place in the window.
@@ -63,7 +56,7 @@ fn with_memories<'a>(operands: &Operands<'a>, numbers: &[Argument<'a>]) -> Vec<A
 fn common(pool: &Pool, spec: &Spec) -> Result<Option<&'static str>> {
     let square = [pool.kernel, pool.stride, pool.padding].map(|[_, h, w]| (h == w).then_some(h));
     Ok(match square {
-        _ if !is_wide(spec)? => None,
+        _ if spec.shape.rank() != 4 || !is_wide(spec)? => None,
         [Some(2), Some(2), Some(0)] => Some("2x2s2"),
         [Some(3), Some(2), Some(0)] => Some("3x3s2"),
         [Some(3), Some(2), Some(1)] => Some("3x3s2p1"),
@@ -102,18 +95,18 @@ fn shared_out(
 /// x → y, saved
 pub fn max(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Result<Kernel> {
     let (x, y) = (&input(request, 0)?.0, output(request, 0)?);
-    let [_, h, w] = pool.kernel;
-    if h * w > 256 {
+    let [d, h, w] = pool.kernel;
+    if d * h * w > 256 {
         return Err(Error::usage(format!(
-            "a max pooling of {h}×{w} is more than --device cuda serves: 256 elements"
+            "a max pooling of {d}×{h}×{w} is more than --device cuda serves: 256 elements"
         )));
     }
     let layouts = (vec![channels_last(x)], vec![channels_last(y), winners(y)]);
     match common(pool, x)? {
         Some(name) => {
-            let ([n, _], [rows, columns]) = flat(y)?;
+            let [n, _, rows, columns] = image(y)?;
             let grid = |beside: usize| [columns.div_ceil(beside), rows, n];
-            shared_out(gpu, format!("max_pool_{name}"), layouts, y, grid, extents(x, y)?)
+            shared_out(gpu, format!("max_pool_{name}"), layouts, y, grid, flat(x, y)?)
         }
         None => kernel(gpu, "max_pool", layouts, y, geometry(x, y, pool)?),
     }
@@ -125,11 +118,11 @@ pub fn max_backward(gpu: &Rc<Gpu>, request: &KernelRequest, pool: &Pool) -> Resu
     let layouts = (vec![channels_last(dy), winners(dy)], vec![channels_last(dx)]);
     match common(pool, dx)? {
         Some(name) => {
-            let ([n, _], [h, w]) = flat(dx)?;
+            let [n, _, h, w] = image(dx)?;
             let [stride, padding] = [pool.stride, pool.padding].map(|of| of[1]);
             let [rows, columns] = [h, w].map(|extent| (extent + padding).div_ceil(stride));
             let grid = |beside: usize| [columns.div_ceil(beside), rows, n];
-            shared_out(gpu, format!("max_pool_backward_{name}"), layouts, dx, grid, extents(dx, dy)?)
+            shared_out(gpu, format!("max_pool_backward_{name}"), layouts, dx, grid, flat(dx, dy)?)
         }
         None => kernel(gpu, "max_pool_backward", layouts, dx, geometry(dx, dy, pool)?),
     }

@@ -1,48 +1,55 @@
 //! Pooling, against the reference device.
 
-use dltrain::graph::{BackwardOp, Op, Pool};
+use dltrain::graph::{BackwardOp, Op, Pool, Volume};
 
 use super::{STARTS, channels_first, channels_last, close, random_in, reference, stream};
 use crate::launch;
 use crate::support::kernels::{Argument, Buffer, NUMBERS, Shape, Start, all_rounded, step};
 
-/// Batch, channels, height, width before and after.
+/// Batch, channels, depth, height, width.
+type Extents = [usize; 5];
+
+/// Before and after.
 struct Case {
     pool: Pool,
-    x: [usize; 4],
-    y: [usize; 4],
+    x: Extents,
+    y: Extents,
 }
 
 impl Case {
-    /// One of many random geometries, each at both starts and with channels that divide by four or not.
+    /// One of many random geometries, of images or of cubes, each at both starts and with channels that divide by four
+    /// or not.
     fn random(which: u32) -> Case {
         let mut stream = stream(which);
         let mut below = |n: u32| stream.below(n) as usize;
+        let deep = which % 4 > 1;
         loop {
-            let kernel = [1, 1 + below(3), 1 + below(4)];
-            let padding = [0, below(2).min(kernel[1] / 2), below(2).min(kernel[2] / 2)];
-            let pool = Pool {
-                kernel,
-                stride: [1, 1 + below(3), 1 + below(3)],
-                padding,
-                count_include_pad: below(2) == 0,
-                ceil: below(2) == 0,
+            let mut axis = |kernels, extents| {
+                let kernel = 1 + below(kernels);
+                [kernel, 1 + below(3), below(2).min(kernel / 2), 1 + below(extents)]
             };
-            let x = [1 + below(2), [3, 4, 8, 20][below(4)], 1 + below(9), 1 + below(9)];
-            if let Some([_, h, w]) = pool.windows([1, x[2], x[3]]) {
-                return Case { pool, x, y: [x[0], x[1], h, w] };
+            let axes = [if deep { axis(3, 5) } else { [1, 1, 0, 1] }, axis(3, 9), axis(4, 9)];
+            let [kernel, stride, padding, size] = [0, 1, 2, 3].map(|of| axes.map(|axis| axis[of]));
+            let (count_include_pad, ceil) = (below(2) == 0, below(2) == 0);
+            let pool = Pool { kernel, stride, padding, count_include_pad, ceil };
+            let (n, c) = (1 + below(2), [3, 4, 8, 20][below(4)]);
+            if let Some(windows) = pool.windows(size) {
+                return Case { pool, x: extents(n, c, size), y: extents(n, c, windows) };
             }
         }
     }
 
-    fn geometry(&self) -> [Argument<'static>; 12] {
+    fn geometry(&self) -> Vec<Argument<'static>> {
         let Pool { kernel, stride, padding, .. } = self.pool;
-        let [n, c, h, w] = self.x;
-        let all = [
-            n, h, w, c, self.y[2], self.y[3], kernel[1], kernel[2], stride[1], stride[2], padding[1],
-            padding[2],
-        ];
-        all.map(|v| Argument::Int(v as i32))
+        let mut all = sizes(self.x, self.y);
+        all.extend([kernel, stride, padding].into_iter().flatten().map(int));
+        all
+    }
+
+    /// As the kernels take it that are of images alone.
+    fn flat(&self) -> [Argument<'static>; 6] {
+        let ([n, c, _, h, w], [.., oh, ow]) = (self.x, self.y);
+        [n, h, w, c, oh, ow].map(int)
     }
 
     fn run(&self, kernel: &str, before: Vec<Argument>, after: Option<bool>) {
@@ -53,20 +60,33 @@ impl Case {
     }
 }
 
-fn planes([n, c, h, w]: [usize; 4]) -> [usize; 3] {
-    [n, c, h * w]
+fn int(v: usize) -> Argument<'static> {
+    Argument::Int(v as i32)
 }
 
-fn last(values: &[f32], extents: [usize; 4]) -> Vec<f32> {
+fn extents(n: usize, c: usize, [d, h, w]: Volume) -> Extents {
+    [n, c, d, h, w]
+}
+
+/// Of `x` and `y`, as kernels take them.
+fn sizes([n, c, d, h, w]: Extents, [_, _, od, oh, ow]: Extents) -> Vec<Argument<'static>> {
+    [n, d, h, w, c, od, oh, ow].map(int).into()
+}
+
+fn planes([n, c, d, h, w]: Extents) -> [usize; 3] {
+    [n, c, d * h * w]
+}
+
+fn last(values: &[f32], extents: Extents) -> Vec<f32> {
     channels_last(values, planes(extents))
 }
 
-fn count(extents: [usize; 4]) -> usize {
+fn count(extents: Extents) -> usize {
     extents.iter().product()
 }
 
 /// Numbers of which many are equal.
-fn steps(extents: [usize; 4], which: u32) -> Vec<f32> {
+fn steps(extents: Extents, which: u32) -> Vec<f32> {
     let mut stream = stream(which);
     (0..count(extents)).map(|_| stream.below(5) as f32 - 2.0).collect()
 }
@@ -106,7 +126,7 @@ fn the_largest_wins_and_its_gradient_goes_back_to_it() {
 #[test]
 fn a_broken_number_wins_its_windows() {
     let pool = Pool::square(2);
-    let case = Case { pool, x: [1, 4, 2, 4], y: [1, 4, 1, 2] };
+    let case = Case { pool, x: [1, 4, 1, 2, 4], y: [1, 4, 1, 1, 2] };
     let mut x = vec![1.0; 32];
     x[0] = f32::NAN;
     let (input, y) = (Buffer::f32s(&last(&x, case.x)), Buffer::empty(8, "f32", STARTS[0]));
@@ -128,11 +148,12 @@ fn common_poolings_are_those_of_the_definition_both_ways() {
             let group = if t == "f32" { 4 } else { 8 };
             let pool =
                 Pool { count_include_pad: false, ceil, ..Pool::square(kernel).stride(2).padding(padding) };
-            let Some([_, h, w]) = pool.windows([1, size[0], size[1]]) else { continue };
+            let size = [1, size[0], size[1]];
+            let Some(windows) = pool.windows(size) else { continue };
             let (n, c) = (1 + at % 2, group * [1, 3, 2][at % 3]);
-            let case = Case { pool, x: [n, c, size[0], size[1]], y: [n, c, h, w] };
+            let case = Case { pool, x: extents(n, c, size), y: extents(n, c, windows) };
             let run = |kernel: String, mut arguments: Vec<Argument>| {
-                arguments.extend(case.geometry().into_iter().take(6));
+                arguments.extend(case.flat());
                 crate::support::kernels::launch(&kernel, &Shape::shared(c / group), &arguments);
             };
             let x = steps(case.x, at as u32);
@@ -197,16 +218,21 @@ fn averages_are_those_of_the_definition_both_ways() {
 
 #[test]
 fn adaptive_averages_are_those_of_the_definition_both_ways() {
-    for (which, (from, to)) in
-        [([7, 7], [1, 1]), ([5, 8], [3, 3]), ([2, 3], [6, 7]), ([6, 6], [6, 6])].iter().enumerate()
-    {
+    let cases = [
+        ([1, 7, 7], [1, 1, 1]),
+        ([1, 5, 8], [1, 3, 3]),
+        ([1, 2, 3], [1, 6, 7]),
+        ([1, 6, 6], [1, 6, 6]),
+        ([4, 3, 5], [1, 1, 1]),
+        ([5, 2, 7], [2, 3, 4]),
+    ];
+    for (which, (from, to)) in cases.into_iter().enumerate() {
         for (t, c) in NUMBERS.into_iter().zip([3, 4, 20]) {
-            let (x, y) = ([2, c, from[0], from[1]], [2, c, to[0], to[1]]);
+            let (x, y) = (extents(2, c, from), extents(2, c, to));
             let start = STARTS[which % 2];
-            let ints = || [2, from[0], from[1], c, to[0], to[1]].map(|v| Argument::Int(v as i32));
             let run = |kernel: String, from: &Buffer, to: &Buffer| {
                 let mut arguments = vec![from.into(), to.into()];
-                arguments.extend(ints());
+                arguments.extend(sizes(x, y));
                 crate::support::kernels::launch(&kernel, &Shape::any(), &arguments);
             };
             let values = random_in(t, count(x), 5);
@@ -250,7 +276,7 @@ fn a_window_that_a_byte_cannot_number_is_refused() {
 #[ignore = "a child of another test"]
 fn child_with_a_window_too_large() {
     let pool = Pool::square(17);
-    let case = Case { pool, x: [1, 1, 17, 17], y: [1, 1, 1, 1] };
+    let case = Case { pool, x: [1, 1, 1, 17, 17], y: [1; 5] };
     let (x, y) = (Buffer::f32s(&[0.0; 289]), Buffer::f32s(&[0.0]));
     launch!("fill_f32", Shape::any(), &x, 289i64, 1.0f32);
     case.run("max_pool_f32", vec![(&x).into(), (&y).into(), Argument::Null], None);
@@ -258,12 +284,14 @@ fn child_with_a_window_too_large() {
 
 #[test]
 fn a_mean_over_all_pixels_is_that_of_the_definition_both_ways() {
-    for (n, c, h, w) in [(3, 8, 7, 7), (2, 24, 1, 3), (5, 40, 5, 2), (1, 16, 3, 3)] {
+    for [n, c, d, h, w] in
+        [[3, 8, 1, 7, 7], [2, 24, 1, 1, 3], [5, 40, 1, 5, 2], [1, 16, 1, 3, 3], [2, 8, 3, 2, 5]]
+    {
         for t in NUMBERS {
-            let (x, y) = ([n, c, h, w], [n, c, 1, 1]);
+            let (x, y) = ([n, c, d, h, w], [n, c, 1, 1, 1]);
             let shape = Shape::shared(c / if t == "f32" { 4 } else { 8 });
             let run = |kernel: String, from: &Buffer, to: &Buffer| {
-                let ints = [n, h * w, c].map(|v| Argument::Int(v as i32));
+                let ints = [n, d * h * w, c].map(int);
                 let arguments: Vec<Argument> = [from.into(), to.into()].into_iter().chain(ints).collect();
                 crate::support::kernels::launch(&kernel, &shape, &arguments);
             };

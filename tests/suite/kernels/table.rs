@@ -47,7 +47,8 @@ fn in_readme() -> BTreeMap<String, Vec<String>> {
             "table" => {
                 ["const Piece *pieces", "int piece_count", "const Span *spans"].map(str::to_string).into()
             }
-            "geometry" => vec!["int of twelve".to_string(); 12],
+            "sizes" => vec!["int of eight".to_string(); 8],
+            "geometry" => vec!["int of seventeen".to_string(); 17],
             "places" => vec!["int of six".to_string(); 6],
             other => vec![other.to_string()],
         };

@@ -19,6 +19,8 @@ pub struct FieldScale {
     pub scale: Vec<f32>,
     /// Added to its channels after that.
     pub shift: Vec<f32>,
+    /// The unit of its numbers as its file has them, where that says it.
+    pub unit: Option<String>,
 }
 
 impl FieldScale {

@@ -89,9 +89,11 @@ pub fn open(
         None if config.plan.dry_run && set.universe().is_some() => (set.scales().to_vec(), String::new()),
         None => measured(world, &set)?,
     };
+    let units = known.map_or(Ok(Vec::new()), |(whose, _)| in_units_of(whose, &scales, set.scales(), path));
     let scaled = |set: FieldSet| set.scaled(&scales);
     let set = world.agree(scaled(set))?;
     let others = world.agree(others.map(scaled).transpose())?;
+    let units = world.agree(units)?;
     let purpose = match () {
         () if config.predict.is_some() => "predict",
         () if config.evaluate => "test",
@@ -99,6 +101,7 @@ pub fn open(
     };
     let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
     let by_file = |at: usize| known.is_none() && set.is_said_by_file(at);
+    said.extend(units);
     said.extend(rescaled(&scales, |at| if by_file(at) { "by numbers of that file" } else { &whose }));
     if whose.is_empty() && set.is_to_be_measured() {
         said.push("rescaling: by universes that are computed when a run begins".into());
@@ -160,6 +163,33 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
             None => "; --classes says how many channels a network by name gives",
         }
     )))
+}
+
+/// What is to be told of arrays whose unit only the weights say, or only the files.
+///
+/// # Errors
+/// `Usage`: an array has another unit than the weights have learned from.
+fn in_units_of(whose: &str, known: &[FieldScale], own: &[FieldScale], path: &Path) -> Result<Vec<String>> {
+    let mut said = Vec::new();
+    for (known, own) in known.iter().zip(own).filter(|(known, own)| known.unit != own.unit) {
+        let of = |of: &FieldScale| {
+            of.unit.as_ref().map_or("in no unit that is said".into(), |unit| format!("in {unit}"))
+        };
+        let text = format!(
+            "{} is {} in {}, and {whose} have learned from it {}",
+            own.field,
+            of(own),
+            path.display(),
+            of(known)
+        );
+        if known.unit.is_some() && own.unit.is_some() {
+            let advice =
+                "convert one; where both mean the same, give the file's attribute units the other's text";
+            return Err(Error::usage(format!("{text}: {advice}")));
+        }
+        said.push(text);
+    }
+    Ok(said)
 }
 
 /// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks.

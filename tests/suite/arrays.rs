@@ -509,18 +509,46 @@ fn a_run_says_by_what_each_array_is_rescaled() {
     assert!(by_samples.ends_with(" (of all samples)"), "{said}");
 }
 
+/// Gives an array an attribute, or another one.
+fn put(path: &str, array: &str, name: &str, text: &str) {
+    let dataset = File::append(path).unwrap().dataset(array).unwrap();
+    let text: VarLenUnicode = text.parse().unwrap();
+    let attribute = dataset.attr(name).or_else(|_| dataset.new_attr::<VarLenUnicode>().create(name));
+    attribute.unwrap().write_scalar(&text).unwrap();
+}
+
+/// Factors that were learned from K make nothing of degC.
+#[test]
+fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
+    let place = Place::new();
+    let [weights, test, output] = ["w.safetensors", "test.h5", "out.h5"].map(|name| place.text(name));
+    for name in ["train/a.h5", "train/b.h5"] {
+        put(&place.text(name), "heat", "units", "K");
+    }
+    place.train(1, "run", &format!("--steps 1 --batch 8 --save-weights {weights}"));
+    let net = ["--model", EMULATOR, "--init-from", &weights, "--input", "air/wind[n,h,w,c]", "--data", &test];
+    let compared = [&net[..], &["--target", "heat[n,h,w]", "--loss", "mse"]].concat();
+    let evaluate = [&["evaluate"], &compared[..]].concat();
+    let said = run(1, &evaluate);
+    assert_eq!(said.matches("and the weights of --init-from have learned from it in K").count(), 1, "{said}");
+    run(1, &[&["predict"], &net[..], &["--output", &output]].concat());
+    let predicted = File::open(&output).unwrap().dataset("output").unwrap();
+    let units = predicted.attr("units").unwrap().read_scalar::<VarLenUnicode>().unwrap();
+    assert_eq!(units.as_str(), "K");
+    put(&test, "heat", "units", "degC");
+    for args in [&evaluate, &[&compared[..], &["--steps", "1", "--batch", "4"]].concat()] {
+        let error = refused(&[(2, args)]);
+        assert!(error.contains("heat[n,h,w] is in degC in "), "{error}");
+        assert!(error.contains("and the weights of --init-from have learned from it in K: "), "{error}");
+    }
+}
+
 /// What is predicted lies where its file says, in that file's units.
 #[test]
 fn predictions_have_the_axes_of_their_file() {
     let place = Place::new();
     let [data, output] = ["air.h5", "out.h5"].map(|name| place.text(name));
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/fields.hdf5"), &data).unwrap();
-    let put = |path: &str, array: &str, name: &str, text: &str| {
-        let dataset = File::append(path).unwrap().dataset(array).unwrap();
-        let text: VarLenUnicode = text.parse().unwrap();
-        let attribute = dataset.attr(name).or_else(|_| dataset.new_attr::<VarLenUnicode>().create(name));
-        attribute.unwrap().write_scalar(&text).unwrap();
-    };
     // Seconds that are no f32.
     let seconds = |first: u32| (0..6).map(|n| f64::from(first + 3600 * n)).collect::<Vec<_>>();
     put(&data, "lat", "units", "degrees_north");

@@ -132,6 +132,7 @@ impl FieldSet {
             field: list.texts[at].clone(),
             scale: vec![1.0; list.channels[at]],
             shift: vec![0.0; list.channels[at]],
+            unit: files[0].arrays[at].0.unit.clone(),
         };
         let scales = (0..list.compared).map(unscaled).collect();
         let chunks = (0..list.fields.len()).map(|_| Arc::new(ChunkCache::default())).collect();
@@ -177,9 +178,10 @@ impl FieldSet {
         }
     }
 
-    /// The unit of what the target's numbers were before they were rescaled, where its file says it.
+    /// The unit of what the target's numbers were before they were rescaled, where its file or the weights say it.
     pub fn target_unit(&self) -> Option<String> {
-        self.files[0].arrays.get(self.list.inputs).and_then(|(array, _)| array.unit.clone())
+        let target = self.scales.get(self.list.inputs).filter(|_| self.list.classes.is_none());
+        target.and_then(|of| of.unit.clone())
     }
 
     /// The set, whose targets are numbers of so many classes where they are classes.
@@ -245,7 +247,11 @@ impl FieldSet {
             // What the weights expect, as the factors are.
             field.log1p = known.log1p;
         }
-        let (scales, codes) = (Arc::new(scales.to_vec()), Arc::default());
+        let (mut scales, codes) = (scales.to_vec(), Arc::default());
+        for (scale, own) in scales.iter_mut().zip(&*self.scales) {
+            scale.unit = scale.unit.take().or_else(|| own.unit.clone());
+        }
+        let scales = Arc::new(scales);
         Ok(FieldSet { scales, list: Arc::new(list), codes, ..self })
     }
 

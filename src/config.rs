@@ -392,25 +392,15 @@ impl Config {
     /// start, by name. Paths and the thread count may differ from rank to rank (nodes have disks of their own); that
     /// the data itself is the same is checked when it has been read.
     pub fn shared_items(&self) -> Vec<(String, String)> {
-        let own = [
-            "threads",
-            "results",
-            "tensorboard",
-            "mllog",
-            "data",
-            "fields.test_data",
-            "input.loader_threads",
-            "init_from",
-            "save_weights",
-            "predict.output",
-        ];
+        let own = "threads results tensorboard mllog data fields.test_data input.loader_threads init_from \
+             save_weights predict.output";
         let images = if self.data.is_some() { "a data set" } else { "synthetic" };
         // Through a text: 0.9 as f32 is another number as f64, with digits that nobody gave.
         let mut items = match serde_json::from_str(&self.json()) {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
             _ => Vec::new(),
         };
-        items.retain(|(name, _)| !own.contains(&name.as_str()));
+        items.retain(|(name, _)| !values::lists(own, name));
         items.insert(0, ("images".into(), images.into()));
         // What else there is to compare may depend on these.
         items.sort_by_key(|(name, _)| !name.ends_with(".kind"));
@@ -499,26 +489,8 @@ impl Config {
             Ok(serde_json::Value::Object(fields)) => flatten("", &fields),
             _ => Vec::new(),
         };
-        let passing = [
-            "epochs",
-            "steps",
-            "warmup",
-            "data",
-            "results",
-            "tensorboard",
-            "mllog",
-            "mllog_keys",
-            "histograms",
-            "threads",
-            "init_from",
-            "reset_head",
-            "fresh_weights",
-            "save_weights",
-            "dry_run",
-            "evaluate",
-            "predict",
-            "max_batch",
-        ];
+        let passing = "epochs steps warmup data results tensorboard mllog mllog_keys histograms threads init_from \
+             reset_head fresh_weights save_weights dry_run evaluate predict max_batch";
         let then = items(serde_json::from_str(json));
         // Through a text, as then: 0.1 as f32 is another number as f64.
         let now = items(serde_json::from_str(&self.json()));
@@ -526,7 +498,7 @@ impl Config {
         for (name, now) in now {
             let before = then.iter().find(|(old, _)| *old == name).map(|(_, value)| value);
             if before.is_some_and(|before| *before != now)
-                && !passing.contains(&name.as_str())
+                && !values::lists(passing, &name)
                 && !name.starts_with("session.")
             {
                 changes.push(format!("{name} {} then, {now} now", before.map_or("", String::as_str)));

@@ -3,56 +3,15 @@
 use clap::{Arg, Command, CommandFactory};
 
 use super::{Cli, file};
+use dltrain::config::values::lists;
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: [&str; 45] = [
-    "accumulation",
-    "allreduce",
-    "async-order",
-    "augment",
-    "checkpoint-every",
-    "checkpoint-keep",
-    "commit",
-    "compress",
-    "cuda-aware",
-    "epochs",
-    "freeze",
-    "fusion-threshold-mb",
-    "global-batch",
-    "local-steps",
-    "lossy",
-    "measure",
-    "memory-limit",
-    "mesh",
-    "micro-batches",
-    "no-dropout",
-    "no-overlap",
-    "outer-lr",
-    "outer-momentum",
-    "outer-nesterov",
-    "parallel",
-    "pipeline",
-    "pipeline-cuts",
-    "plan-steps",
-    "predict-nodes",
-    "recompute",
-    "repeat-data",
-    "reset-head",
-    "roofline",
-    "schedule",
-    "script",
-    "shards",
-    "spatial",
-    "steps",
-    "sync",
-    "sync-bn",
-    "tensor",
-    "test-data",
-    "warmup",
-    "wire",
-    "zero",
-];
+const OF_TRAINING: &str = "accumulation allreduce async-order augment checkpoint-every checkpoint-keep commit compress cuda-aware \
+     epochs freeze fusion-threshold-mb global-batch local-steps lossy measure memory-limit mesh \
+     micro-batches no-dropout no-overlap outer-lr outer-momentum outer-nesterov parallel pipeline \
+     pipeline-cuts plan-steps predict-nodes recompute repeat-data reset-head roofline schedule script shards \
+     spatial steps sync sync-bn tensor test-data warmup wire zero";
 
 /// Refuses flags that would do nothing. A file may be that of a training, whose weights are now tested: of it only
 /// those are refused by which something would be written or gone on with. `what` the run does, for the message.
@@ -63,10 +22,10 @@ pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Resu
     let command = Cli::command();
     let of_training = |name: &str| {
         let flag = command.get_arguments().find(|arg| arg.get_long() == Some(name));
-        OF_TRAINING.contains(&name) || flag.is_some_and(|arg| arg.get_help_heading() == Some("Optimizer"))
+        lists(OF_TRAINING, name) || flag.is_some_and(|arg| arg.get_help_heading() == Some("Optimizer"))
     };
     let is_typed = |name: &str| !origins.iter().any(|(of_file, _)| of_file == name);
-    let is_idle = |name: &str| file::PLACES.contains(&name) || (of_training(name) && is_typed(name));
+    let is_idle = |name: &str| lists(file::PLACES, name) || (of_training(name) && is_typed(name));
     let idle: Vec<String> =
         given.iter().filter(|name| is_idle(name)).map(|name| format!("--{name}")).collect();
     match idle.is_empty() {
@@ -80,42 +39,17 @@ pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Resu
 }
 
 /// What may be said of a run that only tests, and is worth saying.
-const OF_TEST: [&str; 26] = [
-    "batch",
-    "class-weights",
-    "classes",
-    "config",
-    "data",
-    "data-format",
-    "device",
-    "dry-run",
-    "ignore-label",
-    "image-size",
-    "init-from",
-    "input",
-    "jpeg-decoder",
-    "label-smoothing",
-    "loader-threads",
-    "loss",
-    "metric",
-    "missing",
-    "model",
-    "precision",
-    "quiet",
-    "strict",
-    "target",
-    "threads",
-    "verbose",
-    "weight",
-];
+const OF_TEST: &str = "batch class-weights classes config data data-format device dry-run ignore-label image-size init-from \
+     input jpeg-decoder label-smoothing loader-threads loss metric missing model precision quiet strict \
+     target threads verbose weight";
 /// Besides, what may be said of one that looks at images.
-const OF_PREDICTION: [&str; 2] = ["output", "top"];
+const OF_PREDICTION: &str = "output top";
 
 /// The command whose `--help` has what such a run may be told, and nothing of a training. It reads what the whole
 /// command reads.
 pub fn command(whole: Command, predicts: bool) -> Command {
     let is_hidden = |arg: &Arg| {
-        let shown = |name| OF_TEST.contains(&name) || (predicts && OF_PREDICTION.contains(&name));
+        let shown = |name| lists(OF_TEST, name) || (predicts && lists(OF_PREDICTION, name));
         arg.get_long().is_some_and(|name| !shown(name))
     };
     let names: Vec<String> = whole.get_subcommands().map(|command| command.get_name().into()).collect();
@@ -165,7 +99,7 @@ mod tests {
     #[test]
     fn every_name_is_that_of_a_flag() {
         let command = Cli::command();
-        for name in OF_TRAINING.into_iter().chain(OF_TEST).chain(OF_PREDICTION) {
+        for name in [OF_TRAINING, OF_TEST, OF_PREDICTION].iter().flat_map(|names| names.split(' ')) {
             assert!(command.get_arguments().any(|arg| arg.get_long() == Some(name)), "{name}");
         }
     }

@@ -13,6 +13,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::de::{DeTable, DeValue};
 
 use super::wording::plain;
+use dltrain::config::values::lists;
 use dltrain::error::{Error, ErrorKind, Result};
 use dltrain::files;
 use dltrain::record;
@@ -21,18 +22,8 @@ use dltrain::record;
 pub type Origins = Vec<(String, String)>;
 
 /// Where a run leaves something of its own: a repeated run has to be given new places, or leaves nothing there.
-pub const PLACES: [&str; 10] = [
-    "results",
-    "timeline",
-    "timeline-steps",
-    "save-weights",
-    "checkpoint",
-    "resume",
-    "tensorboard",
-    "tensorboard-histograms",
-    "mllog",
-    "mllog-key",
-];
+pub const PLACES: &str = "results timeline timeline-steps save-weights checkpoint resume tensorboard tensorboard-histograms mllog \
+     mllog-key";
 /// Bytes of a run file at most.
 const LONGEST: u64 = 1 << 20;
 /// These make no sense in a file.
@@ -65,7 +56,7 @@ pub fn merge(command: &Command, path: &Path, args: &[OsString]) -> Result<(Vec<O
     let mut origins = Origins::new();
     let names: Vec<&str> = args.iter().filter_map(|arg| name(arg)).collect();
     for entry in entries {
-        if names.contains(&entry.name.as_str()) || (is_record && PLACES.contains(&entry.name.as_str())) {
+        if names.contains(&entry.name.as_str()) || (is_record && lists(PLACES, &entry.name)) {
             continue;
         }
         origins.push((entry.name, format!("{}:{}", path.display(), entry.line)));

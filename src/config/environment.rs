@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 
+use super::values::lists;
+
 /// A variable, the values that it takes, what they do, and what holds without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variable {
@@ -56,14 +58,8 @@ variables! {
 pub const ELASTIC_JOB: &str = "DLTRAIN_ELASTIC_JOB";
 
 /// What the build and the tests have for themselves.
-const OF_THE_BUILD: [&str; 6] = [
-    "DLTRAIN_DNNL",
-    "DLTRAIN_MPIRUN",
-    "DLTRAIN_MPICC",
-    "DLTRAIN_REVISION",
-    "DLTRAIN_SCENE",
-    "DLTRAIN_KERNELS_ON",
-];
+const OF_THE_BUILD: &str =
+    "DLTRAIN_DNNL DLTRAIN_MPIRUN DLTRAIN_MPICC DLTRAIN_REVISION DLTRAIN_SCENE DLTRAIN_KERNELS_ON";
 
 impl Variable {
     /// Its value, unless it is empty.
@@ -104,7 +100,7 @@ pub fn unknown() -> Vec<String> {
 fn unknown_of(names: impl Iterator<Item = String>) -> Vec<String> {
     let known = |name: &str| {
         VARIABLES.iter().any(|variable| variable.name == name)
-            || OF_THE_BUILD.contains(&name)
+            || lists(OF_THE_BUILD, name)
             || name == ELASTIC_JOB
             || name.starts_with("DLTRAIN_TEST_")
     };

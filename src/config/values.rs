@@ -22,6 +22,11 @@ pub fn names_of<E: ValueEnum>() -> Vec<String> {
     E::value_variants().iter().filter_map(named).collect()
 }
 
+/// Whether a name is among those of a list that spaces part.
+pub fn lists(names: &str, name: &str) -> bool {
+    names.split(' ').any(|listed| listed == name)
+}
+
 /// A flag that the record has the other way round.
 pub fn negated<S: serde::Serializer>(flag: &bool, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.serialize_bool(!flag)

@@ -147,26 +147,12 @@ fn one_too_many(directory: &Path, places: &[PathBuf]) -> Option<String> {
 
 /// Directories of images and of what belongs to each of them.
 fn masks_by_class(classes: &[String]) -> Option<String> {
-    const IMAGES: [&str; 7] = ["image", "images", "img", "imgs", "jpegimages", "rgb", "photos"];
-    const MASKS: [&str; 14] = [
-        "mask",
-        "masks",
-        "label",
-        "labels",
-        "annotation",
-        "annotations",
-        "annot",
-        "gt",
-        "groundtruth",
-        "ground_truth",
-        "segmentation",
-        "segmentations",
-        "segmentationclass",
-        "segmentationobject",
-    ];
-    let is = |name: &str, words: &[&str]| words.iter().any(|word| name.eq_ignore_ascii_case(word));
-    let images = classes.iter().find(|name| is(name, &IMAGES))?;
-    let masks = classes.iter().find(|name| is(name, &MASKS))?;
+    const IMAGES: &str = "image images img imgs jpegimages rgb photos";
+    const MASKS: &str = "mask masks label labels annotation annotations annot gt groundtruth ground_truth segmentation \
+         segmentations segmentationclass segmentationobject";
+    let is = |name: &str, words: &str| words.split(' ').any(|word| name.eq_ignore_ascii_case(word));
+    let images = classes.iter().find(|name| is(name, IMAGES))?;
+    let masks = classes.iter().find(|name| is(name, MASKS))?;
     Some(format!("{images} and {masks} would be classes, and are called as images and their masks are"))
 }
 
@@ -181,21 +167,10 @@ fn by_case(classes: &[String]) -> Option<String> {
 
 /// Images beside others of the same name but for its end, as masks are.
 fn masks_by_file(looked_at: &[&str], there: impl Fn(&str) -> bool) -> Option<String> {
-    const ENDS: [&str; 10] = [
-        "_mask",
-        "-mask",
-        "_masks",
-        "_seg",
-        "_segmentation",
-        "_gt",
-        "_label",
-        "_labels",
-        "_labelIds",
-        "_annotation",
-    ];
+    const ENDS: &str = "_mask -mask _masks _seg _segmentation _gt _label _labels _labelIds _annotation";
     let twin = |name: &str| -> Option<String> {
         let (stem, ending) = name.rsplit_once('.')?;
-        let short = ENDS.iter().find_map(|end| stem.strip_suffix(end));
+        let short = ENDS.split(' ').find_map(|end| stem.strip_suffix(end));
         let of_stem =
             |stem: &str| ["jpg", "jpeg", "JPG", "JPEG", "png"].map(|ending| format!("{stem}.{ending}"));
         let other = short.and_then(|stem| of_stem(stem).into_iter().find(|name| there(name)));

@@ -100,19 +100,9 @@ fn tar_files(path: &Path, left_out: &mut LeftOut) -> Result<Vec<PathBuf>> {
 
 /// Whether it is called as a tar file is that a program has compressed, or is still writing.
 fn is_packed_tar(name: &str) -> bool {
-    const ENDS: [&str; 9] = [
-        ".tar.gz",
-        ".tgz",
-        ".tar.zst",
-        ".tar.xz",
-        ".tar.bz2",
-        ".tar.lz4",
-        ".tar.part",
-        ".tar.tmp",
-        ".tar.crdownload",
-    ];
+    const ENDS: &str = ".tar.gz .tgz .tar.zst .tar.xz .tar.bz2 .tar.lz4 .tar.part .tar.tmp .tar.crdownload";
     let name = name.to_ascii_lowercase();
-    ENDS.iter().any(|end| name.ends_with(end))
+    ENDS.split(' ').any(|end| name.ends_with(end))
 }
 
 /// The files to read, and the part that the name of each says, if it does. Beside files for training others are not

@@ -129,27 +129,12 @@ fn transports() -> String {
 
 /// What the environment tells MPI, its transports, OpenMP and the GPUs.
 fn variables() -> String {
-    const PREFIXES: [&str; 15] = [
-        "OMPI_MCA_",
-        "PRTE_MCA_",
-        "PMIX_MCA_",
-        "UCX_",
-        "FI_",
-        "MPICH_",
-        "MPIR_",
-        "I_MPI_",
-        "MV2_",
-        "PSM2_",
-        "NCCL_",
-        "OMP_",
-        "KMP_",
-        "GOMP_",
-        "CUDA_VISIBLE_DEVICES",
-    ];
+    const PREFIXES: &str = "OMPI_MCA_ PRTE_MCA_ PMIX_MCA_ UCX_ FI_ MPICH_ MPIR_ I_MPI_ MV2_ PSM2_ NCCL_ OMP_ KMP_ GOMP_ \
+         CUDA_VISIBLE_DEVICES";
     // Launchers tell each process where its job is: that says nothing of the site.
     const OF_THE_JOB: [&str; 4] = ["OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_MCA_psec", "OMPI_MCA_initial"];
     let is_wanted = |name: &str| {
-        PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        PREFIXES.split(' ').any(|prefix| name.starts_with(prefix))
             && !OF_THE_JOB.iter().any(|prefix| name.starts_with(prefix))
     };
     let all = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));

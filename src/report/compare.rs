@@ -8,45 +8,16 @@ use super::chart::{self, ChartLine, ChartRow, Mark};
 use super::figures::{Figure, MOST};
 use super::predicted::PredictedRuns;
 use super::run::{Run, unit_of};
+use crate::config::values::lists;
 use crate::error::Result;
 
 /// Settings that tell one file from another but not what was run.
-const NAMES: [&str; 15] = [
-    "command",
-    "config",
-    "run_file",
-    "started",
-    "run",
-    "resumed",
-    "plan_hash",
-    "results",
-    "timeline",
-    "timeline_steps",
-    "save_weights",
-    "dry_run",
-    "evaluate",
-    "max_batch",
-    "input.loader_threads",
-];
+const NAMES: &str = "command config run_file started run resumed plan_hash results timeline timeline_steps save_weights \
+     dry_run evaluate max_batch input.loader_threads";
 /// Settings that may differ where it is still one curve of a study: what follows from ranks, batch and machine, and how
 /// long it was measured.
-const PASSING: [&str; 15] = [
-    "ranks",
-    "hosts",
-    "device",
-    "threads",
-    "owners",
-    "mesh",
-    "allreduce_used",
-    "allreduce_costs",
-    "revision",
-    "steps",
-    "warmup",
-    "epochs",
-    "seed",
-    "mpi",
-    "recomputation_saves_bytes",
-];
+const PASSING: &str = "ranks hosts device threads owners mesh allreduce_used allreduce_costs revision steps warmup epochs seed \
+     mpi recomputation_saves_bytes";
 
 /// Letters of a run's label that a legend has room for.
 const LABEL: usize = 34;
@@ -54,7 +25,7 @@ const LABEL: usize = 34;
 /// What was set, by name.
 fn settings(run: &Run) -> BTreeMap<&str, &str> {
     let texts = run.record.config.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    texts.filter(|(name, _)| !NAMES.contains(name) && !name.starts_with("session.")).collect()
+    texts.filter(|(name, _)| !lists(NAMES, name) && !name.starts_with("session.")).collect()
 }
 
 /// The settings that are not the same in all runs, with the value of each run.
@@ -115,7 +86,7 @@ type Settings = BTreeMap<String, String>;
 
 /// All settings but the one that is varied and those that follow from it or pass.
 fn fixed(run: &Run, varied: &str) -> Settings {
-    let counts = |name: &str| name != varied && (name == "ranks" || !PASSING.contains(&name));
+    let counts = |name: &str| name != varied && (name == "ranks" || !lists(PASSING, name));
     let counting = settings(run).into_iter().filter(|(name, _)| counts(name));
     counting.map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }

@@ -50,20 +50,21 @@ pub struct ChartLine {
     pub colour: usize,
 }
 
+impl ChartLine {
+    /// Without a band.
+    pub fn new(label: impl Into<String>, points: Vec<(f64, f64)>, mark: Mark, colour: usize) -> ChartLine {
+        ChartLine { label: label.into(), points, band: Vec::new(), mark, colour }
+    }
+}
+
 /// y over x, several of them.
 ///
 /// # Errors
 /// `Internal`: it cannot be drawn.
 pub fn lines(x: &ChartAxis, y: &ChartAxis, lines: &[ChartLine]) -> Result<String> {
-    let keys: Vec<Key> = lines
-        .iter()
-        .filter(|line| !line.label.is_empty())
-        .map(|line| Key {
-            label: line.label.clone(),
-            colour: colour(line.colour),
-            shape: MarkShape::Line(line.mark),
-        })
-        .collect();
+    let named = lines.iter().filter(|line| !line.label.is_empty());
+    let key = |line: &ChartLine| Key::new(&line.label, colour(line.colour), MarkShape::Line(line.mark));
+    let keys: Vec<Key> = named.map(key).collect();
     drawn(HEIGHT, &keys, |area| {
         let across = lines.iter().flat_map(|line| line.points.iter().map(|point| point.0));
         let up = lines.iter().flat_map(|line| {
@@ -109,13 +110,10 @@ pub struct ChartRow {
 pub fn bars(x: &ChartAxis, names: &[String], rows: &[ChartRow], mark: &str) -> Result<String> {
     let ends = rows.iter().flat_map(|row| [row.parts.iter().sum::<f64>(), row.mark.unwrap_or(0.0)]);
     let across = x.over(ends);
-    let mut keys: Vec<Key> = names
-        .iter()
-        .enumerate()
-        .map(|(part, name)| Key { label: name.clone(), colour: colour(part), shape: MarkShape::Box })
-        .collect();
+    let boxes = names.iter().enumerate();
+    let mut keys: Vec<Key> = boxes.map(|(part, name)| Key::new(name, colour(part), MarkShape::Box)).collect();
     if rows.iter().any(|row| row.mark.is_some()) {
-        keys.push(Key { label: mark.into(), colour: BLACK, shape: MarkShape::Stroke });
+        keys.push(Key::new(mark, BLACK, MarkShape::Stroke));
     }
     drawn(ROW * rows.len() as u32 + BELOW, &keys, |area| {
         let labels: Vec<&str> = rows.iter().map(|row| row.label.as_str()).collect();
@@ -159,13 +157,9 @@ pub fn spans(x: &ChartAxis, spans: &[ChartSpan], names: [&str; 3], ends: &[(f64,
     // What nothing is drawn of is not in the legend.
     let parts = if rehearsed().next().is_some() { 3 } else { 2 };
     let boxes = names.iter().enumerate().take(parts);
-    let boxes = boxes.map(|(part, name)| Key {
-        label: name.to_string(),
-        colour: colour(part),
-        shape: MarkShape::Box,
-    });
+    let boxes = boxes.map(|(part, name)| Key::new(name, colour(part), MarkShape::Box));
     let ends = || ends.iter().zip([BLACK, colour(2)]);
-    let strokes = ends().map(|(end, colour)| Key { label: end.1.into(), colour, shape: MarkShape::Stroke });
+    let strokes = ends().map(|(end, colour)| Key::new(end.1, colour, MarkShape::Stroke));
     let keys: Vec<Key> = boxes.chain(strokes).collect();
     let height = if spans.len() > 24 { 16 } else { 22 };
     // Of a row, from its bottom.
@@ -202,6 +196,12 @@ struct Key {
     label: String,
     colour: RGBColor,
     shape: MarkShape,
+}
+
+impl Key {
+    fn new(label: &str, colour: RGBColor, shape: MarkShape) -> Key {
+        Key { label: label.into(), colour, shape }
+    }
 }
 
 enum MarkShape {

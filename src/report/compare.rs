@@ -142,9 +142,18 @@ fn lots<'a, 'b>(studies: &'b [Study<'a>]) -> Vec<(String, Vec<&'b Study<'a>>)> {
     models.into_iter().map(|model| (model.clone(), of(model))).collect()
 }
 
-/// A name or title that says of which lot it is.
-fn of_lot(text: &str, lot: &str, between: &str) -> String {
-    if lot.is_empty() { text.into() } else { format!("{text}{between}{lot}") }
+/// A figure of lines, whose name and title say of which lot it is.
+fn of_lot(
+    lot: &str,
+    [name, title, caption]: [&str; 3],
+    axes: [&ChartAxis; 2],
+    lines: &[ChartLine],
+) -> Result<Option<Figure>> {
+    let of = |text: &str, between: &str| match lot {
+        "" => text.into(),
+        lot => format!("{text}{between}{lot}"),
+    };
+    Figure::of_lines([&of(name, "-"), &of(title, ": "), caption], axes, lines)
 }
 
 /// Images a second and efficiency over ranks at the same batch a rank, and beside them what was predicted: then one
@@ -154,47 +163,34 @@ pub fn scaling(runs: &[Run], predicted: &[PredictedRuns]) -> Result<Vec<Figure>>
     let least = if predicted.is_empty() { 2 } else { 1 };
     for (lot, studies) in lots(&studies(runs, "ranks", least, |run| run.ranks)) {
         let (mut speeds, mut shares) = (Vec::new(), Vec::new());
-        let line = |label: &str, points, mark, colour| ChartLine {
-            label: label.into(),
-            points,
-            band: Vec::new(),
-            mark,
-            colour,
-        };
         for (colour, study) in studies.iter().enumerate() {
             let points = study.curve(|run| Some(run.images_per_second()));
             let Some(&(fewest, slowest)) = points.first() else { continue };
             let one = slowest / fewest;
             let ideal = points.iter().map(|&(ranks, _)| (ranks, ranks * one)).collect();
             let share = points.iter().map(|&(ranks, speed)| (ranks, 100.0 * speed / (ranks * one))).collect();
-            speeds.push(line(&study.label, points, Mark::Points, colour));
-            speeds.push(line(if colour == 0 { "ideal" } else { "" }, ideal, Mark::Dashes, colour));
-            shares.push(line(&study.label, share, Mark::Points, colour));
+            speeds.push(ChartLine::new(&study.label, points, Mark::Points, colour));
+            speeds.push(ChartLine::new(if colour == 0 { "ideal" } else { "" }, ideal, Mark::Dashes, colour));
+            shares.push(ChartLine::new(&study.label, share, Mark::Points, colour));
         }
         for (index, prediction) in
             predicted.iter().filter(|of| !studies.is_empty() || of.is_line()).enumerate()
         {
             let colour = studies.len() + index;
-            speeds.push(line(&prediction.label(), prediction.speeds(), Mark::Line, colour));
-            shares.push(line(&prediction.label(), prediction.efficiencies(), Mark::Line, colour));
-        }
-        if speeds.is_empty() {
-            continue;
+            speeds.push(ChartLine::new(prediction.label(), prediction.speeds(), Mark::Line, colour));
+            shares.push(ChartLine::new(prediction.label(), prediction.efficiencies(), Mark::Line, colour));
         }
         let ranks = ChartAxis::new("ranks", Scale::Log2);
-        let svg = chart::lines(
-            &ranks,
-            &ChartAxis::new(format!("{}/s, all ranks", unit_of(runs)), Scale::Log10),
-            &speeds,
-        )?;
-        let title = of_lot("Speed over ranks", &lot, ": ");
+        let rate = ChartAxis::new(format!("{}/s, all ranks", unit_of(runs)), Scale::Log10);
         let caption =
             "At the same batch a rank (weak scaling). The ideal line leads from the fewest ranks on.";
-        figures.push(Figure::new(of_lot("scaling", &lot, "-"), title, caption, svg));
-        let svg = chart::lines(&ranks, &ChartAxis::new("efficiency [%]", Scale::Whole), &shares)?;
-        let title = of_lot("Efficiency over ranks", &lot, ": ");
+        figures.extend(of_lot(&lot, ["scaling", "Speed over ranks", caption], [&ranks, &rate], &speeds)?);
         let caption = "Speed of a rank, as a share of that with the fewest ranks.";
-        figures.push(Figure::new(of_lot("efficiency", &lot, "-"), title, caption, svg));
+        let (words, share) = (
+            ["efficiency", "Efficiency over ranks", caption],
+            ChartAxis::new("efficiency [%]", Scale::Whole),
+        );
+        figures.extend(of_lot(&lot, words, [&ranks, &share], &shares)?);
     }
     Ok(figures)
 }
@@ -251,44 +247,23 @@ pub fn sweeps(runs: &[Run]) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (lot, studies) in lots(&studies(runs, "batch", 2, |run| run.batch)) {
         let curves = |of: &dyn Fn(&Run) -> Option<f64>| -> Vec<ChartLine> {
-            let lines = studies.iter().enumerate().map(|(colour, study)| ChartLine {
-                label: study.label.clone(),
-                points: study.curve(of),
-                band: Vec::new(),
-                mark: Mark::Points,
-                colour,
-            });
+            let lines = studies
+                .iter()
+                .enumerate()
+                .map(|(colour, study)| ChartLine::new(&study.label, study.curve(of), Mark::Points, colour));
             lines.filter(|line| !line.points.is_empty()).collect()
         };
-        let memory = |run: &Run| run.record.number("peak_memory").filter(|&bytes| bytes > 0.0);
         let batch = ChartAxis::new(format!("batch: {} a rank and step", unit_of(runs)), Scale::Log2);
-        let mut add = |name: &str,
-                       title: &str,
-                       caption: &str,
-                       y: &str,
-                       lines: Vec<ChartLine>|
-         -> Result<()> {
-            if !lines.is_empty() {
-                let svg = chart::lines(&batch, &ChartAxis::new(y, Scale::Whole), &lines)?;
-                figures.push(Figure::new(of_lot(name, &lot, "-"), of_lot(title, &lot, ": "), caption, svg));
-            }
-            Ok(())
-        };
-        let rate = format!("{}/s, all ranks", unit_of(runs));
-        add(
-            "batch-speed",
-            "Speed over the batch",
-            "All ranks together; warm-up left out.",
-            &rate,
-            curves(&|run| Some(run.images_per_second())),
-        )?;
-        add(
-            "batch-memory",
-            "Memory over the batch",
-            "Peak resident set of the rank that has most, as measured.",
-            "memory of a rank [GB]",
-            curves(&|run| memory(run).map(|bytes| bytes / 1e9)),
-        )?;
+        let rate = ChartAxis::new(format!("{}/s, all ranks", unit_of(runs)), Scale::Whole);
+        let words = ["batch-speed", "Speed over the batch", "All ranks together; warm-up left out."];
+        let speed = curves(&|run| Some(run.images_per_second()));
+        figures.extend(of_lot(&lot, words, [&batch, &rate], &speed)?);
+        let caption = "Peak resident set of the rank that has most, as measured.";
+        let words = ["batch-memory", "Memory over the batch", caption];
+        let peak = |run: &Run| run.record.number("peak_memory").filter(|&bytes| bytes > 0.0);
+        let memory = curves(&|run| peak(run).map(|bytes| bytes / 1e9));
+        let axes = [&batch, &ChartAxis::new("memory of a rank [GB]", Scale::Whole)];
+        figures.extend(of_lot(&lot, words, axes, &memory)?);
     }
     Ok(figures)
 }

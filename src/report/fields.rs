@@ -122,7 +122,7 @@ pub fn section(name: &str, file: &PredictedFields) -> Result<Section> {
         return Err(Error::usage(format!("{name}: none of its points has a target")));
     }
     if !of_classes && !pairs.is_empty() {
-        figures.push(scatter(name, &pairs, &unit)?);
+        figures.extend(scatter(name, &pairs, &unit)?);
     }
     let about = format!("{samples} samples, {}.", total.said(&unit));
     let table = if of_classes { total.table() } else { String::new() };
@@ -139,17 +139,14 @@ fn of_sample(file: &PredictedFields, sample: usize, label: &str, title: String) 
         [length] => {
             let apart = length.div_ceil(POINTS);
             let [output, target] = file.map(sample, &[apart])?;
-            let curve = |label: &str, values: &[f32], colour| ChartLine {
-                label: label.into(),
-                points: (0..).step_by(apart).zip(values).map(|(x, &y)| (x as f64, f64::from(y))).collect(),
-                band: Vec::new(),
-                mark: Mark::Line,
-                colour,
+            let curve = |label: &str, values: &[f32], colour| {
+                let points = (0..).step_by(apart).zip(values).map(|(x, &y)| (x as f64, f64::from(y)));
+                ChartLine::new(label, points.collect(), Mark::Line, colour)
             };
             let x = ChartAxis::new("place", Scale::Linear);
             let y = ChartAxis::new(if file.unit.is_empty() { "number" } else { &file.unit }, Scale::Linear);
-            let svg = chart::lines(&x, &y, &[curve("true", &target, 0), curve("predicted", &output, 1)])?;
-            Ok(Some(Figure::new(label, title, "The first channel along its places.", svg)))
+            let words = [label, &title, "The first channel along its places."];
+            Figure::of_lines(words, [&x, &y], &[curve("true", &target, 0), curve("predicted", &output, 1)])
         }
         [.., height, width] => {
             let apart = height.max(width).div_ceil(SIDE);
@@ -279,24 +276,18 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 /// Predicted over true numbers.
-fn scatter(name: &str, pairs: &[(f64, f64)], unit: &str) -> Result<Figure> {
+fn scatter(name: &str, pairs: &[(f64, f64)], unit: &str) -> Result<Option<Figure>> {
     let ends = pairs.iter().fold([f64::MAX, f64::MIN], |[low, high], (t, _)| [low.min(*t), high.max(*t)]);
-    let line = |points: Vec<(f64, f64)>, mark, colour| ChartLine {
-        label: String::new(),
-        points,
-        band: Vec::new(),
-        mark,
-        colour,
-    };
+    let diagonal = ends.map(|end| (end, end)).to_vec();
     let lines =
-        [line(pairs.to_vec(), Mark::Dots, 0), line(ends.map(|end| (end, end)).to_vec(), Mark::Dashes, 6)];
+        [ChartLine::new("", pairs.to_vec(), Mark::Dots, 0), ChartLine::new("", diagonal, Mark::Dashes, 6)];
     let [x, y] = ["true", "predicted"].map(|what| ChartAxis::new(format!("{what}{unit}"), Scale::Linear));
     let caption = format!(
         "{} points, evenly spread over all; those that are predicted well lie on the line.",
         pairs.len()
     );
-    let svg = chart::lines(&x, &y, &lines)?;
-    Ok(Figure::new(format!("{name}-scatter"), format!("Predicted over true: {name}"), &caption, svg))
+    let words = [&format!("{name}-scatter"), &format!("Predicted over true: {name}"), &*caption];
+    Figure::of_lines(words, [&x, &y], &lines)
 }
 
 #[cfg(test)]

@@ -27,14 +27,21 @@ impl Figure {
     pub fn new(name: impl Into<String>, title: impl Into<String>, caption: &str, svg: String) -> Figure {
         Figure { name: name.into(), title: title.into(), caption: caption.into(), svg }
     }
+
+    /// Lines over the axes x and y; nothing of no lines.
+    pub fn of_lines(
+        [name, title, caption]: [&str; 3],
+        [x, y]: [&ChartAxis; 2],
+        lines: &[ChartLine],
+    ) -> Result<Option<Figure>> {
+        let svg = (!lines.is_empty()).then(|| chart::lines(x, y, lines)).transpose()?;
+        Ok(svg.map(|svg| Figure::new(name, title, caption, svg)))
+    }
 }
 
 /// Loss and metric over steps and over time.
 pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
     let trained: Vec<&Run> = runs.iter().filter(|run| run.step.len() > 1).copied().take(MOST).collect();
-    if trained.is_empty() {
-        return Ok(Vec::new());
-    }
     let (unit, seconds) =
         unit_of_time(trained.iter().filter_map(|run| run.time.last().copied()).fold(0.0, f64::max));
     let over = [
@@ -72,20 +79,16 @@ pub fn learning(runs: &[&Run]) -> Result<Vec<Figure>> {
         let scale = if spans_decades(&losses) { Scale::Log10 } else { Scale::Linear };
         let are_classifiers = trained.iter().all(|run| run.metric == "accuracy");
         let axis = if are_classifiers { "cross-entropy loss" } else { "loss" };
-        let loss = chart::lines(x, &ChartAxis::new(axis, scale), &losses)?;
         let caption = "Lines: training, a mean over some steps where there are many, with least and most behind it. Dots: the test set, after each epoch.";
-        figures.push(Figure::new(format!("loss-over-{name}"), format!("Loss over {name}"), caption, loss));
+        let words = [&format!("loss-over-{name}"), &format!("Loss over {name}"), caption];
+        figures.extend(Figure::of_lines(words, [x, &ChartAxis::new(axis, scale)], &losses)?);
         if trained.iter().all(|run| run.metric == "loss") {
             continue;
         }
         let (axis, title) = metric_names(&trained);
-        let chart = chart::lines(x, &ChartAxis::new(axis, Scale::Linear), &metrics)?;
-        figures.push(Figure::new(
-            format!("{}-over-{name}", title.to_lowercase().replace(", ", "-")),
-            format!("{title} over {name}"),
-            caption,
-            chart,
-        ));
+        let file = format!("{}-over-{name}", title.to_lowercase().replace(", ", "-"));
+        let words = [&file, &format!("{title} over {name}"), caption];
+        figures.extend(Figure::of_lines(words, [x, &ChartAxis::new(axis, Scale::Linear)], &metrics)?);
     }
     Ok(figures)
 }
@@ -117,7 +120,7 @@ fn curves(
     if !test.is_empty() {
         // Of one run test and training have colours of their own; of several each run has one.
         let (label, colour) = if of == 1 { ("test".to_string(), 1) } else { (String::new(), colour) };
-        lines.push(ChartLine { label, points: test, band: Vec::new(), mark: Mark::Points, colour });
+        lines.push(ChartLine::new(label, test, Mark::Points, colour));
     }
     lines
 }
@@ -133,28 +136,18 @@ pub fn throughput(runs: &[&Run]) -> Result<Option<Figure>> {
         let label = if shown.len() == 1 { String::new() } else { run.label.clone() };
         lines.push(ChartLine { label, points, band, mark: Mark::Line, colour });
     }
-    if lines.is_empty() {
-        return Ok(None);
-    }
     let unit = unit_of(shown);
-    let svg = chart::lines(
-        &ChartAxis::new("step", Scale::Linear),
-        &ChartAxis::new(format!("{unit}/s, all ranks"), Scale::Whole),
-        &lines,
-    )?;
+    let y = ChartAxis::new(format!("{unit}/s, all ranks"), Scale::Whole);
     let caption = format!("{unit} of all ranks a second, step by step; warm-up included.");
-    Ok(Some(Figure::new("throughput", "Throughput", &caption, svg)))
+    let x = ChartAxis::new("step", Scale::Linear);
+    Figure::of_lines(["throughput", "Throughput", &caption], [&x, &y], &lines)
 }
 
 /// How late asynchronous updates were.
 pub fn staleness(runs: &[&Run]) -> Result<Option<Figure>> {
     let counted = |run: &&Run| (run.label.clone(), run.record.list::<u64>("summary/staleness"));
-    let counted: Vec<(String, Vec<u64>)> = runs
-        .iter()
-        .map(counted)
-        .filter(|(_, counts)| counts.iter().any(|&count| count > 0))
-        .take(MOST)
-        .collect();
+    let counted = runs.iter().map(counted).filter(|(_, counts)| counts.iter().any(|&count| count > 0));
+    let counted: Vec<(String, Vec<u64>)> = counted.take(MOST).collect();
     let mut lines = Vec::new();
     for (colour, (label, counts)) in counted.iter().enumerate() {
         let all: u64 = counts.iter().sum();
@@ -162,16 +155,13 @@ pub fn staleness(runs: &[&Run]) -> Result<Option<Figure>> {
         let share = |late: usize| (late as f64, 100.0 * counts[late] as f64 / all as f64);
         let label = if counted.len() == 1 { String::new() } else { label.clone() };
         let points = (0..=most).map(share).collect();
-        lines.push(ChartLine { label, points, band: Vec::new(), mark: Mark::Points, colour });
-    }
-    if lines.is_empty() {
-        return Ok(None);
+        lines.push(ChartLine::new(label, points, Mark::Points, colour));
     }
     let across =
         ChartAxis::new("updates between a rank's parameters and the update by its gradients", Scale::Whole);
-    let svg = chart::lines(&across, &ChartAxis::new("share of the updates [%]", Scale::Linear), &lines)?;
+    let share = ChartAxis::new("share of the updates [%]", Scale::Linear);
     let caption = "Staleness of asynchronous updates, over the whole run. With W ranks that take turns it is W − 1, but for the first turn behind an epoch's end or a checkpoint.";
-    Ok(Some(Figure::new("staleness", "Staleness", caption, svg)))
+    Figure::of_lines(["staleness", "Staleness", caption], [&across, &share], &lines)
 }
 
 /// Where a step's time goes, a row a run.
@@ -185,12 +175,8 @@ pub fn time(runs: &[&Run]) -> Result<Option<Figure>> {
     if rows.is_empty() {
         return Ok(None);
     }
-    let svg = chart::bars(
-        &ChartAxis::new("mean time of a step on rank 0 [ms]", Scale::Whole),
-        &PARTS.map(String::from),
-        &rows,
-        "",
-    )?;
+    let axis = ChartAxis::new("mean time of a step on rank 0 [ms]", Scale::Whole);
+    let svg = chart::bars(&axis, &PARTS.map(String::from), &rows, "")?;
     let caption = "Communication not hidden is the time in which nothing but messages was waited for, the slowest rank included; what overlaps with the backward pass is within compute.";
     Ok(Some(Figure::new("step-time", "Where a step's time goes", caption, svg)))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::axis::{ChartAxis, Scale};
-use super::chart::{self, ChartLine, Mark};
+use super::chart::{ChartLine, Mark};
 use super::figures::Figure;
 use crate::error::{Error, Result};
 use crate::files;
@@ -93,16 +93,12 @@ pub fn strong(predicted: &[PredictedRuns]) -> Result<Option<Figure>> {
         let ideal = points.iter().map(|&(ranks, _)| (ranks, longest * fewest / ranks)).collect();
         let on = if network.is_empty() { String::new() } else { format!(", {network}") };
         let colour = lines.len() / 2;
-        let line = |label, points, mark| ChartLine { label, points, band: Vec::new(), mark, colour };
-        lines.push(line(format!("predicted: {model}, {samples} samples a step{on}"), points, Mark::Line));
-        lines.push(line(if colour == 0 { "ideal".into() } else { String::new() }, ideal, Mark::Dashes));
+        let label = format!("predicted: {model}, {samples} samples a step{on}");
+        lines.push(ChartLine::new(label, points, Mark::Line, colour));
+        lines.push(ChartLine::new(if colour == 0 { "ideal" } else { "" }, ideal, Mark::Dashes, colour));
     }
-    if lines.is_empty() {
-        return Ok(None);
-    }
-    let axes = [ChartAxis::new("ranks", Scale::Log2), ChartAxis::new("a step [s]", Scale::Log10)];
-    let svg = chart::lines(&axes[0], &axes[1], &lines)?;
+    let [x, y] = [ChartAxis::new("ranks", Scale::Log2), ChartAxis::new("a step [s]", Scale::Log10)];
     let caption =
         "Of as many samples in all (strong scaling). The ideal line leads from the fewest ranks on.";
-    Ok(Some(Figure::new("strong-scaling".to_string(), "A step over ranks", caption, svg)))
+    Figure::of_lines(["strong-scaling", "A step over ranks", caption], [&x, &y], &lines)
 }

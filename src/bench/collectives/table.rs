@@ -60,21 +60,10 @@ pub fn print_header(
             "# (memory): every rank reads and writes the size once in place, the least that a sum in place takes",
         );
     }
-    record::print(&format!(
-        "#{:>9} {:>11} {:>6} {:>18} {:>5} {:>11} {:>11} {:>11} {:>11} {:>11} {:>6} {:>8}",
-        "size",
-        "elements",
-        "ranges",
-        "algorithm",
-        "wire",
-        "min us",
-        "median us",
-        "p95 us",
-        "algbw GB/s",
-        "busbw GB/s",
-        "ratio",
-        "wrong"
-    ));
+    record::print(
+        "#     size    elements ranges          algorithm  wire      min us   median us      p95 us  algbw GB/s  \
+         busbw GB/s  ratio    wrong",
+    );
 }
 
 /// Says a row as soon as it is there. One that was not timed has a number of wrong elements only.

@@ -1,6 +1,5 @@
 //! The command line, grouped as `--help` shows it, and its validation into a `Config`.
 
-mod asynchronous;
 mod evaluation;
 mod file;
 mod loss_scale;

@@ -78,8 +78,7 @@ pub mod most {
 }
 
 /// Which device a rank drives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A GPU where every rank has one that can be used, else the CPU.
     Auto,
@@ -115,12 +114,6 @@ impl std::fmt::Display for DeviceKind {
             DeviceKind::Cuda(Some(number)) => f.pad(&format!("cuda:{number}")),
             DeviceKind::Reference => f.pad("reference"),
         }
-    }
-}
-
-impl From<DeviceKind> for String {
-    fn from(device: DeviceKind) -> String {
-        device.to_string()
     }
 }
 

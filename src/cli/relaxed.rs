@@ -1,6 +1,6 @@
-//! The flags of ranks that have parameters of their own.
+//! The flags of ranks that have parameters of their own, and of servers that answer one after the other.
 
-use dltrain::config::{OuterFlags, Strategy};
+use dltrain::config::{AsyncOrder, OuterFlags, Strategy};
 use dltrain::error::{Error, Result};
 
 use dltrain::config::values::{at_least_one, in_range, number};
@@ -21,6 +21,9 @@ pub struct Args {
     /// Nesterov's momentum for that step.
     #[arg(long)]
     outer_nesterov: bool,
+    /// Whose gradients a server of --sync server-async takes next [default: arrival].
+    #[arg(long, value_name = "ORDER", value_enum)]
+    async_order: Option<AsyncOrder>,
 }
 
 impl Args {
@@ -61,6 +64,19 @@ impl Args {
                  parameters; add --local-steps H",
             )),
             false => Ok(outer),
+        }
+    }
+
+    /// What is said of the order.
+    ///
+    /// # Errors
+    /// `Usage` where there is none.
+    pub fn order(&self, strategy: Strategy) -> Result<AsyncOrder> {
+        match self.async_order {
+            Some(_) if !strategy.is_asynchronous() => Err(Error::usage(
+                "--async-order: it says whose gradients an asynchronous server takes next; add --sync server-async",
+            )),
+            order => Ok(order.unwrap_or_default()),
         }
     }
 }

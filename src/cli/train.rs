@@ -16,7 +16,7 @@ use dltrain::record::{self, Verbosity};
 use super::places::{self, Use};
 use super::together::{self, Flag};
 use super::values::NetworkName;
-use super::{asynchronous, evaluation, file, loss_scale, optimizer, parallel, pipeline, relaxed, tensor};
+use super::{evaluation, file, loss_scale, optimizer, parallel, pipeline, relaxed, tensor};
 
 /// Beyond these a number is a slip of the keyboard, and products of shapes might not fit a machine word.
 const MOST_CLASSES: usize = 1_000_000;
@@ -124,8 +124,6 @@ pub struct Args {
     sync: Strategy,
     #[command(flatten)]
     relaxed: relaxed::Args,
-    #[command(flatten)]
-    asynchronous: asynchronous::Args,
     #[command(flatten)]
     pipeline: pipeline::Args,
     /// Cut images by rows over T neighbouring ranks, which work on the same --batch images: for images too large for
@@ -441,7 +439,7 @@ impl Args {
             threads: self.threads,
             strategy: decided.strategy,
             outer: self.relaxed.validate(decided.strategy)?,
-            async_order: self.asynchronous.validate(decided.strategy)?,
+            async_order: self.relaxed.order(decided.strategy)?,
             allreduce: if self.shards.is_some() { AllreduceKind::RECURSIVE_DOUBLING } else { self.allreduce },
             cuda_aware: self.cuda_aware,
             wire: self.wire,

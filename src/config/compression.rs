@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
-
 /// A scheme of gradient compression with its one number (`fusion::compress` has the schemes).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Compression {
@@ -79,12 +77,6 @@ impl fmt::Display for Compression {
             Compression::TwoBit { threshold } => write!(f, "2bit:{threshold}"),
             Compression::PowerSgd { rank } => write!(f, "powersgd:{rank}"),
         }
-    }
-}
-
-impl Serialize for Compression {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

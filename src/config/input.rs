@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::most;
 use super::values::{at_most, name_of, names_of, within, without_flags};
@@ -170,12 +170,6 @@ impl fmt::Display for Augment {
         parts
             .extend(mixtures.iter().filter_map(|(name, alpha)| alpha.map(|alpha| format!("{name}={alpha}"))));
         f.pad(if parts.is_empty() { "none".into() } else { parts.join(",") }.as_str())
-    }
-}
-
-impl Serialize for Augment {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

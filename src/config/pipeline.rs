@@ -19,8 +19,7 @@ pub struct Pipeline {
 }
 
 /// In which order passes are done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
-#[serde(into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PipelineSchedule {
     /// All forward passes first.
     GPipe,
@@ -56,12 +55,6 @@ impl fmt::Display for PipelineSchedule {
             PipelineSchedule::Interleaved(chunks) => write!(f, "interleaved:{chunks}"),
             PipelineSchedule::ZeroBubble => f.write_str("zb-h1"),
         }
-    }
-}
-
-impl From<PipelineSchedule> for String {
-    fn from(schedule: PipelineSchedule) -> String {
-        schedule.to_string()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use super::{MeshShape, SyncBatchNorm};
+use super::{Augment, Compression, DeviceKind, MeshShape, PipelineSchedule, Strategy, SyncBatchNorm};
 use crate::error::{Error, Result};
 
 /// Groups of flags where none is given.
@@ -21,6 +21,18 @@ pub fn names_of<E: ValueEnum>() -> Vec<String> {
     let named = |value: &E| value.to_possible_value().map(|value| value.get_name().to_string());
     E::value_variants().iter().filter_map(named).collect()
 }
+
+/// Values that a record has as the text that they print as.
+macro_rules! recorded_as_text {
+    ($($kind:ty),*) => { $(
+        impl serde::Serialize for $kind {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+                to.collect_str(self)
+            }
+        }
+    )* };
+}
+recorded_as_text!(Augment, Compression, DeviceKind, PipelineSchedule, Strategy);
 
 /// Whether a name is among those of a list that spaces part.
 pub fn lists(names: &str, name: &str) -> bool {

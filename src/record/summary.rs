@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use super::table::{Speed, batch, decimals, duration, metric, percent, plural, shown, thousands};
+use super::table::{Speed, batch, decimals, duration, metric, percent, plural, shown};
 use super::{CompressionRecord, Description, EpochRecord, MemoryRecord, RankInfo, Spent, StepRecord};
 use crate::config::Metric;
 use crate::device::Metered;
+use crate::plan::group;
 
 type SummaryRow = (&'static str, String);
 
@@ -44,7 +45,7 @@ fn settings(place: RankInfo, about: &Description) -> Vec<SummaryRow> {
         false => format!("{}, {bytes:.1} MB in {buckets}", about.text("allreduce_used")),
     };
     vec![
-        ("model", format!("{} ({} parameters)", about.model, thousands(about.parameters))),
+        ("model", format!("{} ({} parameters)", about.model, group(about.parameters as usize))),
         ("data", about.text("images").into()),
         ("device", about.device.clone()),
         ("ranks x threads", format!("{} x {}{}", place.size, about.size.threads, on(about.text("hosts")))),

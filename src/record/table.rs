@@ -3,6 +3,7 @@ use super::summary::{Closing, optimizer};
 use super::{Description, EpochRecord, RankInfo, StepRecord};
 use crate::config::Metric;
 use crate::device::Usage;
+use crate::plan::group;
 
 /// Above the lines of `epoch`.
 const EPOCH_HEADER: [&str; 2] =
@@ -48,7 +49,7 @@ pub(super) fn introduction(place: RankInfo, about: &Description) -> String {
     format!(
         "{}: {} parameters; {} x {}, batch {}; {work}\n{}\n{}",
         about.model,
-        thousands(about.parameters),
+        group(about.parameters as usize),
         plural(place.size, "rank"),
         plural(about.size.threads, "thread"),
         batch(about),
@@ -186,19 +187,6 @@ pub(super) fn duration(seconds: f64) -> String {
         _ if whole < 3600 => format!("{} min {:02} s", whole / 60, whole % 60),
         _ => format!("{} h {:02} min", whole / 3600, whole / 60 % 60),
     }
-}
-
-/// "402,442".
-pub(super) fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]

@@ -132,6 +132,18 @@ pub struct Travelling {
     pub on_device: Memory,
 }
 
+impl Travelling {
+    /// Memory of this rank's own.
+    fn new(device: &dyn Device, bytes: usize) -> Result<Travelling> {
+        let region = Rc::new(Region::private(bytes)?);
+        let on_device = match device.is_host() {
+            true => as_memory(&region),
+            false => device.allocate(bytes)?,
+        };
+        Ok(Travelling { region, on_device })
+    }
+}
+
 impl ParameterMemory {
     /// Collective. `copies` is how many of state and average there are. Where a rank has the parameters alone that it
     /// owns, it `holds` so many bytes.
@@ -181,14 +193,8 @@ impl ParameterMemory {
         bytes: usize,
     ) -> Result<ParameterMemory> {
         let comes = config.relaxed(world.size()).is_some_and(|relaxed| relaxed.sends_parameters());
-        let travelling = (owners.are_apart() || comes).then(|| {
-            let region = Rc::new(Region::private(if comes { 2 * bytes } else { bytes })?);
-            let on_device = match device.is_host() {
-                true => as_memory(&region),
-                false => device.allocate(region.bytes())?,
-            };
-            Ok(Travelling { region, on_device })
-        });
+        let travelling = (owners.are_apart() || comes)
+            .then(|| Travelling::new(device, if comes { 2 * bytes } else { bytes }));
         let travelling: Option<Travelling> = world.agree(travelling.transpose())?;
         let parameters = match &travelling {
             Some(travelling) => travelling.on_device.slice(0, bytes),
@@ -268,15 +274,7 @@ pub fn shares_gradients(config: &Config, averaging: &Averaging, plan: &Plan) -> 
 /// # Errors
 /// The same on every rank: memory lacks.
 pub fn windows_apart(world: &World, device: &dyn Device, bytes: usize) -> Result<Travelling> {
-    let region = Region::private(bytes).map(Rc::new);
-    let made = region.and_then(|region| {
-        let on_device = match device.is_host() {
-            true => as_memory(&region),
-            false => device.allocate(bytes)?,
-        };
-        Ok(Travelling { region, on_device })
-    });
-    let windows = world.agree(made)?;
+    let windows = world.agree(Travelling::new(device, bytes))?;
     if !device.is_host() {
         device.pin(&as_memory(&windows.region));
     }

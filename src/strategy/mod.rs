@@ -16,8 +16,7 @@ pub use owners::{OwnerShare, Owners, Seat};
 pub use relaxed::{ModelAveraging, Outer, OuterFlags, Relaxed};
 
 /// Which ranks compute, and which of them update which parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Strategy {
     /// Plain data parallelism: sums of gradients go to all ranks. The ranks of a node have their parameters in common
     /// where they can, and then share the update.
@@ -267,12 +266,6 @@ impl Strategy {
             (true, _) => format!("{self}; {owned}"),
             _ => owned,
         }
-    }
-}
-
-impl From<Strategy> for String {
-    fn from(strategy: Strategy) -> String {
-        strategy.to_string()
     }
 }
 

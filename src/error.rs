@@ -112,6 +112,31 @@ impl Error {
     }
 }
 
+/// Makes an error of a failure about a file, in the failure's own words.
+pub trait OrError<T> {
+    /// A data file that cannot be used.
+    ///
+    /// # Errors
+    /// `Data`.
+    fn or_data(self, path: &Path) -> Result<T>;
+
+    /// A file that cannot be written: before the failure's words what cannot be done.
+    ///
+    /// # Errors
+    /// `Output`.
+    fn or_output(self, path: &Path, what: &str) -> Result<T>;
+}
+
+impl<T, E: fmt::Display> OrError<T> for std::result::Result<T, E> {
+    fn or_data(self, path: &Path) -> Result<T> {
+        self.map_err(|error| Error::data(path, error))
+    }
+
+    fn or_output(self, path: &Path, what: &str) -> Result<T> {
+        self.map_err(|error| Error::output(path, format!("{what}: {error}")))
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Names and texts out of files may hold what a terminal takes for commands.

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use clap_complete::aot::Shell as Known;
 
 use super::parsed::command;
-use dltrain::error::{Error, Result};
+use dltrain::error::{Error, OrError, Result};
 use dltrain::record;
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -50,7 +50,7 @@ pub fn man(directory: Option<&Path>) -> Result<()> {
         check_pages(directory)?;
         let written =
             std::fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(command(), directory));
-        return written.map_err(|error| Error::output(directory, format!("cannot write the pages: {error}")));
+        return written.or_output(directory, "cannot write the pages");
     }
     let mut text = Vec::new();
     let rendered = clap_mangen::Man::new(command()).render(&mut text);

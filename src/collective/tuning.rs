@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::cost::Nodes;
 use crate::comm::World;
 use crate::config::{AllreduceKind, environment};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::{self, directory_of, fnv1a, write_whole};
 use crate::host;
 
@@ -317,8 +317,7 @@ impl Tuning {
             let what = "is there already and is no tuning file; choose another --output";
             return Err(Error::output(path, what));
         }
-        std::fs::create_dir_all(directory_of(path))
-            .map_err(|error| Error::output(path, format!("cannot write the tuning file: {error}")))?;
+        std::fs::create_dir_all(directory_of(path)).or_output(path, "cannot write the tuning file")?;
         files::own(path, "choose another --output")
     }
 
@@ -327,10 +326,10 @@ impl Tuning {
     /// # Errors
     /// `Output`.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let failed =
-            |error: std::io::Error| Error::output(path, format!("cannot write the tuning file: {error}"));
         let text = self.to_text()?;
-        write_whole(path, "the tuning file", |new| std::fs::write(new, &text).map_err(failed))
+        write_whole(path, "the tuning file", |new| {
+            std::fs::write(new, &text).or_output(path, "cannot write the tuning file")
+        })
     }
 }
 

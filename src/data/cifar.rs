@@ -12,7 +12,7 @@ use super::detect::Parts;
 use super::idx::label_bytes;
 use super::images::Images;
 use super::{Colours, Dataset, Wanted};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::{self, crc32};
 
 const SIDE: usize = 32;
@@ -118,7 +118,7 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
 
 fn read(path: &Path, variant: &Variant, pixels: &mut Vec<u8>, labels: &mut Vec<i32>) -> Result<()> {
     let record = variant.labels + 3 * PLANE;
-    let bytes = files::read(path).map_err(|error| Error::data(path, error))?;
+    let bytes = files::read(path).or_data(path)?;
     if bytes.is_empty() || !bytes.len().is_multiple_of(record) {
         let what = format!(
             "{} bytes, which is not a number of records of {record} bytes: truncated, or another format",

@@ -13,7 +13,7 @@ use super::{
     Dataset, EvaluationCrop, Jpeg, Samples, Sets, Wanted, cifar, idx, packed, synthetic_shapes, tar,
 };
 use crate::config::{Augment, Augmentation, DataFormat, most};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 
 /// What a data set consists of before it is prepared for a model.
 pub struct Parts {
@@ -400,7 +400,7 @@ impl VisitedDirectories {
     /// A directory that is read, and those around it, which would lead to it again.
     pub fn above(directory: &Path) -> Result<VisitedDirectories> {
         let mut seen = VisitedDirectories::none();
-        let whole = directory.canonicalize().map_err(|error| Error::data(directory, error))?;
+        let whole = directory.canonicalize().or_data(directory)?;
         for directory in whole.ancestors() {
             seen.is_new(directory)?;
         }
@@ -409,7 +409,7 @@ impl VisitedDirectories {
 
     /// Whether a directory is read for the first time.
     pub fn is_new(&mut self, directory: &Path) -> Result<bool> {
-        let there = fs::metadata(directory).map_err(|error| Error::data(directory, error))?;
+        let there = fs::metadata(directory).or_data(directory)?;
         let is_new = self.directories.insert((there.dev(), there.ino()));
         if !is_new && self.again.is_none() {
             self.again = Some(directory.to_path_buf());

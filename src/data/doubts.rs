@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{DirectoryContent, has_directories};
 use super::split::{DataSplit, is_fold, part, parts_within};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 
 /// How a layout is taken that may be meant otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub fn check(
     files: &[(String, i32)],
 ) -> Result<()> {
     let by_names = check_names(directory, classes, "folder");
-    by_names.map_err(|what| Error::data(directory, what))?;
+    by_names.or_data(directory)?;
     let looked_at: Vec<&str> = spread(files.len()).map(|at| &*files[at].0).collect();
     let there = |name: &str| files.binary_search_by(|(file, _)| Path::new(file).cmp(Path::new(name))).is_ok();
     match one_too_many(directory, places).or_else(|| by_files(&looked_at, there)) {

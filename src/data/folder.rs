@@ -18,7 +18,7 @@ use super::orientation;
 use super::picture::{self, Picture};
 use super::split::{DataSplit, part};
 use super::{Dataset, Jpeg};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::{self, crc32};
 
 /// Files that are opened at the start, to find out at once that the whole set cannot be read.
@@ -90,7 +90,7 @@ pub fn files(path: &Path, jpeg: Jpeg) -> Result<(Folder, LeftOut)> {
             path
         }
         false => {
-            files::check(path).map_err(|error| Error::data(path, error))?;
+            files::check(path).or_data(path)?;
             found.files.push((DirectoryContent::name(path), 0));
             files::directory_of(path)
         }
@@ -466,7 +466,7 @@ impl Dataset for Folder {
 
     fn read(&self, index: usize, picture: &mut Picture) -> Result<()> {
         let bytes = self.bytes(index)?;
-        picture::decode(&bytes, picture, self.jpeg).map_err(|what| Error::data(&self.path(index), what))?;
+        picture::decode(&bytes, picture, self.jpeg).or_data(&self.path(index))?;
         if self.upright {
             orientation::turn(picture, orientation::of(&bytes));
         }

@@ -16,7 +16,7 @@ use super::members::{Entry, TarMembers};
 use super::picture::{self, Picture};
 use super::split::{DataSplit, part, part_of_file};
 use super::{Dataset, Jpeg};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::{self, KeptFile, crc32};
 
 /// Opens one tar file, or all in a directory and in those within.
@@ -29,7 +29,7 @@ pub fn open(path: &Path, jpeg: Jpeg, meant: Meant) -> Result<Parts> {
     let (tars, parts) = by_name(path, paths, &mut about);
     let mut members = TarMembers::default();
     let files = tars.iter().enumerate().map(|(index, tar)| {
-        let (kept, file) = KeptFile::open(tar).map_err(|error| Error::data(tar, error))?;
+        let (kept, file) = KeptFile::open(tar).or_data(tar)?;
         members.add(index, &file).map_err(|what| files::unreadable(tar, what))?;
         Ok(kept)
     });

@@ -7,7 +7,7 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 use super::Args;
 use crate::comm::World;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::fields::Universe;
 use crate::files;
 use crate::record::{self, ProgressLine};
@@ -51,5 +51,5 @@ fn write(path: &Path, universe: &Universe) -> Result<()> {
         file.new_dataset_builder().with_data(&universe.parameters()).create("unitPar")?;
         Ok(file.close()?)
     };
-    put().map_err(|error| Error::output(path, format!("cannot be written: {error}")))
+    put().or_output(path, "cannot be written")
 }

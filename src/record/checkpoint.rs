@@ -18,7 +18,7 @@ use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use super::file::text;
 use super::names;
 use crate::device::memory::{bytes_of, bytes_of_mut};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, OrError, Result};
 use crate::files::{self, crc32_from, write_whole};
 
 /// The schema's version. Raised when a reader of the older one would misread.
@@ -122,8 +122,7 @@ fn numbers(bits: Bits) -> BTreeMap<String, f64> {
 /// `ErrorKind::Output`; nothing is left behind.
 pub(super) fn write(path: &Path, contents: &Contents) -> Result<()> {
     write_whole(path, "the checkpoint", |new| {
-        build(new, contents)
-            .map_err(|what| Error::output(path, format!("cannot write the checkpoint: {what}")))
+        build(new, contents).or_output(path, "cannot write the checkpoint")
     })
 }
 

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::checkpoint::{self, Contents};
 use super::{RankInfo, path};
 use crate::config::Resume;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, OrError, Result};
 use crate::files::{self, temporary};
 
 const BEST: &str = "best.h5";
@@ -187,8 +187,7 @@ pub fn own_checkpoints(place: RankInfo, directory: &Path) -> Result<()> {
 
 /// Makes a directory where it is missing (but not its parent: that is more likely a typing error), and tries it.
 fn usable(directory: &Path, remedy: &str) -> Result<()> {
-    files::make_directory(directory)
-        .map_err(|error| Error::output(directory, format!("cannot make the directory: {error}")))?;
+    files::make_directory(directory).or_output(directory, "cannot make the directory")?;
     path::probe(directory)
         .map_err(|error| Error::output(directory, format!("cannot be written: {error}{remedy}")))
 }

@@ -9,12 +9,15 @@ use ndarray::{ArrayView, IxDyn};
 
 use super::check_new;
 use super::file::{describe, text, texts};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::fields::{Coordinate, SampleCoordinate, place_in};
 use crate::files::{self, Unfinished};
 
 /// Numbers that are in memory at a time when such a file is read, of outputs and of targets.
 const PIECE: usize = 1 << 20;
+
+/// What an error of writing begins with.
+const WRONG: &str = "cannot write the predictions";
 
 /// By which such a file is known.
 const FORMAT: &str = "dltrain field predictions";
@@ -96,7 +99,7 @@ impl FieldPredictions {
             }
             Ok((file, output, target, classes))
         };
-        let (file, output, target, classes) = create().map_err(|error| wrong(path, &error))?;
+        let (file, output, target, classes) = create().or_output(path, WRONG)?;
         let shape = shape.to_vec();
         Ok(FieldPredictions { file, output, target, classes, shape, written: 0, unfinished })
     }
@@ -122,7 +125,7 @@ impl FieldPredictions {
             let found: Vec<i32> = (0..places).map(|place| best(place).0).collect();
             put(classes, self.written, self.shape.get(1..).unwrap_or(&[]), &found)
         };
-        write().map_err(|error| wrong(&self.unfinished.path, &error))?;
+        write().or_output(&self.unfinished.path, WRONG)?;
         self.written += 1;
         Ok(())
     }
@@ -134,8 +137,8 @@ impl FieldPredictions {
     pub fn finish(self) -> Result<()> {
         let FieldPredictions { file, output, target, classes, unfinished, .. } = self;
         drop((output, target, classes));
-        file.close().map_err(|error| wrong(&unfinished.path, &error))?;
-        unfinished.finish().map_err(|error| wrong(&unfinished.path, &error))
+        file.close().or_output(&unfinished.path, WRONG)?;
+        unfinished.finish().or_output(&unfinished.path, WRONG)
     }
 }
 
@@ -167,7 +170,7 @@ impl PredictedFields {
     /// # Errors
     /// `Data`: it has no targets, or other ones than outputs.
     pub fn open(path: &Path) -> Result<Option<PredictedFields>> {
-        files::check(path).map_err(|error| Error::data(path, error))?;
+        files::check(path).or_data(path)?;
         let Ok(file) = File::open(path) else { return Ok(None) };
         let attribute = |of: &hdf5::Location, name: &str| {
             let text = of.attr(name).and_then(|text| text.read_scalar::<VarLenUnicode>());
@@ -183,7 +186,7 @@ impl PredictedFields {
         };
         let classes = file.dataset("class");
         let is_of_classes = classes.is_ok();
-        let named = |name| file.dataset(name).map_err(|error| Error::data(path, error));
+        let named = |name| file.dataset(name).or_data(path);
         let (names, output) = (named("sample")?, classes.or_else(|_| named("output"))?);
         let samples = names.size();
         let is_of_samples = |of: &Dataset| of.shape().first() == Some(&samples);
@@ -341,8 +344,4 @@ fn chunk(samples: usize, shape: &[usize]) -> Vec<usize> {
     chunk.push((MOST_OF_SEVERAL / one).clamp(1, samples.max(1)));
     chunk.reverse();
     chunk
-}
-
-fn wrong(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::output(path, format!("cannot write the predictions: {error}"))
 }

@@ -17,7 +17,7 @@ use super::summary::Closing;
 use super::{Description, EpochRecord, Scheduled, Spread, StepRecord};
 use crate::config::Metric;
 use crate::device::Usage;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files;
 
 /// The schema's version, an attribute of the file. Raised when a reader of the older one would misread.
@@ -236,8 +236,8 @@ impl ResultsFile {
             return Err(super::path::exists(path));
         }
         let temporary = files::temporary(path);
-        let file = Self::build(&temporary, about, added, None)
-            .map_err(|error| Error::output(path, format!("cannot create the results file: {error}")))?;
+        let file =
+            Self::build(&temporary, about, added, None).or_output(path, "cannot create the results file")?;
         files::name(&temporary, path).map_err(|error| match error.kind() {
             std::io::ErrorKind::AlreadyExists => super::path::exists(path),
             _ => Error::output(path, format!("cannot be given its name: {error}")),
@@ -274,7 +274,7 @@ impl ResultsFile {
         }
         let file = files::write_whole(path, "the results file", |temporary| {
             Self::build(temporary, about, &added, Some(&earlier))
-                .map_err(|error| Error::output(path, format!("cannot go on in the results file: {error}")))
+                .or_output(path, "cannot go on in the results file")
         })?;
         Ok(ResultsFile { path: path.to_path_buf(), ..file })
     }
@@ -389,23 +389,19 @@ impl ResultsFile {
             .write()
             .and_then(|()| self.epochs.write())
             .and_then(|()| self.file.flush())
-            .map_err(|error| Error::output(&self.path, format!("cannot write the results: {error}")))
+            .or_output(&self.path, "cannot write the results")
     }
 
     /// The closing values, and the end of the file.
     pub fn finish(mut self, closing: &Closing, status: &str) -> Result<()> {
         self.flush()?;
-        self.close(closing, status).map_err(|error| {
-            Error::output(&self.path, format!("cannot write the closing values: {error}"))
-        })?;
+        self.close(closing, status).or_output(&self.path, "cannot write the closing values")?;
         drop((self.steps, self.epochs, self.summary));
-        self.file
-            .close()
-            .map_err(|error| Error::output(&self.path, format!("cannot close the file: {error}")))?;
+        self.file.close().or_output(&self.path, "cannot close the file")?;
         // HDF5 gives its data to the operating system only; results should outlive a power failure too.
         std::fs::File::open(&self.path)
             .and_then(|file| file.sync_all())
-            .map_err(|error| Error::output(&self.path, format!("cannot bring the results to disk: {error}")))
+            .or_output(&self.path, "cannot bring the results to disk")
     }
 
     fn close(&self, closing: &Closing, status: &str) -> Hdf5Result {

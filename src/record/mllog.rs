@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{EpochRecord, StepRecord};
 use crate::config::Metric;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files;
 
 /// What MLPerf HPC asks a benchmark for, by its `submission_benchmark`.
@@ -71,9 +71,9 @@ impl MlperfLog {
     pub fn create(of: &MlperfKeys, metric: Metric, ago: Duration, resumed: bool) -> Result<MlperfLog> {
         let MlperfKeys { path, keys } = of;
         let out = OpenOptions::new().append(true).create(resumed).create_new(!resumed).open(path);
-        let out = out.map_err(|error| Error::output(path, format!("cannot be made: {error}")))?;
+        let out = out.or_output(path, "cannot be made")?;
         let before = fs::read_to_string(path);
-        let before = before.map_err(|error| Error::output(path, format!("cannot be read: {error}")))?;
+        let before = before.or_output(path, "cannot be read")?;
         let benchmark = keys.iter().find(|(key, _)| key == "submission_benchmark");
         let target = TARGETS.iter().find(|(name, ..)| benchmark.is_some_and(|(_, value)| value == name));
         let now = SystemTime::now();
@@ -182,6 +182,6 @@ impl MlperfLog {
             "namespace": "", "time_ms": self.last, "event_type": kind, "key": key, "value": value, "metadata": about
         });
         let written = self.out.write_all(format!("{MARK}{line}\n").as_bytes());
-        written.map_err(|error| Error::output(&self.path, format!("cannot write MLPerf's log: {error}")))
+        written.or_output(&self.path, "cannot write MLPerf's log")
     }
 }

@@ -117,16 +117,13 @@ impl Recorder {
         };
         let file = path.map(open).transpose()?;
         let resumed = at.map(|at| at.step);
-        let events = about.events.as_ref();
-        let events = events.map(|(directory, every)| {
+        let events = |(directory, every): &(PathBuf, Option<u64>)| {
             let layers = if resumed.is_none() { &about.layers[..] } else { &[] };
             EventFile::create(directory, *every, resumed, layers)
-        });
-        let events = events.transpose()?;
-        let mllog = about.mllog.as_ref();
-        let mllog =
-            mllog.map(|of| MlperfLog::create(of, about.metric, about.started.elapsed(), at.is_some()));
-        let mllog = mllog.transpose()?;
+        };
+        let events = about.events.as_ref().map(events).transpose()?;
+        let mllog = |of| MlperfLog::create(of, about.metric, about.started.elapsed(), at.is_some());
+        let mllog = about.mllog.as_ref().map(mllog).transpose()?;
         terminal::tell(&table::introduction(place, about));
         terminal::start_bar(about.size.steps);
         Ok(Recorder {
@@ -160,16 +157,12 @@ impl Recorder {
 
     /// One step. Costs about a microsecond; once a second the rows so far are written.
     pub fn step(&mut self, record: &StepRecord) {
-        if let Some(writer) = &mut self.writer {
-            writer.step(record);
-        }
+        self.write(|writer| writer.step(record));
     }
 
     /// One epoch: a line of the table, and everything so far is written.
     pub fn epoch(&mut self, record: &EpochRecord) {
-        if let Some(writer) = &mut self.writer {
-            writer.epoch(record);
-        }
+        self.write(|writer| writer.epoch(record));
     }
 
     /// Whether `histogram` is to be called after so many steps; never on a rank that is silent.
@@ -180,30 +173,22 @@ impl Recorder {
 
     /// The numbers of a tensor after the last step, for TensorBoard.
     pub fn histogram(&mut self, tag: &str, values: &[f32]) {
-        if let Some(writer) = &mut self.writer {
-            writer.on_events(|events| events.histogram(tag, values));
-        }
+        self.write(|writer| writer.on_events(|events| events.histogram(tag, values)));
     }
 
     /// What the rank that sends most sent in a step, in bytes.
     pub fn sent_a_step(&mut self, bytes: u64) {
-        if let Some(writer) = &mut self.writer {
-            writer.closing.sent_a_step = bytes;
-        }
+        self.write(|writer| writer.closing.sent_a_step = bytes);
     }
 
     /// How many updates of this part of the run were by gradients so stale: 0, 1, … updates late.
     pub fn staleness(&mut self, counts: &[u64]) {
-        if let Some(writer) = &mut self.writer {
-            writer.closing.stale[0] = counts.to_vec();
-        }
+        self.write(|writer| writer.closing.stale[0] = counts.to_vec());
     }
 
     /// What the run had in memory, as planned and as it came.
     pub fn memory(&mut self, memory: MemoryRecord) {
-        if let Some(writer) = &mut self.writer {
-            writer.closing.memory = Some(memory);
-        }
+        self.write(|writer| writer.closing.memory = Some(memory));
     }
 
     /// Ends the run: writes the closing values and, where it succeeded, the closing table, whose last line is
@@ -212,9 +197,12 @@ impl Recorder {
     /// # Errors
     /// `ErrorKind::Output`: the results could not be written, now or earlier in the run (training went on).
     pub fn finish(mut self, outcome: std::result::Result<(), &Error>) -> Result<()> {
-        match self.writer.take() {
-            Some(mut writer) => writer.finish(outcome),
-            None => Ok(()),
+        self.writer.take().map_or(Ok(()), |mut writer| writer.finish(outcome))
+    }
+
+    fn write(&mut self, what: impl FnOnce(&mut RecordWriter)) {
+        if let Some(writer) = &mut self.writer {
+            what(writer);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use super::RankInfo;
 use super::weights::is_hdf5;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::{self, date, directory_of};
 
 /// The directory used when none is given.
@@ -39,8 +39,7 @@ pub fn results_path(place: RankInfo, given: Option<&Path>, model: &str) -> Resul
         return Ok(Some(given.to_path_buf()));
     }
     if !given.exists() {
-        files::make_directory(given)
-            .map_err(|error| Error::output(given, format!("cannot make the directory: {error}")))?;
+        files::make_directory(given).or_output(given, "cannot make the directory")?;
     }
     // Two runs of one model may start in one second, and jobs of an array at the very same time.
     let job = std::env::var("SLURM_JOB_ID").map_or(String::new(), |job| format!("-job{job}"));

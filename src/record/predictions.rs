@@ -7,7 +7,7 @@ use ndarray::Array2;
 
 use super::check_new;
 use super::file::texts;
-use crate::error::{Error, Result};
+use crate::error::{OrError, Result};
 use crate::files::write_new;
 use crate::model::CLASS_NAMES;
 
@@ -31,12 +31,10 @@ impl Predictions {
     /// `Output` when the file is there already or cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         check_new(path)?;
-        let wrong = |error: &dyn std::fmt::Display| {
-            Error::output(path, format!("cannot write the predictions: {error}"))
-        };
+        let wrong = "cannot write the predictions";
         write_new(path, "the predictions", |new| match path.extension().is_some_and(|end| end == "h5") {
-            true => self.write_hdf5(new).map_err(|error| wrong(&error)),
-            false => fs::write(new, self.csv()).map_err(|error| wrong(&error)),
+            true => self.write_hdf5(new).or_output(path, wrong),
+            false => fs::write(new, self.csv()).or_output(path, wrong),
         })
     }
 

@@ -8,7 +8,7 @@ use hdf5::{File, H5Type, Hyperslab, OpenMode};
 
 use super::file::STATUS_BYTES;
 use super::{Description, Reached};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files;
 
 /// A results file that is open. What is not in it (an older schema, a run that has not come so far) is empty or `None`.
@@ -121,7 +121,7 @@ pub fn run_file(path: &Path) -> Result<String> {
 /// # Errors
 /// `Data` where there is none or it is something else.
 fn open(path: &Path) -> Result<File> {
-    files::check(path).map_err(|error| Error::data(path, error))?;
+    files::check(path).or_data(path)?;
     let file = File::open_as(path, OpenMode::ReadSWMR).or_else(|_| File::open(path));
     let file =
         file.map_err(|error| Error::data(path, format!("is no HDF5 file, or a damaged one: {error}")))?;

@@ -8,7 +8,7 @@ use ndarray::ArrayView;
 
 use super::file::{Columns, Hdf5Result, STEP_CHUNK, describe, text};
 use super::{date, git_revision, hdf5_version, path};
-use crate::error::{Error, Result};
+use crate::error::{OrError, Result};
 use crate::files;
 
 /// Rows copied at a time from the file of an interrupted run.
@@ -171,7 +171,5 @@ pub fn write_table<T: H5Type>(
         }
         file.close()
     };
-    files::write_new(path, "the results", |new| {
-        write(new).map_err(|error| Error::output(path, format!("cannot write the results: {error}")))
-    })
+    files::write_new(path, "the results", |new| write(new).or_output(path, "cannot write the results"))
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{EpochRecord, Layer, StepRecord};
 use crate::config::Metric;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files;
 use crate::host;
 
@@ -71,7 +71,7 @@ impl EventFile {
             format!("{PREFIX}{:010}.{host}.{}.{:09}", now.as_secs(), std::process::id(), now.subsec_nanos());
         let path = directory.join(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| Error::output(&path, format!("cannot be made: {error}")))?;
+        let file = file.or_output(&path, "cannot be made")?;
         let mut events = EventFile { out: BufWriter::new(file), path, every, step: 0 };
         events.write(0, &[text(3, "brain.Event:2")])?;
         if let Some(step) = resumed {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::{RankInfo, path};
-use crate::error::{Error, Result};
+use crate::error::{OrError, Result};
 use crate::files::Unfinished;
 use crate::host::clock::Offset;
 use crate::trace::{Event, EventKind, FOR_RANK};
@@ -70,8 +70,7 @@ impl TimelineFile {
         let path = free.next().unwrap_or_else(|| path.into());
         path::claim(&path, "--timeline")?;
         let file = Unfinished::new(&path);
-        let out = File::create_new(&file.temporary)
-            .map_err(|error| Error::output(&path, format!("cannot write the timeline: {error}")))?;
+        let out = File::create_new(&file.temporary).or_output(&path, "cannot write the timeline")?;
         let writer = TimelineWriter { out: BufWriter::new(out), file, clocks: Vec::new(), failed: None };
         Ok(TimelineFile { writer: Some(writer) })
     }
@@ -100,10 +99,8 @@ impl TimelineFile {
         writer.write(&format!("{last}\n],\"otherData\":{}}}\n", json!({"clocks": clocks})));
         let written = writer.out.flush();
         let written = writer.failed.take().map_or(written, Err);
-        let wrong = |error: std::io::Error| {
-            Error::output(&writer.file.path, format!("cannot write the timeline: {error}"))
-        };
-        written.and_then(|()| writer.file.finish()).map_err(wrong)
+        let finished = written.and_then(|()| writer.file.finish());
+        finished.or_output(&writer.file.path, "cannot write the timeline")
     }
 }
 

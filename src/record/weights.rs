@@ -16,7 +16,7 @@ use super::file::text;
 use super::names;
 use super::read::RunRecord;
 use super::safetensors_file::{self, BATCHES, WAYS};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::fields::lacking_filter;
 use crate::files::{self, KeptFile, crc32_from, write_new, write_whole};
 use crate::model::onnx::export::TensorValues;
@@ -49,8 +49,8 @@ impl ModelMetadata {
         let preprocessing = Preprocessing::from_text(&text(PREPROCESSING));
         Ok(ModelMetadata {
             class_names: serde_json::from_str(&text(CLASS_NAMES)).unwrap_or_default(),
-            preprocessing: preprocessing.map_err(|what| Error::data(path, what))?,
-            fields: FieldScale::from_text(&text(FIELDS)).map_err(|what| Error::data(path, what))?,
+            preprocessing: preprocessing.or_data(path)?,
+            fields: FieldScale::from_text(&text(FIELDS)).or_data(path)?,
         })
     }
 

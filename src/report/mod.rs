@@ -20,7 +20,7 @@ use self::figures::{Figure, MOST};
 use self::page::Section;
 use self::predicted::PredictedRuns;
 use self::run::Run;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, OrError, Result};
 use crate::files;
 use crate::record::{self, PredictedFields};
 
@@ -87,7 +87,7 @@ fn check_places(args: &Args) -> Result<()> {
         ));
     }
     let Some(directory) = &args.plots else { return Ok(()) };
-    fs::create_dir_all(directory).map_err(|error| Error::output(directory, format!("--plots: {error}")))?;
+    fs::create_dir_all(directory).or_output(directory, "--plots")?;
     match fs::read_dir(directory).map(|mut entries| entries.next().is_some()) {
         Ok(false) => Ok(()),
         Ok(true) => Err(Error::output(directory, "is not empty; choose a new directory for --plots")),
@@ -136,7 +136,7 @@ fn opened(given: &[PathBuf]) -> Result<(Vec<Run>, Vec<(String, PredictedFields)>
 }
 
 fn results_in(directory: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(directory).map_err(|error| Error::data(directory, error))?;
+    let entries = fs::read_dir(directory).or_data(directory)?;
     let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let mut files: Vec<PathBuf> = files.filter(|file| file.extension().is_some_and(|e| e == "h5")).collect();
     files.sort();
@@ -178,6 +178,5 @@ fn write_plot(directory: &Path, figure: &Figure) -> Result<()> {
 }
 
 fn put(path: &Path, text: &str) -> Result<()> {
-    let wrong = |error: std::io::Error| Error::output(path, format!("cannot be written: {error}"));
-    files::write_whole(path, "the report", |new| fs::write(new, text).map_err(wrong))
+    files::write_whole(path, "the report", |new| fs::write(new, text).or_output(path, "cannot be written"))
 }

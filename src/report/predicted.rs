@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::axis::{ChartAxis, Scale};
 use super::chart::{ChartLine, Mark};
 use super::figures::Figure;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files;
 
 /// A prediction for some numbers of ranks.
@@ -35,7 +35,7 @@ impl PredictedRuns {
     /// # Errors
     /// `Data` where the file is no prediction.
     pub fn read(path: &Path) -> Result<PredictedRuns> {
-        let bytes = files::read(path).map_err(|error| Error::data(path, error))?;
+        let bytes = files::read(path).or_data(path)?;
         let prediction: PredictedRuns = serde_json::from_slice(&bytes).map_err(|error| {
             Error::data(path, format!("is no prediction as --save-prediction writes it: {error}"))
         })?;

@@ -12,7 +12,7 @@ use super::network::Network;
 use crate::comm::{Topology, World};
 use crate::config::{Config, MeshShape, Precision, SyncBatchNorm};
 use crate::device::{Device, Rule};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::{self, fnv1a};
 use crate::graph::{Graph, Op, SplitLayers};
 use crate::host;
@@ -490,9 +490,9 @@ impl Plans {
     /// The file of `--plan-steps`, by rank 0.
     pub fn write_steps(&self, world: &World, config: &Config) -> Result<()> {
         let Some(path) = config.plan.plan_steps.as_ref().filter(|_| world.is_first()) else { return Ok(()) };
-        let wrong = |e: std::io::Error| Error::output(path, format!("cannot write the plan's steps: {e}"));
         files::write_new(path, "the plan's steps", |to| {
-            std::fs::write(to, self.training.steps_as_json() + &self.update_as_json(config)).map_err(wrong)
+            let text = self.training.steps_as_json() + &self.update_as_json(config);
+            std::fs::write(to, text).or_output(path, "cannot write the plan's steps")
         })
     }
 

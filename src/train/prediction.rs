@@ -13,7 +13,7 @@ use super::plans::{ADDING, Planning, Plans, most_classes};
 use super::simgrid;
 use crate::comm::Topology;
 use crate::config::{AllreduceKind, Config, MeshShape, Pipeline, Prediction, SyncBatchNorm};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, OrError, Result};
 use crate::files;
 use crate::graph::TensorGroup;
 use crate::plan::{Manner, Plan, Script, describe_bytes as bytes, describe_seconds as time};
@@ -194,9 +194,7 @@ impl Predictor<'_> {
             "model": self.of.config.model, "strategy": strategy, "network": network, "points": points,
         });
         files::write_new(path, "the prediction", |to| {
-            let wrong =
-                |error: std::io::Error| Error::output(path, format!("cannot write the prediction: {error}"));
-            std::fs::write(to, format!("{all:#}\n")).map_err(wrong)
+            std::fs::write(to, format!("{all:#}\n")).or_output(path, "cannot write the prediction")
         })
     }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::plans::{ADDING, Plans};
 use super::prediction::Case;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files;
 use crate::plan::{Action, Axis, Kind, Line, Manner, Plan, Script, Transfer, TransferId};
 use crate::simulate::{Course, Deed, Machine};
@@ -35,9 +35,7 @@ pub fn export(path: &Path, case: &Case) -> Result<String> {
     let cast = Cast::new(case, machine, manner)
         .ok_or_else(|| refused("a library adds up; use another --allreduce".into()))?;
     files::write_new(path, "what ranks do", |to| {
-        let wrong =
-            |error: std::io::Error| Error::output(path, format!("cannot write what ranks do: {error}"));
-        cast.write(to).map_err(wrong)
+        cast.write(to).or_output(path, "cannot write what ranks do")
     })?;
     let ranks = cast.scripts.len();
     // As it is predicted: the first place of a group stands for all.

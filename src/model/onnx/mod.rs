@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::{self, Crc};
 use crate::graph::{Builder, SampleShape, TensorId};
 use crate::model::{CLASS_NAMES, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
@@ -112,8 +112,8 @@ impl OnnxFile {
         let whole = prost::bytes::Bytes::from(bytes);
         let damaged = |error| files::unreadable(path, format!("cannot be read as ONNX: {error}"));
         let model = ModelProto::decode(whole.clone()).map_err(damaged)?;
-        let version = version(&model).map_err(|what| Error::data(path, what))?;
-        let said = SaidByWriter::of(&model).map_err(|what| Error::data(path, what))?;
+        let version = version(&model).or_data(path)?;
+        let said = SaidByWriter::of(&model).or_data(path)?;
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
         put_first(&mut graph, loss)?;
         let initializers = graph.initializer.len();
@@ -121,7 +121,7 @@ impl OnnxFile {
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
-        let inputs = FileInput::all(&graph, &tensor_of).map_err(|what| Error::data(path, what))?;
+        let inputs = FileInput::all(&graph, &tensor_of).or_data(path)?;
         let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),

@@ -9,7 +9,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 
 use super::super::schema::{ModelProto, StringStringEntryProto};
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 use crate::files::write_new;
 
 /// What an ONNX file is of, protocol buffers, has no longer messages.
@@ -59,10 +59,7 @@ impl OnnxExport {
                 chunks.iter().try_for_each(|chunk| file.write_all(chunk))?;
                 file.flush()
             };
-            let put = |new: &Path| {
-                put(new)
-                    .map_err(|error| Error::output(&weights, format!("cannot write the weights: {error}")))
-            };
+            let put = |new: &Path| put(new).or_output(&weights, "cannot write the weights");
             write_new(&weights, "the weights", put)?;
             bytes = Some(chunks.iter().map(Bytes::len).sum());
         }

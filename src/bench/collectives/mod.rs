@@ -18,8 +18,8 @@ use std::rc::Rc;
 use clap::builder::PossibleValuesParser;
 
 use self::check::{Checker, GUARD};
+use self::results::ResultRow;
 use self::subject::Contender;
-use self::table::TableRow;
 use self::time::TimeSamples;
 use super::limits;
 use super::sizes::SizeRange;
@@ -123,7 +123,7 @@ pub fn run(subject: Subject, args: &Args, world: &World) -> Result<()> {
     let about = results::About { subject, args, world, region: &region, limits: limits.as_ref() };
     let written = path.map_or(Ok(()), |path| results::write(&path, &about, &rows));
     world.agree(written)?;
-    match rows.iter().map(|row| row.wrong).sum::<usize>() {
+    match rows.iter().map(|row| row.wrong).sum::<u64>() {
         0 => Ok(()),
         wrong => {
             world.agree(Err(Error::new(ErrorKind::Internal, format!("{subject}: {wrong} wrong elements"))))
@@ -163,7 +163,7 @@ fn measure(
     region: &Rc<Region>,
     case: &[usize],
     contenders: &mut [Contender],
-) -> Result<Vec<TableRow>> {
+) -> Result<Vec<ResultRow>> {
     let next = |start: &mut usize, length: &usize| {
         let range = *start..*start + length;
         *start = range.end;
@@ -172,33 +172,46 @@ fn measure(
     let ranges: Vec<Range<usize>> = case.iter().scan(GUARD, next).collect();
     let length: usize = case.iter().sum();
     let factor = subject.bus_factor(world.size());
-    let row = |algorithm, wire, wrong, times: Option<TimeSamples>, yardstick: Option<TimeSamples>| {
-        let median = |times: Option<TimeSamples>| times.map_or(f64::NAN, |times| times.median);
-        let (bytes, ranges) = (length * size_of::<f32>(), case.len());
-        let (algbw, ratio) = (bytes as f64 / median(times), median(yardstick) / median(times));
-        let busbw = algbw * factor;
-        TableRow { algorithm, wire, bytes, elements: length, ranges, times, algbw, busbw, ratio, wrong }
+    let row = |algorithm: &str, wire: Wire, wrong: usize, times: TimeSamples, first: Option<&ResultRow>| {
+        let TimeSamples { min, median, p95, samples } = times;
+        let size = (length * size_of::<f32>()) as u64;
+        let algbw = size as f64 / median;
+        // The first one is the MPI library's.
+        let yardstick = first.filter(|row| row.samples > 0).map_or(median, |row| row.median);
+        ResultRow {
+            algorithm: algorithm.parse().unwrap_or_default(),
+            wire: wire.to_string().parse().unwrap_or_default(),
+            size,
+            elements: length as u64,
+            ranges: case.len() as u64,
+            samples: samples as u64,
+            min,
+            median,
+            p95,
+            algbw,
+            busbw: algbw * factor,
+            ratio: yardstick / median,
+            wrong: wrong as u64,
+        }
     };
     let mut checker = Checker::new(subject, world, region);
-    let mut rows: Vec<TableRow> = Vec::new();
+    let mut rows: Vec<ResultRow> = Vec::new();
     for contender in contenders {
         let slots = contender.prepare(&ranges)?;
         let wrong = checker.check(contender, &slots, &ranges)?;
         let times = if args.check_only || wrong > 0 {
-            None
+            TimeSamples::NONE
         } else {
             checker.zero(length);
-            Some(time::time(world, args.iterations, || contender.run(&slots))?)
+            time::time(world, args.iterations, || contender.run(&slots))?
         };
-        // The first one is the MPI library's.
-        let yardstick = rows.first().and_then(|row| row.times).or(times);
-        let row = row(contender.collective.name(), contender.wire, wrong, times, yardstick);
+        let row = row(contender.collective.name(), contender.wire, wrong, times, rows.first());
         table::print_row(world, &row);
         rows.push(row);
     }
     if subject == Subject::Allreduce && world.nodes() == 1 && !args.check_only {
-        let times = Some(time::time(world, args.iterations, || pass(region, length))?);
-        let row = row("(memory)", Wire::F32, 0, times, rows.first().and_then(|row| row.times));
+        let times = time::time(world, args.iterations, || pass(region, length))?;
+        let row = row("(memory)", Wire::F32, 0, times, rows.first());
         table::print_row(world, &row);
         rows.push(row);
     }

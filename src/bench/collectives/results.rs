@@ -6,29 +6,28 @@ use hdf5::types::FixedUnicode;
 
 use super::Args;
 use super::subject::Subject;
-use super::table;
 use crate::bench::limits::BandwidthLimits;
 use crate::comm::{Region, World};
 use crate::error::Result;
 use crate::record;
 
-/// A row as it is kept.
+/// What an algorithm does with one length, as it is kept (`COLUMNS`).
 #[derive(Debug, Clone, hdf5::H5Type)]
 #[repr(C)]
-struct ResultRow {
-    algorithm: FixedUnicode<32>,
-    wire: FixedUnicode<8>,
-    size: u64,
-    elements: u64,
-    ranges: u64,
-    samples: u64,
-    min: f64,
-    median: f64,
-    p95: f64,
-    algbw: f64,
-    busbw: f64,
-    ratio: f64,
-    wrong: u64,
+pub struct ResultRow {
+    pub algorithm: FixedUnicode<32>,
+    pub wire: FixedUnicode<8>,
+    pub size: u64,
+    pub elements: u64,
+    pub ranges: u64,
+    pub samples: u64,
+    pub min: f64,
+    pub median: f64,
+    pub p95: f64,
+    pub algbw: f64,
+    pub busbw: f64,
+    pub ratio: f64,
+    pub wrong: u64,
 }
 
 /// Unit and meaning of each column.
@@ -79,26 +78,6 @@ impl About<'_> {
 }
 
 /// Called where there is a path: on rank 0.
-pub fn write(path: &Path, about: &About, rows: &[table::TableRow]) -> Result<()> {
-    let rows: Vec<ResultRow> = rows.iter().map(kept).collect();
-    record::write_table(path, "dltrain bench", &about.attributes(), COLUMNS, &rows)
-}
-
-fn kept(row: &table::TableRow) -> ResultRow {
-    let of = |time: fn(&super::time::TimeSamples) -> f64| row.times.as_ref().map_or(f64::NAN, time);
-    ResultRow {
-        algorithm: row.algorithm.parse().unwrap_or_default(),
-        wire: row.wire.to_string().parse().unwrap_or_default(),
-        size: row.bytes as u64,
-        elements: row.elements as u64,
-        ranges: row.ranges as u64,
-        samples: row.times.map_or(0, |times| times.samples) as u64,
-        min: of(|times| times.min),
-        median: of(|times| times.median),
-        p95: of(|times| times.p95),
-        algbw: row.algbw,
-        busbw: row.busbw,
-        ratio: row.ratio,
-        wrong: row.wrong as u64,
-    }
+pub fn write(path: &Path, about: &About, rows: &[ResultRow]) -> Result<()> {
+    record::write_table(path, "dltrain bench", &about.attributes(), COLUMNS, rows)
 }

@@ -1,33 +1,12 @@
 //! The table that is printed.
 
 use super::Args;
+use super::results::ResultRow;
 use super::subject::Subject;
-use super::time::TimeSamples;
 use crate::bench::limits::{self, BandwidthLimits};
 use crate::bench::sizes::show;
 use crate::comm::{Region, World};
-use crate::config::Wire;
 use crate::record;
-
-/// One line: what an algorithm does with one length.
-#[derive(Debug, Clone)]
-pub struct TableRow {
-    pub algorithm: &'static str,
-    pub wire: Wire,
-    pub bytes: usize,
-    pub elements: usize,
-    /// Ranges in flight together that these are.
-    pub ranges: usize,
-    /// `None` where nothing was timed.
-    pub times: Option<TimeSamples>,
-    /// Bytes a second: size / median.
-    pub algbw: f64,
-    pub busbw: f64,
-    /// Median time of the MPI library's call over this one's.
-    pub ratio: f64,
-    /// Wrong numbers of all ranks and checks.
-    pub wrong: usize,
-}
 
 pub fn print_header(
     subject: Subject,
@@ -67,23 +46,20 @@ pub fn print_header(
 }
 
 /// Says a row as soon as it is there. One that was not timed has a number of wrong elements only.
-pub fn print_row(world: &World, row: &TableRow) {
+pub fn print_row(world: &World, row: &ResultRow) {
     if world.rank() > 0 {
         return;
     }
-    let TableRow { algorithm, wire, bytes, elements, ranges, algbw, busbw, ratio, wrong, .. } = row;
-    let Some(times) = row.times else {
-        record::print(&format!("{:>10} {elements:>11} {algorithm:>18} {wrong:>8}", show(*bytes)));
+    let ResultRow { size, elements, ranges, algbw, busbw, ratio, wrong, .. } = row;
+    let (size, algorithm, wire) = (show(*size as usize), row.algorithm.as_str(), row.wire.as_str());
+    if row.samples == 0 {
+        record::print(&format!("{size:>10} {elements:>11} {algorithm:>18} {wrong:>8}"));
         return;
-    };
-    let us = |seconds: f64| seconds * 1e6;
+    }
+    let [min, median, p95] = [row.min, row.median, row.p95].map(|seconds| seconds * 1e6);
+    let [algbw, busbw] = [algbw, busbw].map(|rate| rate / 1e9);
     record::print(&format!(
-        "{:>10} {elements:>11} {ranges:>6} {algorithm:>18} {wire:>5} {:>11.2} {:>11.2} {:>11.2} {:>11.3} {:>11.3} {ratio:>6.2} {wrong:>8}",
-        show(*bytes),
-        us(times.min),
-        us(times.median),
-        us(times.p95),
-        algbw / 1e9,
-        busbw / 1e9,
+        "{size:>10} {elements:>11} {ranges:>6} {algorithm:>18} {wire:>5} {min:>11.2} {median:>11.2} {p95:>11.2} \
+         {algbw:>11.3} {busbw:>11.3} {ratio:>6.2} {wrong:>8}"
     ));
 }

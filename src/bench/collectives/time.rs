@@ -16,6 +16,11 @@ pub struct TimeSamples {
     pub samples: usize,
 }
 
+impl TimeSamples {
+    /// Of what was not timed.
+    pub const NONE: TimeSamples = TimeSamples { min: f64::NAN, median: f64::NAN, p95: f64::NAN, samples: 0 };
+}
+
 /// Times `run`, over as many samples, or as many as take about half a second, and as many repeats in each as make it
 /// well measurable. Collective.
 pub fn time(

@@ -82,10 +82,7 @@ impl Batched<'_> {
             Op::Reshape => {
                 let to = self.reshaped(node, node.inputs[0], places[0].unwrap_or(FIRST))?;
                 let x = self.made_of(node.inputs[0]).0;
-                let shape = self.whole(node.outputs[0], to);
-                let y = self.net.seen(&node.name, x, shape)?;
-                self.give(node, y, to);
-                Ok(())
+                self.give(node, x, to)
             }
             Op::Permute(order) => self.permuted(node, &order.axes()),
             Op::Concat { axis } => self.along(node, axis),
@@ -154,8 +151,10 @@ impl Batched<'_> {
         (new, None)
     }
 
-    fn give(&mut self, node: &Node, y: TensorId, place: BatchPlace) {
+    fn give(&mut self, node: &Node, y: TensorId, place: BatchPlace) -> Result<()> {
+        let y = self.net.seen(&node.name, y, self.whole(node.outputs[0], place))?;
         self.made[node.outputs[0].0] = Some((y, Some(place)));
+        Ok(())
     }
 
     /// The extents that one image has of what was described for several.
@@ -374,12 +373,9 @@ impl Batched<'_> {
             let order = axes.iter().filter_map(|axis| long.iter().position(|other| other == axis));
             let order: Vec<usize> = std::iter::once(0).chain(order.map(|axis| axis + 1)).collect();
             let is_same = order.windows(2).all(|pair| pair[0] < pair[1]);
-            let y = if is_same { x } else { self.net.permute(&node.name, x, &order)? };
-            let whole = self.whole(node.outputs[0], to);
-            self.net.seen(&node.name, y, whole)?
+            if is_same { x } else { self.net.permute(&node.name, x, &order)? }
         };
-        self.give(node, y, to);
-        Ok(())
+        self.give(node, y, to)
     }
 
     /// What does something along one axis, with operands that are alike along the others.
@@ -397,7 +393,6 @@ impl Batched<'_> {
             }
             inputs.push(if axis == 0 { self.apart(&node.name, x, &each, rank)? } else { x });
         }
-        let whole = self.whole(node.outputs[0], place);
         let y = if axis == 0 {
             let op = match node.op {
                 Op::Concat { .. } => Op::Concat { axis: 1 },
@@ -406,13 +401,12 @@ impl Batched<'_> {
                 other => other,
             };
             let apart = [&[self.images[1]], &self.each(node.outputs[0], place)[..]].concat();
-            let y = self.net.node(&node.name, op, inputs, Shape(apart));
-            self.net.seen(&node.name, y, whole)?
+            self.net.node(&node.name, op, inputs, Shape(apart))
         } else {
+            let whole = self.whole(node.outputs[0], place);
             self.net.node(&node.name, node.op, inputs, Shape(whole))
         };
-        self.give(node, y, place);
-        Ok(())
+        self.give(node, y, place)
     }
 
     /// A sample is what lies behind the first axis.
@@ -427,10 +421,7 @@ impl Batched<'_> {
         let x = self.apart(&node.name, x, &each, each.len())?;
         let shape = self.net.shape(x).clone();
         let y = self.net.node(&node.name, node.op, vec![x], shape);
-        let whole = self.whole(node.outputs[0], place);
-        let y = self.net.seen(&node.name, y, whole)?;
-        self.give(node, y, place);
-        Ok(())
+        self.give(node, y, place)
     }
 
     fn summed(&mut self, node: &Node) -> Result<()> {
@@ -456,7 +447,6 @@ impl Batched<'_> {
             true => each.len() == rank && each[0] == to[0],
             false => each.len() < rank || each[0] == 1,
         };
-        let whole = self.whole(node.outputs[0], place);
         let is_direct = operands.iter().all(fits);
         let mut inputs = Vec::new();
         for (x, each, of_images) in operands {
@@ -471,15 +461,12 @@ impl Batched<'_> {
             }
             op => op,
         };
-        let y = if is_direct {
-            self.net.node(&node.name, op, inputs, Shape(whole))
-        } else {
-            let apart = [&[self.images[1]], &to[..]].concat();
-            let y = self.net.node(&node.name, op, inputs, Shape(apart));
-            self.net.seen(&node.name, y, whole)?
+        let shape = match is_direct {
+            true => self.whole(node.outputs[0], place),
+            false => [&[self.images[1]], &to[..]].concat(),
         };
-        self.give(node, y, place);
-        Ok(())
+        let y = self.net.node(&node.name, op, inputs, Shape(shape));
+        self.give(node, y, place)
     }
 
     fn product(&mut self, node: &Node, of: MatMul) -> Result<()> {
@@ -487,7 +474,7 @@ impl Batched<'_> {
         let place = self.place_of_product(node, of)?;
         let (a, of_a, a_has) = self.operand_of_product(node, 0, place)?;
         let (b, of_b, b_has) = self.operand_of_product(node, 1, place)?;
-        let (each, whole) = (self.each(node.outputs[0], place), self.whole(node.outputs[0], place));
+        let each = self.each(node.outputs[0], place);
         let matrix = |of: &[usize]| of[of.len() - 2..].to_vec();
         let is_one = |of: &[usize]| of[..of.len() - 2].iter().all(|&extent| extent == 1);
         let y = if a_has && !b_has && is_one(&of_b) && !of.transposed[0] {
@@ -522,9 +509,7 @@ impl Batched<'_> {
             }
             self.net.matmul(name, ids[0], ids[1], of)?
         };
-        let y = self.net.seen(name, y, whole)?;
-        self.give(node, y, place);
-        Ok(())
+        self.give(node, y, place)
     }
 
     /// Images may be matrices of a batch, or among the rows of the first operand or the columns of the second.

@@ -248,8 +248,7 @@ impl Builder {
         let y = self.tensor(&name, spec.shape, spec.dtype, Role::Activation);
         let inputs = self.nodes.iter_mut().flat_map(|node| &mut node.inputs);
         inputs.filter(|input| **input == parameter).for_each(|input| *input = y);
-        let node = Node { name, op: Op::Reshape, inputs: vec![parameter], outputs: vec![y], forward: None };
-        self.nodes.insert(0, node);
+        self.nodes.insert(0, Node::new(name, Op::Reshape, vec![parameter], vec![y]));
         y
     }
 
@@ -281,7 +280,7 @@ impl Builder {
 
     pub(super) fn node(&mut self, name: &str, op: Op, inputs: Vec<TensorId>, shape: Shape) -> TensorId {
         let output = self.tensor(name, shape, DType::F32, Role::Activation);
-        self.nodes.push(Node { name: name.into(), op, inputs, outputs: vec![output], forward: None });
+        self.nodes.push(Node::new(name, op, inputs, vec![output]));
         output
     }
 

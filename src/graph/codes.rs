@@ -37,7 +37,7 @@ impl Graph {
             return self;
         }
         let spec = Spec { shape: Shape(vec![self.batch()]), dtype: DType::I32 };
-        let samples = self.with(Tensor::new("samples", spec, Role::Input));
+        let samples = self.add_tensor(Tensor::new("samples", spec, Role::Input));
         self.samples = Some(samples);
         if let Some(tables) = tables[0] {
             self.images = self.look_up(self.images, samples, tables, false);
@@ -48,30 +48,24 @@ impl Graph {
         self
     }
 
-    fn with(&mut self, tensor: Tensor) -> TensorId {
-        self.tensors.push(tensor);
-        TensorId(self.tensors.len() - 1)
-    }
-
     /// Makes of an input the result of what reads its codes in its place.
     fn look_up(&mut self, input: TensorId, samples: TensorId, of: &CodeTables, is_target: bool) -> TensorId {
         let Tensor { name, spec, .. } = self.tensor(input).clone();
         let mut constant = |what: &str, shape: Vec<usize>, values: &Arc<[f32]>| {
             let spec = Spec { shape: Shape(shape), dtype: DType::F32 };
             let tensor = Tensor::new(format!("{name}.{what}"), spec, Role::Constant);
-            self.with(Tensor { values: Some(values.clone()), ..tensor })
+            self.add_tensor(Tensor { values: Some(values.clone()), ..tensor })
         };
         let codes = CodeTables::codes(of.dtype);
         let which = constant("which", vec![of.which.len()], &of.which);
         let tables = constant("tables", vec![of.tables.len() / codes, codes], &of.tables);
         let spec = Spec { dtype: of.dtype, ..spec };
-        let codes = self.with(Tensor::new(format!("{name}.codes"), spec, Role::Input));
+        let codes = self.add_tensor(Tensor::new(format!("{name}.codes"), spec, Role::Input));
         self.tensors[input.0].role = Role::Activation;
         // Where it is wanted: of stages the last one reads targets.
         let at = self.nodes.iter().position(|node| node.inputs.contains(&input)).unwrap_or(0);
         let inputs = vec![codes, samples, which, tables];
-        let op = Op::Lookup { is_target };
-        self.nodes.insert(at, Node { name, op, inputs, outputs: vec![input], forward: None });
+        self.nodes.insert(at, Node::new(name, Op::Lookup { is_target }, inputs, vec![input]));
         self.forward_nodes += 1;
         codes
     }

@@ -42,8 +42,7 @@ impl Graph {
     pub(super) fn gradient_like(&mut self, like: TensorId) -> TensorId {
         let spec = self.tensor(like).spec.clone();
         let name = format!("d {}", self.tensor(like).name);
-        self.tensors.push(Tensor::new(name, spec, Role::Activation));
-        TensorId(self.tensors.len() - 1)
+        self.add_tensor(Tensor::new(name, spec, Role::Activation))
     }
 }
 
@@ -92,8 +91,8 @@ impl BackwardPass {
             Some(before) => {
                 let sum = self.graph.gradient_like(of);
                 let name = self.graph.tensor(of).name.clone();
-                let (op, inputs) = (Op::Add { relu: false }, vec![before, gradient]);
-                self.graph.nodes.push(Node { name, op, inputs, outputs: vec![sum], forward: None });
+                let op = Op::Add { relu: false };
+                self.graph.nodes.push(Node::new(name, op, vec![before, gradient], vec![sum]));
                 sum
             }
         });

@@ -486,13 +486,7 @@ mod tests {
         let rest = again.nodes[pool].outputs[0];
         let more = again.gradient_like(rest);
         let op = Op::Add { relu: true };
-        again.nodes.push(Node {
-            name: "more".into(),
-            op,
-            inputs: vec![rest, rest],
-            outputs: vec![more],
-            forward: None,
-        });
+        again.nodes.push(Node::new("more", op, vec![rest, rest], vec![more]));
         assert_eq!(again.clone().fuse(sums), again);
     }
 

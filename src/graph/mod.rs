@@ -200,6 +200,12 @@ pub struct Node {
     pub forward: Option<NodeId>,
 }
 
+impl Node {
+    fn new(name: impl Into<String>, op: Op, inputs: Vec<TensorId>, outputs: Vec<TensorId>) -> Node {
+        Node { name: name.into(), op, inputs, outputs, forward: None }
+    }
+}
+
 /// A network for one batch size: nodes in an order in which they can run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Graph {
@@ -237,6 +243,11 @@ pub struct Graph {
 }
 
 impl Graph {
+    fn add_tensor(&mut self, tensor: Tensor) -> TensorId {
+        self.tensors.push(tensor);
+        TensorId(self.tensors.len() - 1)
+    }
+
     /// The tensor of this number.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0]
@@ -333,15 +344,9 @@ impl Graph {
         let shape = self.tensor(self.logits).spec.shape.clone();
         let is_given = self.objective().is_some() || self.ends_in_shares().is_some();
         let op = if is_given { Op::Reshape } else { Op::Softmax };
-        self.tensors.push(Tensor::new("probabilities", Spec { shape, dtype: DType::F32 }, Role::Metric));
-        let probabilities = TensorId(self.tensors.len() - 1);
-        self.nodes.push(Node {
-            name: "probabilities".into(),
-            op,
-            inputs: vec![self.logits],
-            outputs: vec![probabilities],
-            forward: None,
-        });
+        let spec = Spec { shape, dtype: DType::F32 };
+        let probabilities = self.add_tensor(Tensor::new("probabilities", spec, Role::Metric));
+        self.nodes.push(Node::new("probabilities", op, vec![self.logits], vec![probabilities]));
         Graph { probabilities: Some(probabilities), forward_nodes: self.forward_nodes + 1, ..self }
     }
 
@@ -378,8 +383,7 @@ impl Graph {
     pub fn mix_labels(mut self) -> Graph {
         let shape = self.tensor(self.labels).spec.shape.clone();
         let mixed = [("others", DType::I32), ("shares", DType::F32)].map(|(name, dtype)| {
-            self.tensors.push(Tensor::new(name, Spec { shape: shape.clone(), dtype }, Role::Input));
-            TensorId(self.tensors.len() - 1)
+            self.add_tensor(Tensor::new(name, Spec { shape: shape.clone(), dtype }, Role::Input))
         });
         for node in &mut self.nodes {
             if node.op.is_loss() {
@@ -396,18 +400,9 @@ impl Graph {
         pixels.spec.dtype = DType::U8;
         pixels.spec.shape.0[1..].rotate_left(1);
         self.tensors[self.images.0].role = Role::Activation;
-        self.tensors.push(pixels);
-        let pixels = TensorId(self.tensors.len() - 1);
-        self.nodes.insert(
-            0,
-            Node {
-                name: "images".into(),
-                op: Op::Normalise { scale, shift },
-                inputs: vec![pixels, self.labels],
-                outputs: vec![self.images],
-                forward: None,
-            },
-        );
+        let pixels = self.add_tensor(pixels);
+        let op = Op::Normalise { scale, shift };
+        self.nodes.insert(0, Node::new("images", op, vec![pixels, self.labels], vec![self.images]));
         Graph { images: pixels, forward_nodes: self.forward_nodes + 1, ..self }
     }
 

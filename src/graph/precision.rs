@@ -88,15 +88,13 @@ impl Graph {
                 let to = *converted.entry(*input).or_insert_with(|| {
                     let name = format!("{name}.{}", if wanted == DType::F32 { "wide" } else { "narrow" });
                     let spec = Spec { dtype: wanted, ..spec };
-                    self.tensors.push(Tensor::new(name.clone(), spec, Role::Activation));
-                    let to = TensorId(self.tensors.len() - 1);
+                    let to = self.add_tensor(Tensor::new(name.clone(), spec, Role::Activation));
                     // A sum gives f32, and what is stretched is of any type.
                     let op = match wanted {
                         DType::F32 => Op::Sum { scale: 1.0 },
                         _ => Op::Expand { scale: 1.0 },
                     };
-                    let (inputs, outputs) = (vec![*input], vec![to]);
-                    self.nodes.push(Node { name, op, inputs, outputs, forward: None });
+                    self.nodes.push(Node::new(name, op, vec![*input], vec![to]));
                     to
                 });
                 *input = to;

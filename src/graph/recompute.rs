@@ -339,8 +339,7 @@ impl Graph {
         for output in &mut node.outputs {
             let mut tensor = self.tensor(*output).clone();
             tensor.name += " again";
-            self.tensors.push(tensor);
-            let new = TensorId(self.tensors.len() - 1);
+            let new = self.add_tensor(tensor);
             new_ids[output.0] = Some(new);
             *output = new;
         }

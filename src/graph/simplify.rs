@@ -216,8 +216,7 @@ impl Graph {
         let mut saved = self.tensors[y.0].clone();
         saved.name += ".saved";
         saved.spec.dtype = DType::Saved;
-        self.tensors.push(saved);
-        TensorId(self.tensors.len() - 1)
+        self.add_tensor(saved)
     }
 
     pub(super) fn producer(&self, id: TensorId) -> Option<usize> {

@@ -285,14 +285,9 @@ impl Graph {
         let shape = self.tensor(node.outputs[0]).spec.shape.clone();
         if matches!(node.op, Op::Dropout { .. }) {
             let dtype = self.tensor(node.outputs[0]).spec.dtype;
-            let mut one = Tensor::new(
-                format!("{} one", node.name),
-                Spec { shape: dims([1]), dtype: DType::F32 },
-                Role::Constant,
-            );
-            one.values = Some([1.0].into());
-            self.tensors.push(one);
-            let one = TensorId(self.tensors.len() - 1);
+            let spec = Spec { shape: dims([1]), dtype: DType::F32 };
+            let one = Tensor::new(format!("{} one", node.name), spec, Role::Constant);
+            let one = self.add_tensor(Tensor { values: Some([1.0].into()), ..one });
             let ones = self.adds_as(&node.name, Op::Expand { scale: 1.0 }, &[one], shape.clone(), dtype);
             let mask = self.adds(&node.name, node.op, &[ones], shape);
             let mask = self.scattered(&node.name, mask, group.ranks);
@@ -331,7 +326,7 @@ impl Graph {
             x = match ops.peek() {
                 Some(_) => self.adds(name, op, &inputs, shape.clone()),
                 None => {
-                    self.nodes.push(Node { name: name.clone(), op, inputs, outputs: vec![y], forward: None });
+                    self.nodes.push(Node::new(name, op, inputs, vec![y]));
                     y
                 }
             };
@@ -388,10 +383,8 @@ impl Graph {
 
     fn adds_as(&mut self, name: &str, op: Op, inputs: &[TensorId], shape: Shape, dtype: DType) -> TensorId {
         let spec = Spec { shape, dtype };
-        self.tensors.push(Tensor::new(format!("{name} {}", op.name()), spec, Role::Activation));
-        let y = TensorId(self.tensors.len() - 1);
-        let (name, inputs) = (name.to_string(), inputs.to_vec());
-        self.nodes.push(Node { name, op, inputs, outputs: vec![y], forward: None });
+        let y = self.add_tensor(Tensor::new(format!("{name} {}", op.name()), spec, Role::Activation));
+        self.nodes.push(Node::new(name, op, inputs.to_vec(), vec![y]));
         y
     }
 }

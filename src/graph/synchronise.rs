@@ -27,7 +27,7 @@ impl Graph {
                 let channels = self.tensor(node.outputs[1]).spec.shape.elements();
                 let moments = self.per_channel(&format!("{}.moments", node.name), &[2, channels]);
                 let input = node.inputs[0];
-                self.nodes.push(bare(&node.name, Op::BatchNormMoments, input, moments));
+                self.nodes.push(Node::new(&node.name, Op::BatchNormMoments, vec![input], vec![moments]));
                 node.inputs.push(self.exchanged(
                     &node.name,
                     moments,
@@ -79,20 +79,15 @@ impl Graph {
         let shape = [&[ranks], &self.tensor(own).spec.shape.0[..]].concat();
         let all = self.per_channel(&format!("{} of {ranks} ranks", self.tensor(own).name), &shape);
         let rows = norm.rows.filter(|rows| !rows.are_even()).map(|rows| (what, rows));
-        self.nodes.push(bare(name, Op::Exchange { ranks, rows }, own, all));
+        self.nodes.push(Node::new(name, Op::Exchange { ranks, rows }, vec![own], vec![all]));
         all
     }
 
     /// A new tensor of a few f32 for each channel.
     pub(super) fn per_channel(&mut self, name: &str, shape: &[usize]) -> TensorId {
         let spec = Spec { shape: Shape(shape.to_vec()), dtype: DType::F32 };
-        self.tensors.push(Tensor::new(name, spec, Role::Activation));
-        TensorId(self.tensors.len() - 1)
+        self.add_tensor(Tensor::new(name, spec, Role::Activation))
     }
-}
-
-fn bare(name: &str, op: Op, input: TensorId, output: TensorId) -> Node {
-    Node { name: name.into(), op, inputs: vec![input], outputs: vec![output], forward: None }
 }
 
 #[cfg(test)]

@@ -92,8 +92,7 @@ impl Graph {
         let weights = class_weights.map(|weights| {
             let spec = Spec { shape: dims([channels]), dtype: DType::F32 };
             let values = Some(Arc::from(weights));
-            self.tensors.push(Tensor { values, ..Tensor::new("class weights", spec, Role::Constant) });
-            TensorId(self.tensors.len() - 1)
+            self.add_tensor(Tensor { values, ..Tensor::new("class weights", spec, Role::Constant) })
         });
         let loss = self.nodes.iter_mut().find(|node| node.op.is_loss());
         let loss = loss.ok_or_else(|| Error::internal(format!("{} has no loss", self.name)))?;

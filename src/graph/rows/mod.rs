@@ -220,8 +220,7 @@ impl Graph {
         let mut spec = self.tensor(like).spec.clone();
         spec.shape.0[2] = rows;
         let name = format!("rows of {}", self.tensor(like).name);
-        self.tensors.push(Tensor::new(name, spec, Role::Activation));
-        TensorId(self.tensors.len() - 1)
+        self.add_tensor(Tensor::new(name, spec, Role::Activation))
     }
 
     fn put(
@@ -432,10 +431,8 @@ impl RowSplit {
         let mut shape = self.graph.per_place(y);
         shape.0[2] = rows.parts;
         let spec = Spec { shape, dtype: DType::F32 };
-        let mut constant = Tensor::new(format!("{name}.shares"), spec, Role::Constant);
-        constant.values = Some(Arc::from(shares));
-        self.graph.tensors.push(constant);
-        let constant = TensorId(self.graph.tensors.len() - 1);
+        let constant = Tensor::new(format!("{name}.shares"), spec, Role::Constant);
+        let constant = self.graph.add_tensor(Tensor { values: Some(Arc::from(shares)), ..constant });
         let weighed = self.graph.like_rows(y, rows.parts);
         self.graph.put(&name, Op::Binary(Binary::Multiply), vec![all, constant], vec![weighed], None);
         self.graph.put(&name, Op::Sum { scale: 1.0 }, vec![weighed], vec![y], None);

@@ -246,7 +246,8 @@ impl Model {
             let works = |size: &usize| self.try_build(batch, image.of_size(*size), classes, trains).is_ok();
             let largest = self.image[1..].iter().copied().max().unwrap_or(1);
             if let Some(size) = (1..=largest).find(works).filter(|_| error.kind == ErrorKind::Usage) {
-                error.message += &format!("; the smallest --image-size that works is {size}");
+                let what = if image.len() == 4 { "edge of a cube" } else { "--image-size" };
+                error.message += &format!("; the smallest {what} that works is {size}");
             }
             error
         })
@@ -584,6 +585,11 @@ mod tests {
             assert!(model.build(2, [3, smallest, smallest], 10).is_ok());
             assert!(model.build(2, [3, smallest - 1, smallest - 1], 10).is_err());
         }
+        let error = find("unet3d").unwrap().build(1, SampleShape::cube([1, 8, 8, 8]), 3).unwrap_err();
+        assert!(
+            error.message.ends_with("larger samples; the smallest edge of a cube that works is 16"),
+            "{error}"
+        );
     }
 
     /// Names, shapes and first values as torchvision's `state_dict` has them.

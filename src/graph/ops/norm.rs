@@ -70,8 +70,8 @@ impl Builder {
         let (n, size) = (shape.batch(), Shape(shape.0.get(2..).unwrap_or_default().to_vec()));
         if self.trains && n * size.elements() < 2 {
             return Err(Error::usage(format!(
-                "model {}: layer {name} would normalise over a single value a channel (batch {n}, image {size}); \
-                 use --batch 2 or more, or larger images",
+                "model {}: layer {name} would normalise over a single value a channel (batch {n}, size {size}); \
+                 use --batch 2 or more, or larger samples",
                 self.name
             )));
         }

@@ -149,12 +149,7 @@ impl Builder {
     fn wanted_by(&self, id: TensorId) -> Vec<bool> {
         let mut wanted = vec![false; self.tensors.len()];
         wanted[id.0] = true;
-        for node in self.nodes.iter().rev() {
-            if node.outputs.iter().any(|output| wanted[output.0]) {
-                node.inputs.iter().for_each(|input| wanted[input.0] = true);
-            }
-        }
-        wanted
+        super::with_all_behind(wanted, &self.nodes)
     }
 
     /// Gives a tensor another name than its layer's, such as a file has for it.

@@ -42,13 +42,7 @@ impl Graph {
             Arithmetic::Elements => shape(Operand::Output(0)).elements(),
             Arithmetic::Nothing => 0,
         };
-        let bytes: usize = node
-            .inputs
-            .iter()
-            .chain(&node.outputs)
-            .map(|&id| self.tensor(id))
-            .map(|tensor| tensor.spec.shape.elements() * tensor.spec.dtype.bytes())
-            .sum();
+        let bytes: usize = node.inputs.iter().chain(&node.outputs).map(|&id| self.bytes_of(id)).sum();
         NodeCost { flops: flops as u64, bytes: bytes as u64 }
     }
 

@@ -415,3 +415,13 @@ impl Graph {
             .map(|(index, _)| NodeId(index))
     }
 }
+
+/// Tensors, and all that they are computed from.
+fn with_all_behind(mut found: Vec<bool>, nodes: &[Node]) -> Vec<bool> {
+    for node in nodes.iter().rev() {
+        if node.outputs.iter().any(|id| found[id.0]) {
+            node.inputs.iter().for_each(|id| found[id.0] = true);
+        }
+    }
+    found
+}

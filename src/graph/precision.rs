@@ -44,15 +44,9 @@ impl Graph {
     /// Which tensors weights of convolutions are computed of, and these.
     fn computed_weights(&self) -> Vec<bool> {
         let mut found = vec![false; self.tensors.len()];
-        for node in self.nodes.iter().rev() {
-            if let Op::Conv(_) | Op::ConvBackwardData(_) = node.op {
-                found[node.inputs[1].0] = true;
-            }
-            if node.outputs.iter().any(|id| found[id.0]) {
-                node.inputs.iter().for_each(|id| found[id.0] = true);
-            }
-        }
-        found
+        let convolves = |node: &&Node| matches!(node.op, Op::Conv(_) | Op::ConvBackwardData(_));
+        self.nodes.iter().filter(convolves).for_each(|node| found[node.inputs[1].0] = true);
+        super::with_all_behind(found, &self.nodes)
     }
 
     /// Whether a loss reads this tensor as scores, or what ops without products make of it and of parameters alone.

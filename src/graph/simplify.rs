@@ -89,14 +89,8 @@ impl Graph {
     pub fn leads_to(&self, id: TensorId) -> Vec<bool> {
         let mut is_read = vec![false; self.tensors.len()];
         is_read[id.0] = true;
-        let mut leads = vec![false; self.nodes.len()];
-        for (index, node) in self.nodes.iter().enumerate().rev() {
-            leads[index] = node.outputs.iter().any(|id| is_read[id.0]);
-            if leads[index] {
-                node.inputs.iter().for_each(|id| is_read[id.0] = true);
-            }
-        }
-        leads
+        let is_read = super::with_all_behind(is_read, &self.nodes);
+        self.nodes.iter().map(|node| node.outputs.iter().any(|id| is_read[id.0])).collect()
     }
 
     /// An adaptive pooling to the size that is there does nothing; one with windows of one size at one distance is

@@ -213,18 +213,13 @@ impl Graph {
             let node = &self.nodes[reader];
             let is_x = node.inputs.iter().filter(|&&id| id == y).count() == 1 && node.inputs[0] == y;
             match node.op {
-                _ if !is_x || self.own_ids().contains(&y) => return None,
+                _ if !is_x || [self.logits, self.losses, self.hits].contains(&y) => return None,
                 Op::Linear { .. } => return (reader == second).then_some(nodes),
                 Op::Activation(_) | Op::Dropout { .. } => nodes.push(reader),
                 _ => return None,
             }
             at = reader;
         }
-    }
-
-    /// Tensors that the host reads.
-    fn own_ids(&self) -> [TensorId; 3] {
-        [self.logits, self.losses, self.hits]
     }
 
     /// The network with these layers split. To be called after `simplify` and before `differentiate`, or on the network

@@ -206,13 +206,7 @@ enum Home {
 }
 
 /// A step whose operands are values, not yet places.
-struct Draft {
-    label: String,
-    node: Option<NodeId>,
-    kernel: Rc<Kernel>,
-    inputs: Vec<usize>,
-    outputs: Vec<usize>,
-}
+type Draft = PlannedStep<usize>;
 
 /// This rank's order of nodes: the place of each, and for each tensor that of the last one that reads it.
 struct NodeOrder {
@@ -441,15 +435,8 @@ impl<'a> Planner<'a> {
         let from = *values
             .first()
             .ok_or_else(|| Error::internal(format!("{} is read before it is written", tensor.name)))?;
-        let kernel = self.device.reorder(&tensor.spec, &self.values[from].layout, wanted)?;
         let home = self.new_block(wanted.bytes());
-        let to = self.new_value(id, wanted.clone(), home);
-        let label = format!("{} reorder", tensor.name);
-        let kernel = kernel.into();
-        self.drafts.push(Draft { label, node: None, kernel, inputs: vec![from], outputs: vec![to] });
-        self.touch(from);
-        self.touch(to);
-        Ok(to)
+        self.reorder(id, from, wanted, home)
     }
 
     fn new_block(&mut self, bytes: usize) -> Home {
@@ -520,15 +507,21 @@ impl<'a> Planner<'a> {
 
     /// A gradient comes to its place, in the layout of its parameter.
     fn move_gradient(&mut self, gradient: TensorId, from: usize) -> Result<()> {
-        let tensor = self.graph().tensor(gradient);
         let Some(master) = self.master_of(gradient) else { return Ok(()) };
-        let kernel = self.device.reorder(&tensor.spec, &self.values[from].layout, master)?.into();
         let home = Home::Fixed(self.gradient_place(gradient, master)?);
-        let to = self.new_value(gradient, master.clone(), home);
+        self.reorder(gradient, from, master, home).map(|_| ())
+    }
+
+    /// Adds a step that brings a value of a tensor into another layout: the new value.
+    fn reorder(&mut self, id: TensorId, from: usize, wanted: &Layout, home: Home) -> Result<usize> {
+        let tensor = self.graph().tensor(id);
+        let kernel = self.device.reorder(&tensor.spec, &self.values[from].layout, wanted)?.into();
+        let to = self.new_value(id, wanted.clone(), home);
         let label = format!("{} reorder", tensor.name);
         self.drafts.push(Draft { label, node: None, kernel, inputs: vec![from], outputs: vec![to] });
         self.touch(from);
-        Ok(())
+        self.touch(to);
+        Ok(to)
     }
 
     fn gradient_place(&mut self, gradient: TensorId, layout: &Layout) -> Result<Location> {

@@ -104,7 +104,7 @@ pub struct Location {
 }
 
 /// One kernel and its operands.
-pub struct PlannedStep {
+pub struct PlannedStep<P = Location> {
     /// Layer and op, for tables and error messages.
     pub label: String,
     /// `None` for a reorder that the plan put in.
@@ -112,9 +112,9 @@ pub struct PlannedStep {
     /// The compiled op.
     pub kernel: Rc<Kernel>,
     /// Where its inputs lie.
-    pub inputs: Vec<Location>,
+    pub inputs: Vec<P>,
     /// Where its outputs lie.
-    pub outputs: Vec<Location>,
+    pub outputs: Vec<P>,
 }
 
 impl PlannedStep {
@@ -436,16 +436,12 @@ impl Plan {
 
     /// The parameter of this name.
     pub fn parameter(&self, name: &str) -> Result<&Parameter> {
-        self.parameters
-            .iter()
-            .find(|parameter| parameter.name == name)
-            .ok_or_else(|| Error::internal(format!("no parameter {name}")))
+        let found = self.parameters.iter().find(|parameter| parameter.name == name);
+        found.ok_or_else(|| Error::internal(format!("no parameter {name}")))
     }
     /// The running statistic of this name.
     pub fn statistic(&self, name: &str) -> Result<&Statistic> {
-        self.statistics
-            .iter()
-            .find(|statistic| statistic.name == name)
-            .ok_or_else(|| Error::internal(format!("no statistic {name}")))
+        let found = self.statistics.iter().find(|statistic| statistic.name == name);
+        found.ok_or_else(|| Error::internal(format!("no statistic {name}")))
     }
 }

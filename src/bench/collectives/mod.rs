@@ -171,7 +171,6 @@ fn measure(
     };
     let ranges: Vec<Range<usize>> = case.iter().scan(GUARD, next).collect();
     let length: usize = case.iter().sum();
-    let factor = subject.bus_factor(world.size());
     let row = |algorithm: &str, wire: Wire, wrong: usize, times: TimeSamples, first: Option<&ResultRow>| {
         let TimeSamples { min, median, p95, samples } = times;
         let size = (length * size_of::<f32>()) as u64;
@@ -189,7 +188,7 @@ fn measure(
             median,
             p95,
             algbw,
-            busbw: algbw * factor,
+            busbw: algbw * subject.bus_factor(world.size()),
             ratio: yardstick / median,
             wrong: wrong as u64,
         }

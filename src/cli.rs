@@ -20,14 +20,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use dltrain::bench;
-use dltrain::elastic;
-use dltrain::export;
-use dltrain::info;
-use dltrain::inspect;
-use dltrain::pack;
-use dltrain::record;
-use dltrain::report;
+use dltrain::{bench, elastic, export, info, inspect, pack, record, report};
 
 pub use manual::{Shell, completions, man};
 pub use parsed::{Invocation, Parsed, command, complete, parse, refused};

@@ -17,12 +17,10 @@ use crate::device::cuda::{self, Cuda};
 use crate::device::onednn::Cpu;
 use crate::device::{Device, Rule};
 use crate::error::{Error, ErrorKind, Result};
-use crate::files;
 use crate::graph::{BackwardOp, DType, Graph, Node, NodeId, Op};
-use crate::model;
 use crate::plan::{self, Options, Plan};
-use crate::record;
 use crate::simulate::{Measured, Times};
+use crate::{files, model, record};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {

@@ -15,8 +15,7 @@ use toml::de::{DeTable, DeValue};
 use super::wording::plain;
 use dltrain::config::values::lists;
 use dltrain::error::{Error, ErrorKind, Result};
-use dltrain::files;
-use dltrain::record;
+use dltrain::{files, record};
 
 /// Flags that come from a file, each with its place there.
 pub type Origins = Vec<(String, String)>;

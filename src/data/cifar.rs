@@ -12,6 +12,7 @@ use super::detect::Parts;
 use super::idx::label_bytes;
 use super::images::Images;
 use super::{Colours, Dataset, Wanted};
+use crate::config::values::lists;
 use crate::error::{Error, OrError, Result};
 use crate::files::{self, crc32};
 
@@ -32,7 +33,7 @@ pub fn is_pickled(name: &str) -> bool {
 }
 
 struct Variant {
-    training: &'static [&'static str],
+    training: &'static str,
     test: &'static str,
     names: &'static str,
     labels: usize,
@@ -41,20 +42,14 @@ struct Variant {
 
 const VARIANTS: [Variant; 2] = [
     Variant {
-        training: &[
-            "data_batch_1.bin",
-            "data_batch_2.bin",
-            "data_batch_3.bin",
-            "data_batch_4.bin",
-            "data_batch_5.bin",
-        ],
+        training: "data_batch_1.bin data_batch_2.bin data_batch_3.bin data_batch_4.bin data_batch_5.bin",
         test: "test_batch.bin",
         names: "batches.meta.txt",
         labels: 1,
         classes: 10,
     },
     Variant {
-        training: &["train.bin"],
+        training: "train.bin",
         test: "test.bin",
         names: "fine_label_names.txt",
         labels: 2,
@@ -68,16 +63,16 @@ const VARIANTS: [Variant; 2] = [
 /// A data error that names the file: missing, unreadable, of a wrong length, or with a label out of range.
 pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
     let present = |name: &str| directory.join(name).exists();
-    let variant = VARIANTS.iter().find(|variant| variant.training.iter().any(|name| present(name)));
+    let variant = VARIANTS.iter().find(|variant| variant.training.split(' ').any(present));
     let to_test = VARIANTS.iter().find(|variant| present(variant.test));
     let missing = || {
-        let [one, other] = [0, 1].map(|variant| VARIANTS[variant].training[0]);
+        let [one, _, other, _] = FILES;
         Error::data(directory, format!("no CIFAR data to train on: neither {one} nor {other}"))
     };
     let of = variant.or(to_test).ok_or_else(missing)?;
-    let part = |files: &[&str], colours: Option<Colours>| -> Result<Images> {
+    let part = |files: &str, colours: Option<Colours>| -> Result<Images> {
         let (mut pixels, mut labels) = (Vec::new(), Vec::new());
-        for name in files {
+        for name in files.split(' ') {
             read(&directory.join(name), of, &mut pixels, &mut labels)?;
         }
         let sum = crc32(&[&pixels, &label_bytes(&labels)]);
@@ -101,15 +96,14 @@ pub fn open(directory: &Path, wanted: &Wanted) -> Result<Parts> {
     };
     if variant.is_none() {
         let about = InputSummary::of("CIFAR's files", ["", of.test]);
-        return Ok(Parts::to_test(Arc::new(part(&[of.test], None)?), about, missing()));
+        return Ok(Parts::to_test(Arc::new(part(of.test, None)?), about, missing()));
     }
     let training = part(of.training, None)?;
-    let test = present(of.test).then(|| part(&[of.test], Some(training.colours))).transpose()?;
+    let test = present(of.test).then(|| part(of.test, Some(training.colours))).transpose()?;
     let of_test = if test.is_some() { of.test.into() } else { format!("no {}", of.test) };
-    let mut about = InputSummary::of("CIFAR's files", [&of.training.join(", "), &of_test]);
+    let mut about = InputSummary::of("CIFAR's files", [&of.training.replace(' ', ", "), &of_test]);
     about.only_training = test.is_none();
-    for other in FILES.iter().filter(|name| present(name) && **name != of.test && !of.training.contains(name))
-    {
+    for other in FILES.iter().filter(|name| present(name) && **name != of.test && !lists(of.training, name)) {
         about.left_out.add("files of the other CIFAR set", other);
     }
     let test = test.map(|test| Arc::new(test) as Arc<dyn Dataset>);

@@ -4,32 +4,16 @@ use std::collections::HashMap;
 
 use super::in_quotes;
 use super::numbers::ArrayNumbers;
+use crate::config::values::lists;
 use crate::fields::{ArrayStorage, FileArray, View};
 
 /// What netCDF files call the axes that a view has names for.
-const NAMES: [(char, &[&str]); 5] = [
-    ('n', &["time", "t", "sample", "samples", "n", "batch", "record", "realization", "member", "trajectory"]),
-    ('c', &["channel", "channels", "variable", "c", "field", "band", "bnds"]),
-    (
-        'd',
-        &[
-            "depth",
-            "level",
-            "lev",
-            "plev",
-            "height",
-            "altitude",
-            "model_level_number",
-            "pressure",
-            "z",
-            "deptht",
-        ],
-    ),
-    (
-        'h',
-        &["latitude", "lat", "y", "nj", "j", "rlat", "projection_y_coordinate", "grid_latitude", "height_px"],
-    ),
-    ('w', &["longitude", "lon", "x", "ni", "i", "rlon", "projection_x_coordinate", "grid_longitude"]),
+const NAMES: [(char, &str); 5] = [
+    ('n', "time t sample samples n batch record realization member trajectory"),
+    ('c', "channel channels variable c field band bnds"),
+    ('d', "depth level lev plev height altitude model_level_number pressure z deptht"),
+    ('h', "latitude lat y nj j rlat projection_y_coordinate grid_latitude height_px"),
+    ('w', "longitude lon x ni i rlon projection_x_coordinate grid_longitude"),
 ];
 
 /// The most channels that an axis of a picture is taken for where nothing is said of it.
@@ -132,7 +116,7 @@ fn may_be_classes(array: &FileArray) -> bool {
 
 fn letter(axis: &str) -> Option<char> {
     let axis = axis.to_lowercase();
-    NAMES.iter().find(|(_, names)| names.contains(&axis.as_str())).map(|&(letter, _)| letter)
+    NAMES.iter().find(|(_, names)| lists(names, &axis)).map(|&(letter, _)| letter)
 }
 
 fn by_lengths(shape: &[usize]) -> Option<Vec<char>> {

@@ -13,8 +13,7 @@ use std::time::{Duration, SystemTime};
 use super::{EpochRecord, Layer, StepRecord};
 use crate::config::Metric;
 use crate::error::{Error, OrError, Result};
-use crate::files;
-use crate::host;
+use crate::{files, host};
 
 /// How such files begin; TensorBoard knows them by that.
 const PREFIX: &str = "events.out.tfevents.";

@@ -64,10 +64,9 @@ use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric};
 use crate::device::{Metered, Usage};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host;
 use crate::model::Model;
 use crate::record::{self, EpochRecord, MemoryRecord, Recorder, Spent, Spread, StepRecord};
-use crate::trace;
+use crate::{host, trace};
 
 use checkpoint::{Position, Standing};
 use commit::Commits;

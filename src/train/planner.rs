@@ -24,12 +24,11 @@ use crate::config::{
     Wire,
 };
 use crate::error::{Error, Result};
-use crate::host;
 use crate::model::Model;
 use crate::plan::{describe_bytes as bytes, describe_seconds as time};
-use crate::record;
 use crate::reducer::{Averaging, StepTimes};
 use crate::simulate::Interconnect;
+use crate::{host, record};
 
 /// Candidates that are planned and rehearsed.
 const REHEARSED: usize = 12;

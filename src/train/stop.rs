@@ -8,11 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{flag, low_level};
 
-use crate::comm;
 use crate::config::{Interval, Session};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host;
-use crate::record;
+use crate::{comm, host, record};
 
 /// What a shell says of a process that an interrupt ended.
 const INTERRUPTED: i32 = 130;

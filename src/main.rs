@@ -20,6 +20,8 @@ fn main() -> ExitCode {
     comm::prepare_process();
     record::built_from(revision::revision!());
     let args: Vec<OsString> = std::env::args_os().collect();
+    let is_data = |arg: &&OsString| *arg == "--data" || arg.as_encoded_bytes().starts_with(b"--data=");
+    let has_data_twice = args.iter().filter(is_data).count() > 1;
     let parsed = cli::parse(args);
     // Alone, what needs no MPI does without: a login node may have none. As one of several, this process may be the
     // only one that was started so, and the others wait for it in MPI_Init.
@@ -51,13 +53,19 @@ fn main() -> ExitCode {
     if let Some(hint) = world.hint() {
         log::warn!("{hint}");
     }
+    if has_data_twice && world.rank() == 0 {
+        log::warn!(
+            "--data is given twice: the last counts. Of several files it takes a directory or a pattern"
+        );
+    }
     match outcome.and_then(|asked| dispatch(&world, asked, started)) {
         Ok(()) => ExitCode::SUCCESS,
         // Every rank has this error: one of them speaks.
         Err(error) if world.is_agreed(&error) => report(&error, world.rank() == 0),
         // Only this rank has it, and others may be waiting for it: end the job.
         Err(error) => {
-            report(&error.clone().context(format!("rank {} on {}", world.rank(), world.host())), true);
+            let text = error.clone().context(format!("rank {} on {}", world.rank(), world.host()));
+            report(&text, world.is_to_say_why());
             world.abort(error.exit_code())
         }
     }

@@ -134,6 +134,23 @@ pub fn enter(phase: RunPhase, number: u64) {
     });
 }
 
+/// Says that the job ends by what this rank has met, and whether it is the one of its node to say what: the first where
+/// several have met something in a moment.
+pub(super) fn ends_first() -> bool {
+    /// For how long the others of the same moment are waited for.
+    const MOMENT: Duration = Duration::from_millis(50);
+    enter(RunPhase::Abort, 0);
+    WATCH.with(|watch| {
+        watch.over.set(true);
+        std::thread::sleep(MOMENT);
+        let Some(job) = watch.job.get() else { return true };
+        let all = job.lines().iter().map(StatusLine::read).enumerate();
+        let ended = all.filter(|(_, status)| status.place.phase == RunPhase::Abort);
+        let first = ended.min_by_key(|(rank, status)| (status.said, *rank));
+        first.is_none_or(|(rank, _)| rank == job.topology.rank())
+    })
+}
+
 /// What a rank waits for.
 #[derive(Debug, Default)]
 pub struct Awaited {

@@ -343,6 +343,11 @@ impl World {
         error
     }
 
+    /// Whether this rank is to say why the job ends, which `abort` is to follow: the first of its node that asks.
+    pub fn is_to_say_why(&self) -> bool {
+        stall::ends_first()
+    }
+
     /// Ends the whole job now, this process with `code` and the others by the launcher's hand.
     pub fn abort(&self, code: i32) -> ! {
         abort(code)

@@ -94,11 +94,7 @@ pub fn open(
     let set = world.agree(scaled(set))?;
     let others = world.agree(others.map(scaled).transpose())?;
     let units = world.agree(units)?;
-    let purpose = match () {
-        () if config.predict.is_some() => "predict",
-        () if config.evaluate => "test",
-        () => "train",
-    };
+    let purpose = purpose(config);
     let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
     let by_file = |at: usize| known.is_none() && set.is_said_by_file(at);
     said.extend(units);
@@ -121,6 +117,15 @@ pub fn open(
         begins_at_0: true,
         seconds,
     })
+}
+
+/// What the samples are for.
+fn purpose(config: &Config) -> &'static str {
+    match (config.predict.is_some(), config.evaluate) {
+        (true, _) => "predict",
+        (_, true) => "test",
+        _ => "train",
+    }
 }
 
 /// That the network's output can be compared with the target.

@@ -493,16 +493,27 @@ fn a_penalty_of_weights_is_weight_decay() {
 fn a_run_says_by_what_each_array_is_rescaled() {
     let place = Place::new();
     let [data, said_by] = ["run.h5", "said.h5"].map(|name| place.text(name));
-    write(Path::new(&data), 0, 4);
+    write(Path::new(&data), 0, 20);
     let file = File::create(&said_by).unwrap();
     for (name, number) in [("mean", 0.5f32), ("std", 4.0)] {
         file.new_dataset_builder().with_data(&[number]).create(name).unwrap();
     }
     file.close().unwrap();
+    let same = File::append(&data).unwrap();
+    same.new_dataset_builder()
+        .with_data(&ndarray::Array3::from_elem((20, 12, 10), 7.3f32))
+        .create("same")
+        .unwrap();
+    same.close().unwrap();
     let input = format!("heat[n,h,w]:standard({said_by})");
     let flags = ["--model", "unet:depth=1,width=4", "--classes", "1", "--loss", "mse", "--batch", "2"];
-    let views = ["--data", &data, "--input", &input, "--target", "heat[n,h,w]:standard", "--dry-run"];
-    let said = run(1, &[&flags[..], &views].concat());
+    let inputs = ["--data", "no.h5", "--data", &data, "--input", &input, "--input", "same[n,h,w]:standard"];
+    let views = ["--target", "heat[n,h,w]:standard", "--dry-run"];
+    let done = finish(job::job(&[(2, &[&flags[..], &inputs, &views].concat())]));
+    let said = done.stdout;
+    assert_eq!(done.stderr.matches("--data is given twice: the last counts").count(), 1, "{}", done.stderr);
+    // Rounding leaves it no deviation.
+    assert!(said.contains("same[n,h,w]:standard becomes (x - 7.3) / 1 (of all samples)"), "{said}");
     assert!(said.contains(&format!("{input} becomes (x - 0.5) / 4 (by numbers of that file)")), "{said}");
     let by_samples =
         said.lines().find(|line| line.starts_with("heat[n,h,w]:standard becomes ")).expect(&said);
@@ -911,6 +922,26 @@ fn what_does_not_fit_is_said_in_one_message() {
     rustix::fs::flock(&written, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let error = refused(&[(2, &[&fixed[..], &views].concat())]);
     assert!(error.contains("a.h5: another program has it open to write"), "{error}");
+}
+
+/// What several ranks meet in the same step, each in samples of its own, is one message.
+#[test]
+fn missing_numbers_that_several_ranks_meet_are_said_once() {
+    let place = Place::new();
+    for name in ["train/a.h5", "train/b.h5"] {
+        let heat = File::append(place.path(name)).unwrap().dataset("heat").unwrap();
+        let mut numbers = heat.read::<f32, ndarray::Ix3>().unwrap();
+        // Every fifth sample is read before the run.
+        for (n, mut sample) in numbers.outer_iter_mut().enumerate() {
+            sample[[3, 4]] = if n % 5 == 0 { 1.0 } else { f32::NAN };
+        }
+        heat.write(&numbers).unwrap();
+    }
+    let data = place.text("train");
+    let views = ["--input", "air/wind[n,h,w,c]", "--target", "heat[n,h,w]", "--loss", "mse"];
+    let error =
+        refused(&[(4, &[&["--model", EMULATOR, "--data", &data, "--batch", "5"], &views[..]].concat())]);
+    assert!(error.contains("a number is missing, NaN or infinite; --missing mask"), "{error}");
 }
 
 /// One rank looks at a file and tells the others what it found, also where it cannot be used. The kernel counts how

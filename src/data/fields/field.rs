@@ -211,9 +211,11 @@ impl FieldSet {
                 let Moments { count, sum, square, least, most } = Moments::read(numbers);
                 let (mean, [low, high]) =
                     (sum / count, said.as_ref().map_or([least, most], |of| of[channel]));
+                // Of numbers that are all alike sums are rounded, and the deviation would be what that leaves.
+                let spread = if least == most { 0.0 } else { square / count - mean * mean };
                 let (offset, width) = match &field.rescaling {
                     Rescaling::Nothing => (0.0, 1.0),
-                    Rescaling::Standard => (mean, (square / count - mean * mean).max(0.0).sqrt()),
+                    Rescaling::Standard => (mean, spread.max(0.0).sqrt()),
                     Rescaling::MinMax | Rescaling::MinMaxOf(_) => (low, high - low),
                     Rescaling::StandardOf(_) => (low, high),
                 };

@@ -166,6 +166,9 @@ impl FieldOptions {
                 "--ignore-label {label}: must be within 2^24, to which numbers are whole"
             )));
         }
+        if !self.class_weights.is_empty() && self.class_weights.iter().all(|weight| *weight == 0.0) {
+            return Err(Error::usage("--class-weights: all are 0, so that nothing would be learned"));
+        }
         match self.class_weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
             Some(weight) => Err(Error::usage(format!("--class-weights {weight}: must be 0 or more"))),
             None => Ok(()),

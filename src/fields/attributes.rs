@@ -1,13 +1,11 @@
 //! What attributes of a file say of an array: what its axes are called, and, by netCDF's conventions, what its numbers
 //! stand for.
 
+use hdf5::plist::dataset_create::FillTime;
 use hdf5::types::{FixedAscii, TypeDescriptor, VarLenArray, VarLenAscii, VarLenUnicode};
 use hdf5::{Dataset, Location, ObjectReference1, ReferencedObject};
 
 use super::element::NumberType;
-
-/// What netCDF's library writes where nothing else was written, of real numbers.
-const DEFAULT_FILL: f64 = 9.969_209_968_386_869e36;
 
 /// What an array's numbers stand for.
 pub(super) struct Meaning {
@@ -32,11 +30,12 @@ impl Meaning {
         let named = ["_FillValue", "missing_value"].map(|name| numbers(dataset, name));
         let has_fill = !named[0].is_empty();
         let mut missing: Vec<f64> = named.concat();
+        let is_filled = || dataset.dcpl().is_ok_and(|list| list.fill_time() != FillTime::Never);
+        if is_netcdf && !has_fill && is_filled() {
+            missing.extend(stored.netcdf_fill());
+        }
         if element != stored {
             missing.iter_mut().for_each(|number| *number = unwrapped(*number, element));
-        }
-        if is_netcdf && !has_fill && !element.is_integer() {
-            missing.push(DEFAULT_FILL);
         }
         let [scale, offset] = ["scale_factor", "add_offset"]
             .map(|name| number(dataset, name).or_else(|| text(dataset, name)?.trim().parse().ok()));

@@ -207,6 +207,20 @@ impl NumberType {
         !matches!(self.kind, NumberKind::F16 | NumberKind::F32 | NumberKind::F64)
     }
 
+    /// What netCDF's library writes where nothing else was written: for bytes nothing (NC_FILL_… of netcdf.h).
+    pub(super) fn netcdf_fill(self) -> Option<f64> {
+        match self.kind {
+            NumberKind::F32 | NumberKind::F64 => Some(9.969_209_968_386_869e36),
+            NumberKind::I16 => Some(-32_767.0),
+            NumberKind::I32 => Some(-2_147_483_647.0),
+            NumberKind::I64 => Some(-9_223_372_036_854_775_806.0),
+            NumberKind::U16 => Some(65_535.0),
+            NumberKind::U32 => Some(4_294_967_295.0),
+            NumberKind::U64 => Some(18_446_744_073_709_551_614.0),
+            NumberKind::F16 | NumberKind::I8 | NumberKind::U8 => None,
+        }
+    }
+
     /// Numbers as they lie in the file, rounded to `f32`.
     pub fn numbers(self, from: &[u8], to: &mut [f32]) {
         match (self.kind, self.big_endian) {

@@ -40,7 +40,7 @@ pub fn answer(of: &Planning, network: &Network, limit: usize) -> Result<String> 
     }
     let beyond = match next {
         usize::MAX => String::new(),
-        next => format!("; one image more needs {}", bytes(next)),
+        next => format!("; one {} more needs {}", of.config.unit().trim_end_matches('s'), bytes(next)),
     };
     Ok(format!(
         "{name}: the largest batch within {limit} a rank is {batch}, which needs {}, {} of them for code and libraries\

@@ -159,7 +159,7 @@ impl Predictor<'_> {
             alone = Some((images, each));
             rows.push(Row { efficiency: found.images / (found.ranks as f64 * each), found });
             if nodes == *asked.nodes.last().unwrap_or(&nodes) {
-                text += &table(&rows);
+                text += &table(&rows, planned.config.unit());
                 text += &described(&planned.config, &planned.averaging);
             }
             if let Some(directory) = &asked.trace {
@@ -520,12 +520,16 @@ struct Row {
     found: Predicted,
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[Row], unit: &str) -> String {
+    let rate = format!("{unit}/s");
     let jitters = rows.iter().any(|row| row.found.jittered.is_some());
     let jitter = if jitters { "  with jitter" } else { "" };
-    let which = if jitters { "\nimages/s and efficiency are of the step with jitter\n" } else { "" };
+    let which = match jitters {
+        true => format!("\n{rate} and efficiency are of the step with jitter\n"),
+        false => String::new(),
+    };
     let mut text = format!(
-        "{which}\n   nodes   ranks          step{jitter}    images/s  efficiency       exposed  memory a rank  allreduce\n"
+        "{which}\n   nodes   ranks          step{jitter}{rate:>12}  efficiency       exposed  memory a rank  allreduce\n"
     );
     for Row { efficiency, found: row } in rows {
         let jittered = row.jittered.map_or(String::new(), |seconds| format!("{:>13}", time(seconds)));
@@ -560,7 +564,7 @@ fn described(config: &Config, averaging: &Averaging) -> String {
     };
     format!(
         "predicted: {}; ranks compute at {computes}; network {network}\n\
-         {chooses}{}It cannot know: other jobs on the network, slow nodes (--jitter shows some), images that come late.\n",
+         {chooses}{}It cannot know: other jobs on the network, slow nodes (--jitter shows some), samples that come late.\n",
         shared_by(config),
         averaging.doubts(),
     )

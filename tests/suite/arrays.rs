@@ -859,6 +859,11 @@ fn a_dry_run_says_what_reading_takes_beside_computing() {
         assert!(reading.contains("4 samples a step and rank take "), "{reading}");
         assert!(reading.contains(by) && reading.contains("computing takes "), "{reading}");
         assert!(said.contains("of 2 files each rank opens those that it reads; "), "{said}");
+        assert!(!said.contains("image"), "{said}");
+    }
+    for more in [["--max-batch", "1GiB"], ["--predict-nodes", "2"]] {
+        let said = run(1, &[&fixed[..], &views, &more].concat());
+        assert!(said.contains("sample") && !said.contains("image"), "{said}");
     }
 }
 
@@ -903,6 +908,10 @@ fn what_does_not_fit_is_said_in_one_message() {
         (
             vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--weight", "flux"],
             "is no weight; weights are 0 or more",
+        ),
+        (
+            vec!["--input", wind, "--target", "heat", "--loss", "cross-entropy", "--class-weights", "0,0"],
+            "--class-weights: all are 0",
         ),
         (vec!["--input", wind, "--loss", "output:x", "--weight", "flux"], "a loss that is in the network"),
     ] {

@@ -424,6 +424,10 @@ fn what_netcdf_says_of_numbers_is_applied_or_said() {
         number(&byte, "valid_max", 100);
         let signed = build().with_data(&[1i16, -1]).create("signed").unwrap();
         text(&signed, "_Unsigned", "false");
+        build().with_data(&[3i32, -2_147_483_647]).create("whole").unwrap();
+        let unfilled = hdf5::plist::dataset_create::FillTime::Never;
+        let few = [3i16, -32_767];
+        build().with_dcpl(|list| list.fill_time(unfilled)).with_data(&few).create("unfilled").unwrap();
         let never = 9.969_209_968_386_869e36;
         build().with_data(&[1.5f32, never as f32]).create("real").unwrap();
         let known = build().with_data(&[1.5f64, never, -9.0]).create("known").unwrap();
@@ -437,6 +441,8 @@ fn what_netcdf_says_of_numbers_is_applied_or_said() {
             ("long", &[7.0, 4_294_967_295.0, 2_147_484_296.0]),
             ("slow", &[5.0, 2_147_484_296.0]),
             ("signed", &[1.0, -1.0]),
+            ("whole", &[3.0, if is_netcdf { f32::NAN } else { -2_147_483_648.0 }]),
+            ("unfilled", &[3.0, -32_767.0]),
             ("real", &[1.5, unwritten]),
             ("known", &[1.5, never as f32, f32::NAN]),
         ] {

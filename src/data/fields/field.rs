@@ -50,7 +50,7 @@ impl FromStr for Field {
                 _ => {
                     return Err(format!(
                         "{text:?}: behind the view stands log1p, standard, minmax, standard(FILE) or minmax(FILE), and \
-                         not {word:?}"
+                         not {word:?}; a name with a colon needs brackets behind it, as a:b[n]"
                     ));
                 }
             }

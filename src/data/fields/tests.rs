@@ -370,6 +370,7 @@ fn a_view_with_a_rescaling_is_read_and_others_are_named() {
     assert_eq!(field.rescaling, Rescaling::MinMaxOf("b/stats.h5".into()));
     let field: Field = "a:standard(stats.h5)".parse().unwrap();
     assert_eq!(field.rescaling, Rescaling::StandardOf("stats.h5".into()));
+    assert_eq!("a:b[n]:minmax".parse::<Field>().unwrap().view.array, "a:b");
     for wrong in ["a:std", "a:standard:log1p", "a[n]:", "a:log1p(b)"] {
         let error = wrong.parse::<Field>();
         assert!(error.unwrap_err().contains("log1p, standard, minmax"), "{wrong}");

@@ -8,7 +8,7 @@
 #
 # A batch is 4 cubes a rank, of 128³ one. The losses of both must be the same, or there are no numbers. A cube of 256³
 # takes 6 GB, and 1.5 TFLOP a step. By LR=0.001 losses of a single large cube fall so fast that they tell roundings:
-# LR=0.0001 shows what is equal.
+# LR=0.0001 shows what is equal, over ten steps of 128³ LR=0.00002.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

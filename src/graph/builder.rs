@@ -216,7 +216,7 @@ impl Builder {
         let said = |size: Volume| Shape(shape.along(&size).to_vec());
         let room = [0, 1, 2].map(|axis| size[axis] + 2 * padding[axis]);
         Error::usage(format!(
-            "model {}: the images are too small: layer {name} has a {} kernel, larger than its {} input",
+            "model {}: the samples are too small: layer {name} has a {} kernel, larger than its {} input",
             self.name,
             said(kernel),
             said(room),

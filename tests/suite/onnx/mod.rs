@@ -409,7 +409,7 @@ fn a_file_is_trained_tested_and_gone_on_with() {
         "{said}"
     );
     let said = place.refused(&network, "--image-size 3 --results @c.h5");
-    assert!(said.contains("the images are too small"), "{said}");
+    assert!(said.contains("the samples are too small"), "{said}");
     for flags in ["--model mnist_small --fresh-weights", "--model mnist_small --reset-head"] {
         let flags: Vec<&str> = flags.split(' ').collect();
         let said = refused(&[(1, &flags)]);

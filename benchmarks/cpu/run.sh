@@ -85,7 +85,8 @@ sgemm() {
 }
 
 flop_an_image() { # in GFLOP
-    "$dltrain" --model "$model" --batch "$batch" --threads 1 --dry-run | sed -n 's/^.*(\([0-9.]*\) GFLOP a sample).*$/\1/p'
+    "$dltrain" --model "$model" --batch "$batch" --threads 1 --dry-run |
+        sed -n 's/^.*(\([0-9.]*\) GFLOP a sample).*$/\1/p'
 }
 
 compare() { # one model in one layout

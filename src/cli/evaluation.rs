@@ -7,11 +7,11 @@ use dltrain::config::values::lists;
 use dltrain::error::{Error, Result};
 
 /// What is about training alone, besides all of the optimizer's.
-const OF_TRAINING: &str = "accumulation allreduce async-order augment checkpoint-every checkpoint-keep commit compress cuda-aware \
-     epochs freeze fusion-threshold-mb global-batch local-steps lossy measure memory-limit mesh \
-     micro-batches no-dropout no-overlap outer-lr outer-momentum outer-nesterov parallel pipeline \
-     pipeline-cuts plan-steps predict-nodes recompute repeat-data reset-head roofline schedule script shards \
-     spatial steps sync sync-bn tensor test-data warmup wire zero";
+const OF_TRAINING: &str = "accumulation allreduce async-order augment checkpoint-every checkpoint-keep \
+     commit compress cuda-aware epochs freeze fusion-threshold-mb global-batch local-steps lossy measure \
+     memory-limit mesh micro-batches no-dropout no-overlap outer-lr outer-momentum outer-nesterov parallel \
+     pipeline pipeline-cuts plan-steps predict-nodes recompute repeat-data reset-head roofline schedule script \
+     shards spatial steps sync sync-bn tensor test-data warmup wire zero";
 
 /// Refuses flags that would do nothing. A file may be that of a training, whose weights are now tested: of it only
 /// those are refused by which something would be written or gone on with. `what` the run does, for the message.
@@ -39,9 +39,9 @@ pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Resu
 }
 
 /// What may be said of a run that only tests, and is worth saying.
-const OF_TEST: &str = "batch class-weights classes config data data-format device dry-run ignore-label image-size init-from \
-     input jpeg-decoder label-smoothing loader-threads loss metric missing model precision quiet strict \
-     target threads verbose weight";
+const OF_TEST: &str = "batch class-weights classes config data data-format device dry-run ignore-label \
+     image-size init-from input jpeg-decoder label-smoothing loader-threads loss metric missing model precision \
+     quiet strict target threads verbose weight";
 /// Besides, what may be said of one that looks at images.
 const OF_PREDICTION: &str = "output top";
 

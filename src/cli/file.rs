@@ -21,8 +21,8 @@ use dltrain::{files, record};
 pub type Origins = Vec<(String, String)>;
 
 /// Where a run leaves something of its own: a repeated run has to be given new places, or leaves nothing there.
-pub const PLACES: &str = "results timeline timeline-steps save-weights checkpoint resume tensorboard tensorboard-histograms mllog \
-     mllog-key";
+pub const PLACES: &str = "results timeline timeline-steps save-weights checkpoint resume tensorboard \
+     tensorboard-histograms mllog mllog-key";
 /// Bytes of a run file at most.
 const LONGEST: u64 = 1 << 20;
 /// These make no sense in a file.

@@ -34,7 +34,7 @@ macro_rules! recorded_as_text {
 }
 recorded_as_text!(Augment, Compression, DeviceKind, PipelineSchedule, Strategy);
 
-/// Whether a name is among those of a list that spaces part.
+/// Whether a name is among `names`, which are separated by spaces.
 pub fn lists(names: &str, name: &str) -> bool {
     names.split(' ').any(|listed| listed == name)
 }

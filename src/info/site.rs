@@ -129,8 +129,8 @@ fn transports() -> String {
 
 /// What the environment tells MPI, its transports, OpenMP and the GPUs.
 fn variables() -> String {
-    const PREFIXES: &str = "OMPI_MCA_ PRTE_MCA_ PMIX_MCA_ UCX_ FI_ MPICH_ MPIR_ I_MPI_ MV2_ PSM2_ NCCL_ OMP_ KMP_ GOMP_ \
-         CUDA_VISIBLE_DEVICES";
+    const PREFIXES: &str = "OMPI_MCA_ PRTE_MCA_ PMIX_MCA_ UCX_ FI_ MPICH_ MPIR_ I_MPI_ MV2_ PSM2_ NCCL_ \
+         OMP_ KMP_ GOMP_ CUDA_VISIBLE_DEVICES";
     // Launchers tell each process where its job is: that says nothing of the site.
     const OF_THE_JOB: [&str; 4] = ["OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_MCA_psec", "OMPI_MCA_initial"];
     let is_wanted = |name: &str| {

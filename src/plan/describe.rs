@@ -197,7 +197,8 @@ impl Plan {
         let forward = graph.total_cost(true).flops;
         let _ = writeln!(
             out,
-            "{} parameters{}; {}FLOP forward and {}FLOP in all for a batch of {} ({}FLOP a sample); {} steps, {} of them backward, {} reorders\n",
+            "{} parameters{}; {}FLOP forward and {}FLOP in all for a batch of {} ({}FLOP a sample); \
+             {} steps, {} of them backward, {} reorders\n",
             group(graph.parameter_count()),
             match graph.frozen_count() {
                 0 => String::new(),

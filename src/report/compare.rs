@@ -12,12 +12,12 @@ use crate::config::values::lists;
 use crate::error::Result;
 
 /// Settings that tell one file from another but not what was run.
-const NAMES: &str = "command config run_file started run resumed plan_hash results timeline timeline_steps save_weights \
-     dry_run evaluate max_batch input.loader_threads";
+const NAMES: &str = "command config run_file started run resumed plan_hash results timeline timeline_steps \
+     save_weights dry_run evaluate max_batch input.loader_threads";
 /// Settings that may differ where it is still one curve of a study: what follows from ranks, batch and machine, and how
 /// long it was measured.
-const PASSING: &str = "ranks hosts device threads owners mesh allreduce_used allreduce_costs revision steps warmup epochs seed \
-     mpi recomputation_saves_bytes";
+const PASSING: &str = "ranks hosts device threads owners mesh allreduce_used allreduce_costs revision steps \
+     warmup epochs seed mpi recomputation_saves_bytes";
 
 /// Letters of a run's label that a legend has room for.
 const LABEL: usize = 34;

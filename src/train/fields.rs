@@ -119,7 +119,7 @@ pub fn open(
     })
 }
 
-/// What the samples are for.
+/// What the run does with the samples.
 fn purpose(config: &Config) -> &'static str {
     match (config.predict.is_some(), config.evaluate) {
         (true, _) => "predict",

@@ -529,7 +529,8 @@ fn table(rows: &[Row], unit: &str) -> String {
         false => String::new(),
     };
     let mut text = format!(
-        "{which}\n   nodes   ranks          step{jitter}{rate:>12}  efficiency       exposed  memory a rank  allreduce\n"
+        "{which}\n   nodes   ranks          step{jitter}{rate:>12}  efficiency       \
+         exposed  memory a rank  allreduce\n"
     );
     for Row { efficiency, found: row } in rows {
         let jittered = row.jittered.map_or(String::new(), |seconds| format!("{:>13}", time(seconds)));
@@ -564,7 +565,8 @@ fn described(config: &Config, averaging: &Averaging) -> String {
     };
     format!(
         "predicted: {}; ranks compute at {computes}; network {network}\n\
-         {chooses}{}It cannot know: other jobs on the network, slow nodes (--jitter shows some), samples that come late.\n",
+         {chooses}{}It cannot know: other jobs on the network, slow nodes (--jitter shows some), samples \
+         that come late.\n",
         shared_by(config),
         averaging.doubts(),
     )

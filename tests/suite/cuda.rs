@@ -53,8 +53,8 @@ fn a_gpu_trains_what_the_cpu_trains() {
     }
 }
 
-/// Networks of cubes: convolutions, transposed ones, poolings and normalisations along three axes, and the loss of a class
-/// a place.
+/// Networks of cubes: convolutions, transposed ones, poolings and normalisations along three axes, and the loss of a
+/// class a place.
 #[test]
 fn a_gpu_trains_cubes_as_the_cpu_does() {
     let mut results = Results::new();

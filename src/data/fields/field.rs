@@ -258,7 +258,7 @@ fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2
     )))
 }
 
-/// What a file says of channels: in two arrays, whose names begin so.
+/// Two numbers of each channel, as a file has them in two arrays whose names begin with `starts`.
 fn said_by(path: &Path, starts: [&str; 2], channels: usize) -> Result<Vec<[f64; 2]>> {
     let arrays = Arrays::of(path)?.arrays;
     let of = |start: &str| -> Result<Vec<f32>> {

@@ -55,10 +55,10 @@ pub struct FieldSet {
 }
 
 impl FieldSet {
-    /// Opens the arrays of `--input`, `--target` and `--weight`, and reads none of their numbers. `of_network`: the inputs
-    /// of a network by their names, each with how many numbers it has of a sample; where there are several each is given an
-    /// array, and else all arrays are one behind the other. With ranks each opens some of the files, and all know what
-    /// it found; collective.
+    /// Opens the arrays of `--input`, `--target` and `--weight`, and reads none of their numbers. `of_network`: the
+    /// inputs of a network by their names, each with how many numbers it has of a sample; where there are several each
+    /// is given an array, and else all arrays are one behind the other. With ranks each opens some of the files, and
+    /// all know what it found; collective.
     ///
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.

@@ -136,14 +136,17 @@ impl Launch {
         }
     }
 
-    /// Before MPI_Init: notices where it would end the process in its own way, and lets one process alone in a Slurm
-    /// step (`srun --pty bash`, an allocation's shell) start without the PMIx that Open MPI 4 wants there.
+    /// Before MPI_Init: notices where it would end the process in its own way, and lets one process alone start by
+    /// itself, also in a Slurm step (`srun --pty bash`, an allocation's shell), where Open MPI 4 wants PMIx.
     ///
     /// # Errors
     /// `Environment` when this process is one of several that would not find each other.
     pub fn prepare(&self, library: &MpiLibrary) -> Result<()> {
         let of_mpi = self.claims.iter().find(|(launcher, _)| *launcher != Launcher::PyTorch);
         let Some(&(launcher, started)) = of_mpi else {
+            if library.family == Family::OpenMpi && !self.pmix && !self.flux {
+                alone();
+            }
             return Ok(());
         };
         let joins = match launcher {
@@ -161,6 +164,7 @@ impl Launch {
             unsafe {
                 std::env::remove_var("SLURM_STEP_ID")
             };
+            alone();
             return Ok(());
         }
         if started > 1 && needs_pmix(&library.version, &open_mpi_plugins()) {
@@ -204,6 +208,23 @@ impl Launch {
         }
         let seen = if size == 1 { "only itself".to_string() } else { size.to_string() };
         Err(refusal(library, launcher, started, &format!("sees {seen} in its job")))
+    }
+}
+
+/// Lets Open MPI 4 start without the daemon (orted) that it starts for a process that no launcher started. Where such a
+/// process is killed while it starts, the daemon may hang, and whoever reads the process's output through a pipe waits
+/// for the daemon to close it. All such processes would share one session directory, which the first that ends removes.
+fn alone() {
+    for (name, value) in
+        [("OMPI_MCA_ess_singleton_isolated", "1"), ("OMPI_MCA_orte_create_session_dirs", "0")]
+    {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: MPI, OpenMP and our own threads are not started yet; Rust's own readers take std's lock.
+            #[allow(unsafe_code)]
+            unsafe {
+                std::env::set_var(name, value)
+            };
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! - in an allocation's shell without a launcher: one rank, and a hint
 //! - ranks that share cores are not bound to the first of these, whatever OpenMP's variables say
 //! - arguments that are no UTF-8
+//! - without a launcher, no daemon of the MPI library is started
 //! - under mpirun or mpiexec, one rank of the other MPI's build: the same message, and the end of the others
 //!
 //! Observed with Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2, for two tasks on two nodes. The right pairs need
@@ -11,6 +12,7 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use dltrain::comm::{Family, MpiLibrary};
 use dltrain::error::ErrorKind;
@@ -144,6 +146,30 @@ fn a_step_of_one_task_is_one_rank_also_without_the_right_plugin() {
         assert!(output.status.success(), "{}", text(&output));
         assert!(!text(&output).contains("srun"), "{}", text(&output));
     }
+}
+
+/// A daemon of Open MPI's beside it would keep its output open, and has been seen to hang where the run was killed early.
+#[test]
+fn without_a_launcher_no_process_is_started_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = ["--model", "mnist_net", "--batch", "4", "--steps", "1000000", "--results", "a.h5"];
+    let mut run = dltrain(&flags, directory.path(), &[]).spawn().unwrap();
+    let begun = Instant::now();
+    while !directory.path().join("a.h5").exists() {
+        assert!(begun.elapsed() < job::SECONDS && run.try_wait().unwrap().is_none(), "it never began");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let own = run.id().to_string();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let children = processes.filter_map(|process| {
+        let text = std::fs::read_to_string(process.path().join("stat")).ok()?;
+        let (name, rest) = text.rsplit_once(')')?;
+        (rest.split_whitespace().nth(1) == Some(own.as_str())).then(|| name.to_string())
+    });
+    let children: Vec<String> = children.collect();
+    run.kill().unwrap();
+    run.wait_with_output().unwrap();
+    assert_eq!(children, Vec::<String>::new());
 }
 
 /// The build for the other MPI, where it is there beside this one: it finds itself alone, while the other rank waits

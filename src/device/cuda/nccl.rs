@@ -11,6 +11,7 @@ use std::ptr;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
 
 use libloading::Library;
 
@@ -29,8 +30,12 @@ const NCCL: &str = "libnccl.so.2";
 const LEAST: c_int = 21400;
 /// NCCL_API_MAGIC
 const MAGIC: u32 = 0xcafe_beef;
+/// ncclRemoteError
+const REMOTE: c_int = 6;
 /// ncclInProgress
 const IN_PROGRESS: c_int = 7;
+/// How long a rank waits for the one that has failed to say why, and to end the job.
+const FOR_THE_CAUSE: Duration = Duration::from_secs(2);
 /// ncclFloat32
 const FLOAT32: c_int = 7;
 /// ncclSum
@@ -169,10 +174,14 @@ impl NcclCommunicator {
         }
     }
 
-    /// Something failed: what the GPUs do together ends now, so that nobody waits for a GPU that waits for others.
+    /// Something failed: what the GPUs do together ends now, so that nobody waits for a GPU that waits for others. Where
+    /// another rank failed, that rank's message comes first.
     fn broken(&mut self, failed: Failed) -> Error {
         let error = explained(failed, self.raw());
         self.free();
+        if failed.code == REMOTE {
+            std::thread::sleep(FOR_THE_CAUSE);
+        }
         error
     }
 

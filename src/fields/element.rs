@@ -13,48 +13,18 @@ pub struct NumberType {
     pub(super) big_endian: bool,
 }
 
-/// What a number is, whatever the order of its bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum NumberKind {
-    F16,
-    F32,
-    F64,
-    I8,
-    I16,
-    I32,
-    I64,
-    U8,
-    U16,
-    U32,
-    U64,
-}
-
 impl fmt::Display for NumberType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.kind {
-            NumberKind::F16 => "f16",
-            NumberKind::F32 => "f32",
-            NumberKind::F64 => "f64",
-            NumberKind::I8 => "i8",
-            NumberKind::I16 => "i16",
-            NumberKind::I32 => "i32",
-            NumberKind::I64 => "i64",
-            NumberKind::U8 => "u8",
-            NumberKind::U16 => "u16",
-            NumberKind::U32 => "u32",
-            NumberKind::U64 => "u64",
-        };
-        f.write_str(name)?;
+        f.write_str(&format!("{:?}", self.kind).to_lowercase())?;
         if self.big_endian && self.bytes() > 1 { f.write_str(" big-endian") } else { Ok(()) }
     }
 }
 
-/// Numbers, each read by `$read` from so many bytes.
+/// Numbers, each read by `$read` from as many bytes as it takes.
 macro_rules! numbers {
-    ($from:expr, $to:expr, $bytes:literal, $read:expr) => {{
-        let numbers = $from.as_chunks::<$bytes>().0;
-        $to.iter_mut().zip(numbers).for_each(|(to, &number)| *to = $read(number));
-    }};
+    ($from:expr, $to:expr, $read:expr) => {
+        $to.iter_mut().zip($from.as_chunks().0).for_each(|(to, &number)| *to = $read(number))
+    };
 }
 
 /// One channel of groups of four numbers of 16 bits, whose lower and upper bytes lie apart: a group's bytes are one word
@@ -66,6 +36,68 @@ macro_rules! one_of_four {
         let number = |(low, high)| $number((byte(low) | byte(high) << 8) as u16);
         $to.iter_mut().zip(words.map(number)).for_each(|(to, number)| *to = number);
     }};
+}
+
+/// The kinds of numbers, a row each: its type in Rust, the kind of as many bits without a sign (of real numbers itself),
+/// how a number becomes `f32`, and what netCDF's library writes where nothing else was written (NC_FILL_… of netcdf.h).
+macro_rules! kinds {
+    ($($kind:ident $number:ident $unsigned:ident $to_f32:expr, $fill:expr;)*) => {
+        /// What a number is, whatever the order of its bytes.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        pub(super) enum NumberKind {
+            $($kind,)*
+        }
+
+        impl NumberType {
+            /// Bytes of one number.
+            pub fn bytes(self) -> usize {
+                match self.kind {
+                    $(NumberKind::$kind => size_of::<$number>(),)*
+                }
+            }
+
+            /// The type of as many bits without a sign; real numbers have one always.
+            pub(super) fn unsigned(self) -> NumberType {
+                let kind = match self.kind {
+                    $(NumberKind::$kind => NumberKind::$unsigned,)*
+                };
+                NumberType { kind, ..self }
+            }
+
+            /// What netCDF's library writes where nothing else was written: for bytes nothing.
+            pub(super) fn netcdf_fill(self) -> Option<f64> {
+                match self.kind {
+                    $(NumberKind::$kind => $fill,)*
+                }
+            }
+
+            /// Numbers as they lie in the file, rounded to `f32`.
+            pub fn numbers(self, from: &[u8], to: &mut [f32]) {
+                match (self.kind, self.big_endian) {
+                    $((NumberKind::$kind, false) => {
+                        numbers!(from, to, |bytes| $to_f32($number::from_le_bytes(bytes)));
+                    }
+                    (NumberKind::$kind, true) => {
+                        numbers!(from, to, |bytes| $to_f32($number::from_be_bytes(bytes)));
+                    })*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    F16 f16 F16 f16::to_f32, None;
+    F32 f32 F32 f32::from, Some(9.969_209_968_386_869e36);
+    F64 f64 F64 |number| number as f32, Some(9.969_209_968_386_869e36);
+    I8 i8 U8 f32::from, None;
+    I16 i16 U16 f32::from, Some(-32_767.0);
+    I32 i32 U32 |number| number as f32, Some(-2_147_483_647.0);
+    I64 i64 U64 |number| number as f32, Some(-9_223_372_036_854_775_806.0);
+    U8 u8 U8 f32::from, None;
+    U16 u16 U16 f32::from, Some(65_535.0);
+    U32 u32 U32 |number| number as f32, Some(4_294_967_295.0);
+    U64 u64 U64 |number| number as f32, Some(18_446_744_073_709_551_614.0);
 }
 
 /// How a number of a file is handed on: as `f32`, or where it has 8 or 16 bits as these, its code. What a code stands
@@ -125,9 +157,9 @@ impl FileNumber for u16 {
 
     fn read(element: NumberType, from: &[u8], to: &mut [u16]) {
         match (element.bytes(), element.big_endian) {
-            (1, _) => numbers!(from, to, 1, |[byte]: [u8; 1]| u16::from(byte)),
-            (_, false) => numbers!(from, to, 2, u16::from_le_bytes),
-            (_, true) => numbers!(from, to, 2, u16::from_be_bytes),
+            (1, _) => numbers!(from, to, |[byte]: [u8; 1]| u16::from(byte)),
+            (_, false) => numbers!(from, to, u16::from_le_bytes),
+            (_, true) => numbers!(from, to, u16::from_be_bytes),
         }
     }
 
@@ -147,16 +179,6 @@ impl NumberType {
     pub(crate) const F64: NumberType = NumberType { kind: NumberKind::F64, big_endian: false };
     #[cfg(test)]
     pub(crate) const I64: NumberType = NumberType { kind: NumberKind::I64, big_endian: false };
-
-    /// Bytes of one number.
-    pub fn bytes(self) -> usize {
-        match self.kind {
-            NumberKind::I8 | NumberKind::U8 => 1,
-            NumberKind::F16 | NumberKind::I16 | NumberKind::U16 => 2,
-            NumberKind::F32 | NumberKind::I32 | NumberKind::U32 => 4,
-            NumberKind::F64 | NumberKind::I64 | NumberKind::U64 => 8,
-        }
-    }
 
     /// The numbers of all codes of 8 or 16 bits, in the order of the codes (`FileNumber`); none of wider types.
     pub fn of_codes(self) -> Vec<f32> {
@@ -190,95 +212,9 @@ impl NumberType {
         self.bytes() > 2 && self.kind != NumberKind::F32
     }
 
-    /// The type of as many bits without a sign; real numbers have one always.
-    pub(super) fn unsigned(self) -> NumberType {
-        let kind = match self.kind {
-            NumberKind::I8 => NumberKind::U8,
-            NumberKind::I16 => NumberKind::U16,
-            NumberKind::I32 => NumberKind::U32,
-            NumberKind::I64 => NumberKind::U64,
-            kind => kind,
-        };
-        NumberType { kind, ..self }
-    }
-
     /// Whether it counts, as labels do.
     pub fn is_integer(self) -> bool {
         !matches!(self.kind, NumberKind::F16 | NumberKind::F32 | NumberKind::F64)
-    }
-
-    /// What netCDF's library writes where nothing else was written: for bytes nothing (NC_FILL_… of netcdf.h).
-    pub(super) fn netcdf_fill(self) -> Option<f64> {
-        match self.kind {
-            NumberKind::F32 | NumberKind::F64 => Some(9.969_209_968_386_869e36),
-            NumberKind::I16 => Some(-32_767.0),
-            NumberKind::I32 => Some(-2_147_483_647.0),
-            NumberKind::I64 => Some(-9_223_372_036_854_775_806.0),
-            NumberKind::U16 => Some(65_535.0),
-            NumberKind::U32 => Some(4_294_967_295.0),
-            NumberKind::U64 => Some(18_446_744_073_709_551_614.0),
-            NumberKind::F16 | NumberKind::I8 | NumberKind::U8 => None,
-        }
-    }
-
-    /// Numbers as they lie in the file, rounded to `f32`.
-    pub fn numbers(self, from: &[u8], to: &mut [f32]) {
-        match (self.kind, self.big_endian) {
-            (NumberKind::U8, _) => numbers!(from, to, 1, |[byte]: [u8; 1]| f32::from(byte)),
-            (NumberKind::I8, _) => {
-                numbers!(from, to, 1, |[byte]: [u8; 1]| f32::from(byte as i8))
-            }
-            (NumberKind::F16, false) => {
-                numbers!(from, to, 2, |number| f16::from_le_bytes(number).to_f32())
-            }
-            (NumberKind::F16, true) => {
-                numbers!(from, to, 2, |number| f16::from_be_bytes(number).to_f32())
-            }
-            (NumberKind::I16, false) => {
-                numbers!(from, to, 2, |number| f32::from(i16::from_le_bytes(number)))
-            }
-            (NumberKind::I16, true) => {
-                numbers!(from, to, 2, |number| f32::from(i16::from_be_bytes(number)))
-            }
-            (NumberKind::U16, false) => {
-                numbers!(from, to, 2, |number| f32::from(u16::from_le_bytes(number)))
-            }
-            (NumberKind::U16, true) => {
-                numbers!(from, to, 2, |number| f32::from(u16::from_be_bytes(number)))
-            }
-            (NumberKind::F32, false) => numbers!(from, to, 4, f32::from_le_bytes),
-            (NumberKind::F32, true) => numbers!(from, to, 4, f32::from_be_bytes),
-            (NumberKind::I32, false) => {
-                numbers!(from, to, 4, |number| i32::from_le_bytes(number) as f32)
-            }
-            (NumberKind::I32, true) => {
-                numbers!(from, to, 4, |number| i32::from_be_bytes(number) as f32)
-            }
-            (NumberKind::U32, false) => {
-                numbers!(from, to, 4, |number| u32::from_le_bytes(number) as f32)
-            }
-            (NumberKind::U32, true) => {
-                numbers!(from, to, 4, |number| u32::from_be_bytes(number) as f32)
-            }
-            (NumberKind::F64, false) => {
-                numbers!(from, to, 8, |number| f64::from_le_bytes(number) as f32)
-            }
-            (NumberKind::F64, true) => {
-                numbers!(from, to, 8, |number| f64::from_be_bytes(number) as f32)
-            }
-            (NumberKind::I64, false) => {
-                numbers!(from, to, 8, |number| i64::from_le_bytes(number) as f32)
-            }
-            (NumberKind::I64, true) => {
-                numbers!(from, to, 8, |number| i64::from_be_bytes(number) as f32)
-            }
-            (NumberKind::U64, false) => {
-                numbers!(from, to, 8, |number| u64::from_le_bytes(number) as f32)
-            }
-            (NumberKind::U64, true) => {
-                numbers!(from, to, 8, |number| u64::from_be_bytes(number) as f32)
-            }
-        }
     }
 }
 

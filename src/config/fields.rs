@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::objective::{Loss, Metric, Named, NamedLoss, Objective};
-use super::values::{number, without_flags};
+use super::values::{first, number, without_flags};
 use crate::error::{Error, Result};
 
 /// What becomes of numbers that a file has none for: NaN, and those that `_FillValue` and `missing_value` name.
@@ -111,12 +111,12 @@ impl FieldOptions {
             (self.missing != Missing::Refuse, "missing"),
         ];
         if !self.are_given() {
-            return match given.iter().find(|(given, _)| *given) {
-                Some((_, flag)) => Err(Error::usage(format!(
+            let wrong = |flag| {
+                Error::usage(format!(
                     "--{flag} is for arrays: say which the network reads and gives (--input VIEW --target VIEW)"
-                ))),
-                None => Ok(()),
+                ))
             };
+            return first(&given).map_or(Ok(()), |flag| Err(wrong(flag)));
         }
         let lacks = [
             (!has_data, "--data: the files they are in"),
@@ -130,7 +130,7 @@ impl FieldOptions {
                 "--loss: cross-entropy for classes, mse, mae, huber, bce for numbers, output:NAME within the network",
             ),
         ];
-        if let Some((_, what)) = lacks.iter().find(|(lacks, _)| *lacks) {
+        if let Some(what) = first(&lacks) {
             return Err(Error::usage(format!("arrays are trained from; what lacks is {what}")));
         }
         let Some(loss) = self.loss() else { return Ok(()) };
@@ -143,31 +143,35 @@ impl FieldOptions {
         if let Some(metric) = self.metric.filter(|metric| !metric.fits(loss)) {
             return Err(Error::usage(format!("--metric {}: does not go with this --loss", metric.name())));
         }
-        if self.weight.is_some() && loss == Loss::Output {
-            return Err(Error::usage(
+        let wrong = [
+            (
+                self.weight.is_some() && loss == Loss::Output,
                 "--weight: a loss that is in the network reads what it multiplies by as an --input",
-            ));
-        }
-        if loss == Loss::Output && self.missing == Missing::Mask {
-            return Err(Error::usage(
+            ),
+            (
+                loss == Loss::Output && self.missing == Missing::Mask,
                 "--missing mask: no points can be left out of a loss that is in the network; --missing zero takes 0",
-            ));
-        }
-        if !of_classes && smoothing > 0.0 {
-            return Err(Error::usage(
+            ),
+            (
+                !of_classes && smoothing > 0.0,
                 "--label-smoothing is for classes, which --loss cross-entropy has alone",
-            ));
-        }
-        if !of_classes && (!self.class_weights.is_empty() || self.ignore_label.is_some()) {
-            return Err(Error::usage("--class-weights and --ignore-label are for --loss cross-entropy"));
+            ),
+            (
+                !of_classes && (!self.class_weights.is_empty() || self.ignore_label.is_some()),
+                "--class-weights and --ignore-label are for --loss cross-entropy",
+            ),
+            (
+                !self.class_weights.is_empty() && self.class_weights.iter().all(|weight| *weight == 0.0),
+                "--class-weights: all are 0, so that nothing would be learned",
+            ),
+        ];
+        if let Some(what) = first(&wrong) {
+            return Err(Error::usage(what));
         }
         if let Some(label) = self.ignore_label.filter(|label| label.unsigned_abs() > 1 << 24) {
             return Err(Error::usage(format!(
                 "--ignore-label {label}: must be within 2^24, to which numbers are whole"
             )));
-        }
-        if !self.class_weights.is_empty() && self.class_weights.iter().all(|weight| *weight == 0.0) {
-            return Err(Error::usage("--class-weights: all are 0, so that nothing would be learned"));
         }
         match self.class_weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
             Some(weight) => Err(Error::usage(format!("--class-weights {weight}: must be 0 or more"))),

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::most;
-use super::values::{at_most, name_of, names_of, within, without_flags};
+use super::values::{at_most, first, name_of, names_of, within, without_flags};
 use crate::error::Error;
 
 /// How a data set lies on disk.
@@ -220,8 +220,8 @@ impl Input {
             (self.strict, "strict"),
             (self.jpeg_decoder != JpegDecoder::Auto, "jpeg-decoder"),
         ];
-        match given.iter().find(|(given, _)| *given && !has_data) {
-            Some((_, flag)) => Err(Error::usage(format!("--{flag} needs --data"))),
+        match first(&given).filter(|_| !has_data) {
+            Some(flag) => Err(Error::usage(format!("--{flag} needs --data"))),
             None => Ok(()),
         }
     }

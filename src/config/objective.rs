@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use clap::builder::{PossibleValue, Resettable, StyledStr, TypedValueParser};
 use serde::Serialize;
 
-use super::values::names_of;
+use super::values::{name_of, names_of};
 
 /// By what the output of a network is compared with its target. The loss of a sample is the mean over all points of its
 /// target. A point whose target is NaN adds 0 to it, and is counted.
@@ -64,20 +64,17 @@ impl FromStr for NamedLoss {
         if let Some(name) = text.strip_prefix("output:").filter(|name| !name.is_empty()) {
             return Ok(NamedLoss { loss: Loss::Output, output: Some(name.into()) });
         }
-        match Loss::from_str(text, false) {
-            Ok(loss) => Ok(NamedLoss { loss, output: None }),
-            Err(_) => Err(format!(
-                "there are {}, and output:NAME, an output of an ONNX file that is a loss",
-                names_of::<Loss>().join(", ")
-            )),
-        }
+        let known = Loss::from_str(text, false).map(|loss| NamedLoss { loss, output: None });
+        let names = || names_of::<Loss>().join(", ");
+        known.map_err(|_| {
+            format!("there are {}, and output:NAME, an output of an ONNX file that is a loss", names())
+        })
     }
 }
 
 impl From<NamedLoss> for String {
     fn from(named: NamedLoss) -> String {
-        let name = named.loss.to_possible_value().map(|value| value.get_name().to_string());
-        name.unwrap_or_else(|| format!("output:{}", named.output.unwrap_or_default()))
+        named.output.map_or_else(|| name_of(&named.loss), |output| format!("output:{output}"))
     }
 }
 
@@ -147,13 +144,9 @@ impl Metric {
     /// # Errors
     /// There is none of that name.
     pub fn named(text: &str) -> Result<Metric, String> {
-        let reason = match text {
-            "auc" => {
-                "the area under a curve is no sum over samples: it wants all scores in one order, which no rank has. \
-                 dltrain predict writes them to compute it from; "
-            }
-            _ => "",
-        };
+        let of_auc = "the area under a curve is no sum over samples: it wants all scores in one order, which no rank \
+                      has. dltrain predict writes them to compute it from; ";
+        let reason = if text == "auc" { of_auc } else { "" };
         Metric::from_str(text, false)
             .map_err(|_| format!("{reason}there are {}", names_of::<Metric>().join(", ")))
     }
@@ -207,16 +200,8 @@ impl Metric {
     }
 
     /// As `--metric` has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Metric::Accuracy => "accuracy",
-            Metric::Iou => "iou",
-            Metric::Mae => "mae",
-            Metric::Rmse => "rmse",
-            Metric::R2 => "r2",
-            Metric::Top5 => "top5",
-            Metric::Loss => "loss",
-        }
+    pub fn name(self) -> String {
+        name_of(&self)
     }
 }
 

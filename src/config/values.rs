@@ -34,6 +34,11 @@ macro_rules! recorded_as_text {
 }
 recorded_as_text!(Augment, Compression, DeviceKind, PipelineSchedule, Strategy);
 
+/// The first of these that holds: flags that are given, or what is wrong with them.
+pub fn first<'a>(of: &[(bool, &'a str)]) -> Option<&'a str> {
+    of.iter().find(|(holds, _)| *holds).map(|(_, what)| *what)
+}
+
 /// Whether a name is among `names`, which are separated by spaces.
 pub fn lists(names: &str, name: &str) -> bool {
     names.split(' ').any(|listed| listed == name)

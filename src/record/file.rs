@@ -131,7 +131,7 @@ fn named(columns: &Columns, metric: Metric) -> Vec<(String, &'static str, &'stat
     };
     let of = |&(name, unit, meaning): &(&str, &'static str, &'static str)| {
         let (unit, meaning) = about.filter(|_| name.contains("accuracy")).unwrap_or((unit, meaning));
-        (name.replace("accuracy", metric.name()), unit, meaning)
+        (name.replace("accuracy", &metric.name()), unit, meaning)
     };
     columns.iter().filter(|(name, ..)| has(metric, name)).map(of).collect()
 }

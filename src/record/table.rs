@@ -19,10 +19,7 @@ pub(super) fn epoch_header(r: &EpochRecord, about: &Description) -> String {
         let begin = begin.replace("  train acc", "").replace("  test acc", "");
         return format!("{begin}{end}{}", r.usage.map_or("", |_| USAGE_HEADER));
     }
-    let name = match metric {
-        Metric::Accuracy => "acc",
-        other => other.name(),
-    };
+    let name = if metric == Metric::Accuracy { "acc".into() } else { metric.name() };
     let begin = begin.replace("train acc", &format!("{:>9}", format!("train {name}")));
     let begin = begin.replace("test acc", &format!("{:>8}", format!("test {name}")));
     format!("{begin}{end}{}", r.usage.map_or("", |_| USAGE_HEADER))

@@ -131,7 +131,7 @@ fn attributes(opened: &OpenedRun, plans: &Plans) -> Vec<(String, String)> {
     // What was decided for flags that were not given.
     let graph = &plans.training.graph;
     attributes.push(("classes".into(), graph.classes().to_string()));
-    attributes.push(("metric".into(), config.metric().name().into()));
+    attributes.push(("metric".into(), config.metric().name()));
     attributes.push(("unit".into(), config.unit().into()));
     attributes.push(("image".into(), graph.image().to_string()));
     attributes.extend(config.shared_items().into_iter().filter(|(name, _)| name != "images"));

@@ -7,7 +7,7 @@ use super::gpu::Argument::{Float, Int, Long, Memory, Null};
 use super::gpu::{Argument, Gpu};
 use super::kernel::{Operands, PART, cuda_kernel};
 use super::layout::{plain, plain_in};
-use super::simple::loss_grid;
+use super::simple::{cross_entropy, cross_entropy_backward};
 use crate::config::Metric;
 use crate::device::{Kernel, KernelRequest, Layout, Memory as DeviceMemory};
 use crate::error::{Error, Result};
@@ -79,28 +79,15 @@ pub fn forward_pass(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Re
         if !extents.is_row {
             return add_up(operands, &extents, &partials, &totals);
         }
-        let (losses, sums) = (&operands.outputs[0], &operands.outputs[1]);
         // What the kernel for labels does not count.
         let counts = objective.metric != Metric::Accuracy;
         if counts {
             add_up(operands, &extents, &partials, &totals)?;
         }
         label(operands, &extents, &labels)?;
-        let arguments = [
-            Memory(&operands.inputs[0]),
-            Memory(&labels),
-            Null,
-            Null,
-            Memory(losses),
-            Memory(if counts { &hits } else { sums }),
-            Null,
-            Int(extents.samples),
-            Int(extents.channels),
-            Float(objective.smoothing),
-            Float(1.0),
-        ];
-        let grid = loss_grid(operands.gpu, extents.samples, extents.channels);
-        operands.launch("softmax_cross_entropy_f32", grid, &arguments)
+        let (losses, hits) = (&operands.outputs[0], if counts { &hits } else { &operands.outputs[1] });
+        let (rows, factors) = ([extents.samples, extents.channels], [objective.smoothing, 1.0]);
+        cross_entropy(operands, [Memory(&labels), Null, Null], [losses, hits], rows, factors)
     };
     let workspace = extents.workspace().map(|bytes| bytes.next_multiple_of(PART)).iter().sum();
     Ok(cuda_kernel(gpu, "own:field-loss", inputs, outputs, bind).with_workspace(workspace))
@@ -115,40 +102,20 @@ fn add_up(
 ) -> Result<()> {
     let Extents { of, samples, channels, points, apart, .. } = *extents;
     let objective = of.objective;
-    let (parts, metric) = (extents.parts(), Int(objective.metric as usize));
-    let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
+    let (width, parts) = (extents.width(), extents.parts());
     let grid = [parts as u32, samples.min(65_535) as u32, 1];
+    let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
+    let (sums, [n, channels, all]) = (Memory(partials), [samples, channels, parts].map(Int));
+    let ([places, apart], metric) = ([points, apart].map(Long), Int(objective.metric as usize));
     if objective.loss.is_of_classes() {
-        let arguments = [
-            output,
-            target,
-            weights(operands.inputs),
-            Memory(partials),
-            Int(samples),
-            Int(channels),
-            Long(points),
-            Long(apart),
-            Int(parts),
-            Float(objective.smoothing),
-            metric,
-        ];
+        let (weights, smoothing) = (weights(operands.inputs), Float(objective.smoothing));
+        let arguments = [output, target, weights, sums, n, channels, places, apart, all, smoothing, metric];
         operands.launch("field_cross_entropy", grid, &arguments)?;
     } else {
         let loss = Int(objective.loss as usize);
-        let arguments = [
-            output,
-            target,
-            Memory(partials),
-            Int(samples),
-            Long(points),
-            Long(apart),
-            Int(parts),
-            loss,
-            metric,
-        ];
+        let arguments = [output, target, sums, n, places, apart, all, loss, metric];
         operands.launch("field_numbers", grid, &arguments)?;
     }
-    let width = extents.width();
     join(operands, of, partials, totals, [samples, parts, width], [parts * width, width], of.points(points))
 }
 
@@ -165,20 +132,13 @@ fn join(
     let [first, rest @ ..] = operands.outputs else {
         return Err(Error::internal("a field's loss that gives nothing"));
     };
-    let arguments = [
-        Memory(partials),
-        Memory(totals),
-        rest.first().map_or(Null, |_| Memory(first)),
-        Memory(rest.first().unwrap_or(first)),
-        Int(samples),
-        Int(parts),
-        Int(width),
-        Long(of_sample),
-        Long(of_part),
-        Long(points),
-        Int(of.objective.metric as usize),
-    ];
-    operands.launch("field_join", [operands.gpu.at_most(samples), 1, 1], &arguments)
+    let grid = [operands.gpu.at_most(samples), 1, 1];
+    let losses = if rest.is_empty() { Null } else { Memory(first) };
+    let [from, totals, sums] = [partials, totals, rest.first().unwrap_or(first)].map(Memory);
+    let [samples, parts, width, metric] = [samples, parts, width, of.objective.metric as usize].map(Int);
+    let [of_sample, of_part, all] = [of_sample, of_part, points].map(Long);
+    let arguments = [from, totals, losses, sums, samples, parts, width, of_sample, of_part, all, metric];
+    operands.launch("field_join", grid, &arguments)
 }
 
 /// totals of several places → losses, sums
@@ -214,48 +174,28 @@ pub fn backward(gpu: &Rc<Gpu>, request: &KernelRequest, of: FieldLoss) -> Result
     let Extents { samples, channels, points, apart, is_row, .. } = extents;
     let [inputs, outputs] = layouts(request);
     let bind = move |operands: &mut Operands| {
-        let scalars = operands.gpu.scalars.clone();
-        let [output, target] = [0, 1].map(|index| Memory(&operands.inputs[index]));
-        let (gradient, divisor) = (Memory(&operands.outputs[0]), Float(of.divisor(points)));
-        let n = samples * points;
-        let [all, points, apart] = [n, points, apart].map(Long);
         if is_row {
             let labels = operands.scratch(4 * samples);
             label(operands, &extents, &labels)?;
-            let (smoothing, weight) = (Float(objective.smoothing), Float(1.0));
-            let arguments = [
-                output,
-                Memory(&labels),
-                Null,
-                Null,
-                gradient,
-                Int(samples),
-                Int(channels),
-                smoothing,
-                weight,
-                Memory(&scalars),
-            ];
-            let grid = loss_grid(operands.gpu, samples, channels);
-            operands.launch("softmax_cross_entropy_backward_f32", grid, &arguments)
-        } else if objective.loss.is_of_classes() {
-            let arguments = [
-                output,
-                target,
-                weights(operands.inputs),
-                gradient,
-                Int(samples),
-                Int(channels),
-                points,
-                apart,
-                divisor,
-                Float(objective.smoothing),
-                Memory(&scalars),
-            ];
-            operands.launch("field_cross_entropy_backward", operands.gpu.blocks(n), &arguments)
+            let (rows, factors) = ([samples, channels], [objective.smoothing, 1.0]);
+            return cross_entropy_backward(operands, [Memory(&labels), Null, Null], rows, factors);
+        }
+        let n = samples * points;
+        let grid = operands.gpu.blocks(n);
+        let [output, target, gradient, scalars] =
+            [&operands.inputs[0], &operands.inputs[1], &operands.outputs[0], &operands.gpu.scalars]
+                .map(Memory);
+        let (divisor, [all, points, apart]) = (Float(of.divisor(points)), [n, points, apart].map(Long));
+        if objective.loss.is_of_classes() {
+            let (weights, smoothing) = (weights(operands.inputs), Float(objective.smoothing));
+            let [n, channels] = [samples, channels].map(Int);
+            let arguments =
+                [output, target, weights, gradient, n, channels, points, apart, divisor, smoothing, scalars];
+            operands.launch("field_cross_entropy_backward", grid, &arguments)
         } else {
             let loss = Int(objective.loss as usize);
-            let arguments = [output, target, gradient, all, points, apart, divisor, loss, Memory(&scalars)];
-            operands.launch("field_numbers_backward", operands.gpu.blocks(n), &arguments)
+            let arguments = [output, target, gradient, all, points, apart, divisor, loss, scalars];
+            operands.launch("field_numbers_backward", grid, &arguments)
         }
     };
     let kernel = cuda_kernel(gpu, "own:field-loss", inputs, outputs, bind);

@@ -322,7 +322,7 @@ fn as_arguments(targets: &[crate::device::Memory]) -> [Argument<'_>; 3] {
 }
 
 /// A block has a row at a time, or eight where classes are few (`FEW` of kernels/loss.cu).
-pub fn loss_grid(gpu: &Gpu, rows: usize, classes: usize) -> [u32; 3] {
+fn loss_grid(gpu: &Gpu, rows: usize, classes: usize) -> [u32; 3] {
     [gpu.at_most(if classes <= 128 { rows.div_ceil(8) } else { rows }), 1, 1]
 }
 
@@ -333,23 +333,9 @@ pub fn loss(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, weight: f32)
     let outputs = request.outputs.iter().map(plain).collect();
     let inputs = [vec![plain_in(logits, DType::F32)], targets(request)].concat();
     let bind = move |operands: &mut Operands| {
-        let (logits, targets) = (&operands.inputs[0], &operands.inputs[1..]);
         let [losses, hits] = [0, 1].map(|index| &operands.outputs[index]);
-        let [labels, others, shares] = as_arguments(targets);
-        let arguments = [
-            Memory(logits),
-            labels,
-            others,
-            shares,
-            Memory(losses),
-            Memory(hits),
-            Null,
-            Int(rows),
-            Int(classes),
-            Float(smoothing),
-            Float(weight),
-        ];
-        operands.launch("softmax_cross_entropy_f32", loss_grid(operands.gpu, rows, classes), &arguments)
+        let targets = as_arguments(&operands.inputs[1..]);
+        cross_entropy(operands, targets, [losses, hits], [rows, classes], [smoothing, weight])
     };
     Ok(cuda_kernel(gpu, "own:loss", inputs, outputs, bind))
 }
@@ -360,25 +346,40 @@ pub fn loss_backward(gpu: &Rc<Gpu>, request: &KernelRequest, smoothing: f32, wei
     let (rows, classes) = (logits.shape.batch(), logits.shape.per_sample());
     let inputs = [vec![plain_in(logits, DType::F32)], targets(request)].concat();
     let bind = move |operands: &mut Operands| {
-        let (logits, targets) = (&operands.inputs[0], &operands.inputs[1..]);
-        let [labels, others, shares] = as_arguments(targets);
-        let scalars = operands.gpu.scalars.clone();
-        let arguments = [
-            Memory(logits),
-            labels,
-            others,
-            shares,
-            Memory(&operands.outputs[0]),
-            Int(rows),
-            Int(classes),
-            Float(smoothing),
-            Float(weight),
-            Memory(&scalars),
-        ];
-        let grid = loss_grid(operands.gpu, rows, classes);
-        operands.launch("softmax_cross_entropy_backward_f32", grid, &arguments)
+        let targets = as_arguments(&operands.inputs[1..]);
+        cross_entropy_backward(operands, targets, [rows, classes], [smoothing, weight])
     };
     Ok(cuda_kernel(gpu, "own:loss", inputs, vec![plain_in(dlogits, DType::F32)], bind))
+}
+
+/// Losses of rows of scores, the first input, and hits; the targets are labels, other labels and shares.
+pub fn cross_entropy(
+    operands: &mut Operands,
+    [labels, others, shares]: [Argument; 3],
+    [losses, hits]: [&crate::device::Memory; 2],
+    [rows, classes]: [usize; 2],
+    factors: [f32; 2],
+) -> Result<()> {
+    let (grid, logits) = (loss_grid(operands.gpu, rows, classes), Memory(&operands.inputs[0]));
+    let [losses, hits] = [losses, hits].map(Memory);
+    let ([rows, classes], [smoothing, weight]) = ([rows, classes].map(Int), factors.map(Float));
+    let arguments = [logits, labels, others, shares, losses, hits, Null, rows, classes, smoothing, weight];
+    operands.launch("softmax_cross_entropy_f32", grid, &arguments)
+}
+
+/// The gradient of these losses to their scores, which is the first output.
+pub fn cross_entropy_backward(
+    operands: &mut Operands,
+    [labels, others, shares]: [Argument; 3],
+    [rows, classes]: [usize; 2],
+    factors: [f32; 2],
+) -> Result<()> {
+    let grid = loss_grid(operands.gpu, rows, classes);
+    let [logits, dlogits, scalars] =
+        [&operands.inputs[0], &operands.outputs[0], &operands.gpu.scalars].map(Memory);
+    let ([rows, classes], [smoothing, weight]) = ([rows, classes].map(Int), factors.map(Float));
+    let arguments = [logits, labels, others, shares, dlogits, rows, classes, smoothing, weight, scalars];
+    operands.launch("softmax_cross_entropy_backward_f32", grid, &arguments)
 }
 
 /// A copy of a tensor from one layout, and type, into another.

@@ -126,7 +126,7 @@ pub fn forward_pass(
             let own = unsafe { totals.part_mut(piece * width..(piece + 1) * width) };
             own.fill(0.0);
             own[WRONG] = f64::NAN;
-            fields.add_up(piece, own);
+            if fields.is_rows() { fields.add_row(piece, own) } else { add_up(&fields, piece, own) }
         });
         // SAFETY: all threads are done.
         let totals = unsafe { totals.part_mut(0..pieces * width) };
@@ -185,8 +185,10 @@ pub fn backward(
         let fields = Fields::of(extents, inputs);
         let scale = scalars.gradient_scale / of.divisor(extents.per_sample());
         let gradient = Numbers::of(&outputs[0]);
-        workers
-            .each(extents.samples * extents.pieces(), |piece| fields.differentiate(piece, gradient, scale));
+        workers.each(extents.samples * extents.pieces(), |piece| match fields.is_rows() {
+            true => fields.differentiate_row(piece, gradient, scale),
+            false => differentiate(&fields, piece, gradient, scale),
+        });
         Ok(())
     }))
 }
@@ -262,23 +264,6 @@ impl<'a> Fields<'a> {
             .filter(|&k| k as f32 == value)
     }
 
-    /// Adds up a piece.
-    fn add_up(&self, piece: usize, totals: &mut [f64]) {
-        if self.is_rows() {
-            return self.add_row(piece, totals);
-        }
-        add_up(self, piece, totals);
-    }
-
-    #[inline(always)]
-    fn add_up_anywhere(&self, piece: usize, totals: &mut [f64]) {
-        if self.extents.is_of_classes() {
-            self.add_classes(piece, totals)
-        } else {
-            self.add_numbers(piece, totals)
-        }
-    }
-
     /// Adds up a sample that is one row of scores.
     fn add_row(&self, sample: usize, totals: &mut [f64]) {
         let [row, target, _] = self.extents.of_sample(sample);
@@ -333,9 +318,7 @@ impl<'a> Fields<'a> {
         for first in points.clone().step_by(CHUNK) {
             let chunk = self.chunk(sample, first..points.end.min(first + CHUNK));
             let weights = self.weights_of(sample, first);
-            let mut scores = PointScores::new();
-            scores.find_largest(&chunk);
-            scores.weigh(&chunk, self.weights, objective.smoothing);
+            let mut scores = PointScores::of(&chunk, self.weights, objective.smoothing);
             scores.compare(&chunk, self.weights, objective.smoothing);
             scores.add_losses(chunk.target, &weights, &mut losses);
             for (i, (&value, &found)) in chunk.target.iter().zip(&scores.found).enumerate() {
@@ -423,22 +406,6 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Writes the gradient of a piece.
-    fn differentiate(&self, piece: usize, gradient: Numbers, scale: f32) {
-        if self.is_rows() {
-            return self.differentiate_row(piece, gradient, scale);
-        }
-        differentiate(self, piece, gradient, scale);
-    }
-
-    #[inline(always)]
-    fn differentiate_anywhere(&self, piece: usize, gradient: Numbers, scale: f32) {
-        match self.extents.is_of_classes() {
-            true => self.differentiate_classes(piece, gradient, scale),
-            false => self.differentiate_numbers(piece, gradient, scale),
-        }
-    }
-
     fn differentiate_row(&self, sample: usize, gradient: Numbers, scale: f32) {
         let [row, target, _] = self.extents.of_sample(sample);
         // SAFETY: each sample has its own.
@@ -463,9 +430,7 @@ impl<'a> Fields<'a> {
             let chunk = self.chunk(sample, first..points.end.min(first + CHUNK));
             let count = chunk.target.len();
             let weights = self.weights_of(sample, first);
-            let mut scores = PointScores::new();
-            scores.find_largest(&chunk);
-            scores.weigh(&chunk, self.weights, objective.smoothing);
+            let mut scores = PointScores::of(&chunk, self.weights, objective.smoothing);
             let row_of = |class: usize| {
                 let at = output.start + class * chunk.apart + first;
                 // SAFETY: each piece has its own points.
@@ -510,14 +475,22 @@ impl<'a> Fields<'a> {
 }
 
 in_wide_registers! {
+    /// Adds up a piece.
     fn add_up [] (fields: &Fields, piece: usize, totals: &mut [f64]) {
-        fields.add_up_anywhere(piece, totals);
+        match fields.extents.is_of_classes() {
+            true => fields.add_classes(piece, totals),
+            false => fields.add_numbers(piece, totals),
+        }
     }
 }
 
 in_wide_registers! {
+    /// Writes the gradient of a piece.
     fn differentiate [] (fields: &Fields, piece: usize, gradient: Numbers, scale: f32) {
-        fields.differentiate_anywhere(piece, gradient, scale);
+        match fields.extents.is_of_classes() {
+            true => fields.differentiate_classes(piece, gradient, scale),
+            false => fields.differentiate_numbers(piece, gradient, scale),
+        }
     }
 }
 
@@ -572,18 +545,15 @@ struct PointScores {
 }
 
 impl PointScores {
+    /// The largest of each point, and what its target weighs.
     #[inline(always)]
-    fn new() -> PointScores {
-        let zeros = [0f32; CHUNK];
-        PointScores {
-            largest: [f32::NEG_INFINITY; CHUNK],
-            found: zeros,
-            sum: zeros,
-            own: zeros,
-            spread: zeros,
-            weight: zeros,
-            everywhere: 0.0,
-        }
+    fn of(chunk: &ChunkOfScores, weights: Option<&[f32]>, smoothing: f32) -> PointScores {
+        let (zeros, largest) = ([0f32; CHUNK], [f32::NEG_INFINITY; CHUNK]);
+        let (found, sum, own, spread, weight) = (zeros, zeros, zeros, zeros, zeros);
+        let mut scores = PointScores { largest, found, sum, own, spread, weight, everywhere: 0.0 };
+        scores.find_largest(chunk);
+        scores.weigh(chunk, weights, smoothing);
+        scores
     }
 
     #[inline(always)]

@@ -45,7 +45,7 @@ pub fn gradient(of: Activation, dy: f64, at: f64) -> f64 {
     }
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use ndarray::{Array1, ArrayD};
 
+use super::activation::sigmoid;
 use super::{plain, rounded, softmax};
 use crate::config::{Loss, Metric, Objective};
 use crate::error::{Error, ErrorKind, Result};
@@ -55,11 +56,14 @@ impl<'a> Fields<'a> {
         sample * each..(sample + 1) * each
     }
 
-    /// The scores of a point, and where each lies.
-    fn scores(&self, point: usize) -> Vec<(usize, f64)> {
-        let (sample, place) = (point / self.points, point % self.points);
-        let at = |channel: usize| (sample * self.channels + channel) * self.points + place;
-        (0..self.channels).map(|channel| (at(channel), f64::from(self.output[at(channel)]))).collect()
+    /// Where the scores of a point lie.
+    fn places(&self, point: usize) -> impl Iterator<Item = usize> + use<> {
+        let (sample, place, points) = (point / self.points, point % self.points, self.points);
+        (sample * self.channels..(sample + 1) * self.channels).map(move |channel| channel * points + place)
+    }
+
+    fn scores(&self, point: usize) -> Vec<f64> {
+        self.places(point).map(|at| f64::from(self.output[at])).collect()
     }
 
     /// The class of a point, if it has one.
@@ -100,10 +104,6 @@ fn compare(loss: Loss, output: f64, target: f64) -> [f64; 2] {
     }
 }
 
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
 /// What a metric adds up of a number that has a target.
 fn measure(objective: &Objective, output: f64, target: f64) -> [f64; 3] {
     let error = if objective.loss == Loss::Bce { sigmoid(output) } else { output } - target;
@@ -116,10 +116,10 @@ fn measure(objective: &Objective, output: f64, target: f64) -> [f64; 3] {
 }
 
 /// The first of the largest scores; none where one is no number.
-fn predicted(scores: &[(usize, f64)]) -> Option<usize> {
-    let largest = scores.iter().map(|(_, v)| *v).fold(f64::NEG_INFINITY, f64::max);
-    let all_are_numbers = scores.iter().all(|(_, v)| !v.is_nan());
-    scores.iter().position(|(_, v)| *v == largest).filter(|_| all_are_numbers)
+fn predicted(scores: &[f64]) -> Option<usize> {
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let all_are_numbers = scores.iter().all(|v| !v.is_nan());
+    scores.iter().position(|v| *v == largest).filter(|_| all_are_numbers)
 }
 
 /// output, target, class weights? → losses, sums; of a part of the rows their totals
@@ -180,16 +180,16 @@ fn of_classes(fields: &Fields, sample: usize) -> Result<Vec<f64>> {
     for point in fields.of_sample(sample) {
         let Some(class) = fields.class(point)? else { continue };
         let scores = fields.scores(point);
-        let largest = scores.iter().map(|(_, v)| *v).fold(f64::NEG_INFINITY, f64::max);
-        let logsum = scores.iter().map(|(_, v)| (v - largest).exp()).sum::<f64>().ln();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let logsum = scores.iter().map(|v| (v - largest).exp()).sum::<f64>().ln();
         let (aim, weight) = (fields.aim(class), fields.weights[point]);
         let aimed = scores.iter().zip(&aim).filter(|(_, share)| **share != 0.0);
-        loss += weight * aimed.map(|((_, v), share)| share * (logsum - (v - largest))).sum::<f64>();
+        loss += weight * aimed.map(|(v, share)| share * (logsum - (v - largest))).sum::<f64>();
         points += weight;
         let found = predicted(&scores);
         if fields.objective.metric == Metric::Top5 {
-            let own = scores[class].1;
-            let before = |&(other, (_, v)): &(usize, &(usize, f64))| *v > own || (*v == own && other < class);
+            let own = scores[class];
+            let before = |&(other, v): &(usize, &f64)| *v > own || (*v == own && other < class);
             let rank = scores.iter().enumerate().filter(before).count();
             right += weight * f64::from(u8::from(found.is_some() && rank < 5));
         } else if found == Some(class) {
@@ -239,12 +239,10 @@ pub fn backward(of: &FieldLoss, inputs: &[ArrayD<f32>], scale: f32) -> Result<Ar
                 let [_, slope] = compare(objective.loss, output, target);
                 gradient[point] = if target.is_nan() { 0.0 } else { slope * scale };
             } else if let Some(class) = fields.class(point)? {
-                let scores = fields.scores(point);
-                let shares = softmax(&scores.iter().map(|(_, v)| *v).collect::<Vec<_>>());
-                let aim = fields.aim(class);
+                let (shares, aim) = (softmax(&fields.scores(point)), fields.aim(class));
                 let all: f64 = aim.iter().sum();
-                for (((at, _), share), aim) in scores.iter().zip(shares).zip(aim) {
-                    gradient[*at] = (share * all - aim) * scale;
+                for ((at, share), aim) in fields.places(point).zip(shares).zip(aim) {
+                    gradient[at] = (share * all - aim) * scale;
                 }
             }
         }

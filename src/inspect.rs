@@ -13,7 +13,7 @@ use rayon::{BroadcastContext, ThreadPool, ThreadPoolBuilder};
 use crate::config::values::within;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fields::{
-    Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples, better_chunk, files_of,
+    Amount, ArrayReader, ArrayStorage, Arrays, FileArray, View, ViewSamples, better_chunk, extents, files_of,
 };
 use crate::plan::{describe_bytes as bytes, group};
 use crate::random::{Purpose, Stream, key};
@@ -44,23 +44,33 @@ pub struct Args {
     threads: Option<usize>,
 }
 
-/// Files with the same arrays: the first, and how many there are.
+/// Files with the same arrays: the first, with the bytes of all of them.
 struct Alike {
     path: PathBuf,
-    arrays: Arrays,
-    files: usize,
-    /// Bytes of all of them.
-    bytes: u64,
+    found: Arrays,
     /// For each file how many places the first axis of each array has; 0 where it has no axes.
     first: Vec<Vec<usize>>,
 }
 
 impl Alike {
+    fn arrays(&self) -> &[FileArray] {
+        &self.found.arrays
+    }
+
+    fn files(&self) -> usize {
+        self.first.len()
+    }
+
+    /// The array of a view.
+    fn array(&self, view: &View) -> Option<&FileArray> {
+        self.arrays().iter().find(|array| array.name == view.array)
+    }
+
     /// How many samples a view makes of all files; 0 where they have no such array.
     fn samples(&self, view: &View) -> usize {
-        let Some(at) = self.arrays.arrays.iter().position(|array| array.name == view.array) else { return 0 };
+        let Some(at) = self.arrays().iter().position(|array| array.name == view.array) else { return 0 };
         let of_file = |first: &Vec<usize>| {
-            let mut shape = self.arrays.arrays[at].shape.clone();
+            let mut shape = self.arrays()[at].shape.clone();
             shape.iter_mut().take(1).for_each(|places| *places = first[at]);
             view.samples(&shape).map_or(0, |samples| samples.len())
         };
@@ -92,20 +102,16 @@ pub fn run(args: &Args) -> Result<()> {
     let files = args.files.iter().map(|path| files_of(path)).collect::<Result<Vec<_>>>()?;
     let kinds = kinds(&files.concat())?;
     for view in &args.view {
-        let arrays =
-            || kinds.iter().flat_map(|kind| &kind.arrays.arrays).filter(|array| array.name == view.array);
-        for array in arrays() {
+        let arrays: Vec<&FileArray> = kinds.iter().filter_map(|kind| kind.array(view)).collect();
+        for array in &arrays {
             let samples = view.samples(&array.shape);
             samples.map_err(|what| Error::usage(format!("--view {what} ({})", array.path().display())))?;
         }
-        if arrays().next().is_none() {
-            let names =
-                kinds.iter().flat_map(|kind| kind.arrays.arrays.iter().map(|array| array.name.as_str()));
+        if arrays.is_empty() {
+            let names = kinds.iter().flat_map(Alike::arrays).map(|array| array.name.as_str());
             let names = names.take(20).collect::<Vec<_>>().join(", ");
-            return Err(Error::usage(format!(
-                "--view {view}: no file has an array {}; they have {names}",
-                view.array
-            )));
+            let what = format!("--view {view}: no file has an array {}; they have {names}", view.array);
+            return Err(Error::usage(what));
         }
     }
     let mut unread = 0;
@@ -113,17 +119,16 @@ pub fn run(args: &Args) -> Result<()> {
         unread += describe(kind, args, &pool);
     }
     if let Some(more @ 1..) = kinds.len().checked_sub(MOST_KINDS) {
-        let files: usize = kinds[MOST_KINDS..].iter().map(|kind| kind.files).sum();
-        record::print(&format!(
-            "and {files} more files of {more} other kinds, from {} on",
-            kinds[MOST_KINDS].path.display()
-        ));
+        let files: usize = kinds[MOST_KINDS..].iter().map(Alike::files).sum();
+        let from = kinds[MOST_KINDS].path.display();
+        record::print(&format!("and {files} more files of {more} other kinds, from {from} on"));
     }
-    match unread {
-        0 => Ok(()),
-        1 => Err(Error::new(ErrorKind::Data, "an array cannot be read, as its line says")),
-        _ => Err(Error::new(ErrorKind::Data, format!("{unread} arrays cannot be read, as their lines say"))),
-    }
+    let what = match unread {
+        0 => return Ok(()),
+        1 => "an array cannot be read, as its line says".into(),
+        _ => format!("{unread} arrays cannot be read, as their lines say"),
+    };
+    Err(Error::new(ErrorKind::Data, what))
 }
 
 /// Puts files together whose arrays differ in nothing but how long their first axis is.
@@ -140,22 +145,18 @@ fn kinds(files: &[PathBuf]) -> Result<Vec<Alike>> {
     };
     let mut kinds: Vec<Alike> = Vec::new();
     for path in files {
-        let arrays = Arrays::of(path)?;
-        let first = arrays.arrays.iter().map(|array| array.shape.first().copied().unwrap_or(0)).collect();
+        let found = Arrays::of(path)?;
+        let first = found.arrays.iter().map(|array| array.shape.first().copied().unwrap_or(0)).collect();
         let alike = kinds.iter_mut().find(|kind| {
-            let (a, b) = (&kind.arrays.arrays, &arrays.arrays);
+            let (a, b) = (kind.arrays(), &found.arrays);
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
         });
         match alike {
             Some(alike) => {
-                alike.files += 1;
-                alike.bytes += arrays.bytes;
+                alike.found.bytes += found.bytes;
                 alike.first.push(first);
             }
-            None => {
-                let (path, bytes) = (path.clone(), arrays.bytes);
-                kinds.push(Alike { path, files: 1, bytes, first: vec![first], arrays });
-            }
+            None => kinds.push(Alike { path: path.clone(), found, first: vec![first] }),
         }
     }
     Ok(kinds)
@@ -163,11 +164,11 @@ fn kinds(files: &[PathBuf]) -> Result<Vec<Alike>> {
 
 /// Describes files with the same arrays; returns how many arrays cannot be read.
 fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
-    let (more, all) = match kind.files - 1 {
+    let (more, all) = match kind.files() - 1 {
         0 => (String::new(), ""),
         more => (format!(" and {more} like it"), " in all"),
     };
-    record::print(&format!("{}{more}: {}{all}", kind.path.display(), bytes(kind.bytes as usize)));
+    record::print(&format!("{}{more}: {}{all}", kind.path.display(), bytes(kind.found.bytes as usize)));
     let mut unread = 0;
     let mut say = |said: Result<()>| {
         if let Err(error) = said {
@@ -175,9 +176,9 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
             unread += 1;
         }
     };
-    let of = if kind.files > 1 { "in the first file: " } else { "" };
+    let of = if kind.files() > 1 { "in the first file: " } else { "" };
     let mut known = HashMap::new();
-    for array in &kind.arrays.arrays {
+    for array in kind.arrays() {
         record::print(&format!("  {}", line(array)));
         if !array.shape.contains(&0) && array.storage != ArrayStorage::Unwritten {
             let numbers = numbers::of(array, args.all, pool);
@@ -187,35 +188,29 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
             }));
         }
     }
-    for (name, what) in &kind.arrays.left_out {
+    for (name, what) in &kind.found.left_out {
         record::print(&format!("  {name}: left out: {what}"));
     }
     let guessed = args.view.is_empty();
     let views: Vec<View> = match guessed {
-        true => kind.arrays.arrays.iter().filter_map(guess::view).collect(),
+        true => kind.arrays().iter().filter_map(guess::view).collect(),
         false => args.view.clone(),
     };
     if views.is_empty() {
-        record::print(
-            "no array with samples that could be guessed: --view NAME[AXIS,…] names them (docs/fields.md)",
-        );
+        let what =
+            "no array with samples that could be guessed: --view NAME[AXIS,…] names them (docs/fields.md)";
+        record::print(what);
     }
     for view in &views {
-        if let Some(array) = kind.arrays.arrays.iter().find(|array| array.name == view.array) {
+        if let Some(array) = kind.array(view) {
             say(try_view(view, guessed, array, kind.samples(view), pool));
         }
     }
-    let data = match kind.files {
+    let data = match kind.files() {
         1 => quoted(&kind.path),
         _ => quoted(kind.path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))),
     };
-    let found = guess::Found {
-        arrays: &kind.arrays.arrays,
-        views: &views,
-        known,
-        samples: &|view| kind.samples(view),
-    };
-    if let Some(command) = found.command(&data).filter(|_| guessed) {
+    if let Some(command) = guess::command(kind, &views, &known, &data).filter(|_| guessed) {
         record::print(&format!("  to train, as a first try: {command}"));
     }
     unread
@@ -235,7 +230,7 @@ fn quoted(path: &Path) -> String {
 
 /// "240×37×49 f32 [time, latitude, longitude] in K; chunks 1×37×49 (7.3 kB), deflate, shuffle, 1.9:1".
 fn line(array: &FileArray) -> String {
-    let mut text = format!("{}  {} {}", array.name, shape(&array.shape), array.element);
+    let mut text = format!("{}  {} {}", array.name, extents(&array.shape), array.element);
     if array.axes.iter().any(|axis| !axis.is_empty()) {
         let names =
             array.axes.iter().map(|axis| if axis.is_empty() { "?" } else { axis }).collect::<Vec<_>>();
@@ -250,10 +245,13 @@ fn line(array: &FileArray) -> String {
         ArrayStorage::Computed(_) => "; computed".into(),
         ArrayStorage::Library(why) => format!("; read through the HDF5 library, one thread at a time: {why}"),
         ArrayStorage::Chunked(chunk, filters) => {
-            let size = chunk.iter().product::<usize>() * array.element.bytes();
             let names = filters.iter().map(|filter| format!(", {}", format!("{filter:?}").to_lowercase()));
-            let mut text =
-                format!("; chunks {} ({}){}", shape(chunk), bytes(size), names.collect::<String>());
+            let mut text = format!(
+                "; chunks {} ({}){}",
+                extents(chunk),
+                bytes(array.chunk_bytes()),
+                names.collect::<String>()
+            );
             if let (false, Some(stored @ 1..)) = (filters.is_empty(), array.stored()) {
                 text += &format!(", {:.1}:1", array.bytes() as f64 / stored as f64);
             }
@@ -269,19 +267,12 @@ fn line(array: &FileArray) -> String {
     text
 }
 
-fn shape(shape: &[usize]) -> String {
-    match shape {
-        [] => "one number".into(),
-        shape => shape.iter().map(usize::to_string).collect::<Vec<_>>().join("×"),
-    }
-}
-
 /// Says what samples a view makes of an array, of all files `all`; reads some, and says what it took.
 fn try_view(view: &View, guessed: bool, array: &FileArray, all: usize, pool: &ThreadPool) -> Result<()> {
     let samples = view.samples(&array.shape).map_err(|what| Error::usage(format!("--view {what}")))?;
     let what = if guessed { "guessed view" } else { "view" };
     let plural = if all == 1 { "" } else { "s" };
-    let mut text = format!("  {what} {view}: {} sample{plural} of {}", group(all), shape(&samples.shape()));
+    let mut text = format!("  {what} {view}: {} sample{plural} of {}", group(all), extents(&samples.shape()));
     for (axis, rest) in samples.rest().iter().enumerate().filter(|(_, rest)| **rest > 0) {
         text += &format!("; {rest} of {} places of axis {axis} are left out", array.shape[axis]);
     }
@@ -313,7 +304,7 @@ fn try_view(view: &View, guessed: bool, array: &FileArray, all: usize, pool: &Th
     if let Some(better) = better_chunk(array, &samples, amount) {
         let chunk = better.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         let layout = in_quotes(&format!("{}:CHUNK={chunk}", array.name));
-        let better = shape(&better);
+        let better = extents(&better);
         record::print(&format!(
             "      chunks of {better} would fit the samples: h5repack -l {layout} OLD NEW"
         ));
@@ -347,7 +338,7 @@ fn try_samples(
             }
             sample.resize(numbers, 0.0);
             reader.forget();
-            reader.read(array, samples, index, &mut sample)?;
+            reader.read(array, &samples.part(index, None), &mut sample)?;
             amounts.push(reader.take_amount());
         }
         Ok(amounts)
@@ -361,11 +352,7 @@ fn try_samples(
 /// How many threads may hold so many numbers of an array each, and a chunk, in half of the memory that is free; 0 where
 /// it has no room for one.
 fn readers(numbers: usize, array: &FileArray, pool: &ThreadPool) -> usize {
-    let chunk = match &array.storage {
-        ArrayStorage::Chunked(chunk, _) => 2 * chunk.iter().product::<usize>() * array.element.bytes(),
-        _ => 0,
-    };
     let room = host::available_memory().unwrap_or(usize::MAX) / 2;
-    let each = numbers.saturating_mul(size_of::<f32>()).saturating_add(chunk).max(1);
+    let each = numbers.saturating_mul(size_of::<f32>()).saturating_add(2 * array.chunk_bytes()).max(1);
     (room / each).min(pool.current_num_threads())
 }

@@ -19,7 +19,6 @@ use super::stall_gossip::StallGossip;
 use super::topology::Topology;
 use super::{region, signals, stall, window};
 use crate::config::most;
-use crate::data::ProcessGroup;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{self, fnv1a};
 use crate::host;
@@ -377,32 +376,6 @@ impl World {
 impl From<&World> for RankInfo {
     fn from(world: &World) -> RankInfo {
         RankInfo { rank: world.rank(), size: world.size() }
-    }
-}
-
-impl ProcessGroup for World {
-    fn rank(&self) -> usize {
-        self.inner.members.topology.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.members.topology.size()
-    }
-
-    fn host(&self) -> &str {
-        Topology::host(self)
-    }
-
-    fn agree(&self, own: Result<()>) -> Result<()> {
-        World::agree(self, own)
-    }
-
-    fn check_same(&self, items: &[(String, String)]) -> Result<()> {
-        World::check_same(self, items)
-    }
-
-    fn gather_text(&self, text: &str) -> Result<Vec<String>> {
-        World::gather_text(self, text)
     }
 }
 

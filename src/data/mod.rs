@@ -39,7 +39,7 @@ mod turbojpeg;
 pub use about::{are_numbers, classes as listed_classes};
 pub use colours::{ColourSums, Colours};
 pub use detect::{Parts, open, open_to_predict, open_to_test, parts};
-pub use fields::{Codes, CodesMut, FieldSet, ProcessGroup};
+pub use fields::{ArraysOf, Codes, CodesMut, FieldSet};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;
@@ -63,10 +63,14 @@ pub trait Dataset: Send + Sync {
     }
 
     /// Labels are 0..class_names().len(). Without classes nothing is known of what the images are.
-    fn class_names(&self) -> &[String];
+    fn class_names(&self) -> &[String] {
+        &[]
+    }
 
     /// The class of one image; 0 where there are none.
-    fn label(&self, index: usize) -> i32;
+    fn label(&self, _index: usize) -> i32 {
+        0
+    }
 
     /// Decodes one image, of any size, with 1 or 3 channels. `index` is below `len`.
     ///

@@ -90,10 +90,8 @@ pub struct Chosen {
 /// What a rank reads at a time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// (N,C,H,W), or the rows of these that are kept, at the beginning; empty where there are `pixels`.
+    /// (N,C,H,W), or the rows of these that are kept, at the beginning; empty where there are `codes`.
     pub images: Vec<f32>,
-    /// (N,H,W,C), for a device that normalises them: of `Samples` that are `pixels`.
-    pub pixels: Vec<u8>,
     /// (N) classes; `PADDING` where there is no image.
     pub labels: Vec<i32>,
     /// (N) classes of what was mixed into the images, and the shares of the images themselves: 1 where nothing was.
@@ -102,8 +100,8 @@ pub struct Batch {
     pub shares: Vec<f32>,
     /// Targets of samples that are arrays, NaN where there is no sample; empty for pictures.
     pub targets: Vec<f32>,
-    /// In place of `images` and of `targets` what files have, for a device that knows what becomes of it
-    /// (`FieldSet::tables`); else empty.
+    /// In place of `images` and of `targets` what files have, for a device that knows what becomes of it: pixels
+    /// (N,H,W,C) of `Samples` that are `pixels`, codes of arrays that have `FieldSet::tables`; else empty.
     pub codes: [Codes; 2],
     /// Images that are mixed with the last ones, and their classes.
     partners: (Vec<f32>, Vec<i32>),
@@ -114,7 +112,6 @@ impl Batch {
     pub fn new(count: usize, values: usize) -> Batch {
         Batch {
             images: vec![0.0; count * values],
-            pixels: Vec::new(),
             labels: vec![PADDING; count],
             others: vec![PADDING; count],
             shares: vec![1.0; count],
@@ -124,40 +121,16 @@ impl Batch {
         }
     }
 
-    /// Room for so many images as pixels of so many values.
-    pub fn of_pixels(count: usize, values: usize) -> Batch {
-        Batch { pixels: vec![0; count * values], ..Batch::new(count, 0) }
-    }
-
-    /// Room for so many samples with targets of so many values.
-    pub fn with_targets(self, values: usize) -> Batch {
-        Batch { targets: vec![f32::NAN; self.labels.len() * values], ..self }
-    }
-
-    /// Room for so many samples that are arrays: of what types their input and target are, and how many numbers each
-    /// has of a sample.
-    pub fn of_arrays(count: usize, parts: [(DType, usize); 2]) -> Batch {
+    /// Room for so many samples: of what types their input and target are, and how many numbers each has of a sample.
+    pub fn of_parts(count: usize, parts: [(DType, usize); 2]) -> Batch {
         let [images, targets] = parts.map(|(dtype, values)| if dtype == DType::F32 { values } else { 0 });
         let codes = parts.map(|(dtype, values)| Codes::new(dtype, count * values));
-        Batch { codes, ..Batch::new(count, images).with_targets(targets) }
-    }
-
-    /// Room for as many images as another.
-    fn like(other: &Batch) -> Batch {
-        let (images, pixels) = (vec![0.0; other.images.len()], vec![0; other.pixels.len()]);
-        let targets = vec![f32::NAN; other.targets.len()];
-        let codes = other.codes.each_ref().map(Codes::like);
-        Batch { images, pixels, targets, codes, ..Batch::new(other.labels.len(), 0) }
+        Batch { targets: vec![f32::NAN; count * targets], codes, ..Batch::new(count, images) }
     }
 }
 
-/// Where an image goes.
-enum Image<'a> {
-    Numbers(&'a mut [f32]),
-    Pixels(&'a mut [u8]),
-    /// A sample of arrays and its target.
-    Arrays([CodesMut<'a>; 2]),
-}
+/// Where an image goes, or a sample of arrays and its target; pictures have none.
+type Parts<'a> = [CodesMut<'a>; 2];
 
 /// A batch under way from the thread that fills it, or back.
 struct BatchParcel {
@@ -204,8 +177,8 @@ impl<O: Order> Reader<O> {
             None => {
                 let chosen = self.order.images(number).unwrap_or_default();
                 let (job, epoch) = (self.job(), chosen.epoch);
-                for (index, image, label) in job.places(&chosen, batch) {
-                    *label = job.read(epoch, index as usize, image);
+                for (index, parts, label) in job.places(&chosen, batch) {
+                    *label = job.read(epoch, index as usize, parts);
                 }
                 job.finish(&chosen, batch);
                 self.bad.outcome()?;
@@ -265,7 +238,7 @@ impl<O: Order> Reader<O> {
         let (empty, waiting) = channel::<BatchParcel>();
         for _ in 0..AHEAD {
             // The receiver is in this function.
-            let _ = empty.send(BatchParcel { number: 0, batch: Batch::like(like), count: 0, read: Ok(()) });
+            let _ = empty.send(BatchParcel { number: 0, batch: like.clone(), count: 0, read: Ok(()) });
         }
         let (mut order, job, reading) = (self.order.clone(), self.job(), self.reading.clone());
         let work = move || {
@@ -278,8 +251,8 @@ impl<O: Order> Reader<O> {
                 // In their order, in which chunks of files serve several samples.
                 let places = places.into_iter().par_bridge();
                 pool.install(|| {
-                    places.for_each(|(index, image, label)| {
-                        *label = job.read(chosen.epoch, index as usize, image);
+                    places.for_each(|(index, parts, label)| {
+                        *label = job.read(chosen.epoch, index as usize, parts);
                     });
                 });
                 job.finish(&chosen, &mut parcel.batch);
@@ -330,34 +303,22 @@ impl Preparer {
         &self,
         chosen: &'a Chosen,
         batch: &'a mut Batch,
-    ) -> impl Iterator<Item = (u32, Image<'a>, &'a mut i32)> {
+    ) -> impl Iterator<Item = (u32, Parts<'a>, &'a mut i32)> {
         let (size, more) = (self.size(), chosen.images.len() - chosen.count);
         batch.partners.0.resize(more * size, 0.0);
         batch.partners.1.resize(more, PADDING);
-        let numbers = batch.images.chunks_exact_mut(size);
-        let images: Box<dyn Iterator<Item = Image<'a>> + 'a> = match self.samples.fields() {
-            // Of each two one is empty.
-            Some(_) => {
-                let [input, target] = &mut batch.codes;
-                let inputs = numbers.map(CodesMut::Numbers).chain(input.samples(size));
-                let length = self.samples.target_len().max(1);
-                let targets = batch.targets.chunks_exact_mut(length).map(CodesMut::Numbers);
-                let targets = targets.chain(target.samples(length));
-                let none = std::iter::repeat_with(|| CodesMut::Numbers(&mut []));
-                Box::new(
-                    inputs.zip(targets.chain(none)).map(|(input, target)| Image::Arrays([input, target])),
-                )
-            }
-            None => {
-                let pixels = batch.pixels.chunks_exact_mut(size).map(Image::Pixels);
-                Box::new(numbers.map(Image::Numbers).chain(pixels))
-            }
-        };
-        let own = images.zip(&mut batch.labels).take(chosen.count);
-        let partners = batch.partners.0.chunks_exact_mut(size);
-        let partners = partners.map(Image::Numbers).zip(&mut batch.partners.1);
+        let ([input, target], length) = (&mut batch.codes, self.samples.target_len().max(1));
+        // Of numbers and codes one is empty.
+        let inputs = batch.images.chunks_exact_mut(size).map(CodesMut::Numbers).chain(input.samples(size));
+        let targets =
+            batch.targets.chunks_exact_mut(length).map(CodesMut::Numbers).chain(target.samples(length));
+        let own = inputs.take(chosen.count).zip(&mut batch.labels);
+        let partners =
+            batch.partners.0.chunks_exact_mut(size).map(CodesMut::Numbers).zip(&mut batch.partners.1);
+        let none = std::iter::repeat_with(|| CodesMut::Numbers(&mut []));
+        let places = own.chain(partners).zip(targets.chain(none));
         let indices = chosen.images.iter();
-        indices.zip(own.chain(partners)).map(|(&index, (image, label))| (index, image, label))
+        indices.zip(places).map(|(&index, ((input, label), target))| (index, [input, target], label))
     }
 
     /// Moves the rows that are kept of images (C,H,W) to the beginning, one behind the other.
@@ -382,7 +343,6 @@ impl Preparer {
     fn mix(&self, chosen: &Chosen, batch: &mut Batch) {
         let (size, count, apart) = (self.size(), chosen.count, chosen.images.len() - chosen.count);
         batch.images.iter_mut().skip(count * size).for_each(|value| *value = 0.0);
-        batch.pixels.iter_mut().skip(count * size).for_each(|value| *value = 0);
         batch.labels[count..].fill(PADDING);
         batch.targets.iter_mut().skip(count * self.samples.target_len()).for_each(|value| *value = f32::NAN);
         let lengths = [size, self.samples.target_len()];
@@ -410,31 +370,18 @@ impl Preparer {
         }
     }
 
-    fn read(&self, epoch: usize, index: usize, mut image: Image) -> i32 {
-        let fields = self.samples.fields();
-        let read = SCRATCH.with_borrow_mut(|scratch| match (&mut image, fields) {
-            (Image::Arrays(parts), Some(fields)) => {
-                let parts = parts.each_mut().map(CodesMut::again);
-                self.samples.read_arrays(fields, index, parts, scratch).map(|()| 0)
-            }
-            (Image::Arrays(_), None) => Err(Error::internal("samples of arrays without arrays")),
-            (Image::Numbers(image), _) => self.samples.read(epoch, index, image, scratch),
-            (Image::Pixels(image), _) => self.samples.read_pixels(epoch, index, image, scratch),
-        });
+    fn read(&self, epoch: usize, index: usize, mut parts: Parts) -> i32 {
+        let read = |scratch: &mut _| self.samples.read_parts(epoch, index, &mut parts, scratch);
+        let read = SCRATCH.with_borrow_mut(read);
         match read {
             Ok(label) => {
                 self.bad.in_a_row.store(0, Ordering::Relaxed);
                 label
             }
             Err(error) => {
-                match image {
-                    Image::Numbers(image) => image.fill(0.0),
-                    Image::Pixels(image) => image.fill(0),
-                    Image::Arrays([mut input, mut target]) => {
-                        input.fill(0.0);
-                        target.fill(f32::NAN);
-                    }
-                }
+                let [mut input, mut target] = parts;
+                input.fill(0.0);
+                target.fill(f32::NAN);
                 self.bad.note(index % self.samples.set().len(), error);
                 PADDING
             }

@@ -225,20 +225,28 @@ impl Samples {
         Ok(label)
     }
 
-    /// Reads a sample of arrays: what the network reads, (C, H, W), and its target; of each the rows that are kept.
+    /// Reads one image as numbers or as pixels and returns its class; or a sample of arrays, what the network reads
+    /// (C, H, W) and its target, of each the rows that are kept.
     ///
     /// # Errors
-    /// `Data`, with the file's name and the sample.
-    pub fn read_arrays(
+    /// `Data`, with the name of the image, or of the file and the sample.
+    pub fn read_parts(
         &self,
-        fields: &FieldSet,
+        epoch: usize,
         index: usize,
-        parts: [CodesMut<'_>; 2],
+        parts: &mut [CodesMut<'_>; 2],
         scratch: &mut DecodeBuffers,
-    ) -> Result<()> {
-        let rows = Some(&self.rows).filter(|rows| rows.len() < self.sample[1]);
-        let rows = [rows, self.target_rows.as_ref()];
-        fields.read_sample(index % self.set.len(), parts, rows, &mut scratch.arrays)
+    ) -> Result<i32> {
+        match (self.fields(), parts) {
+            (Some(fields), parts) => {
+                let rows = Some(&self.rows).filter(|rows| rows.len() < self.sample[1]);
+                let rows = [rows, self.target_rows.as_ref()];
+                fields.read_sample(index % self.set.len(), parts, rows, &mut scratch.arrays).map(|()| 0)
+            }
+            (None, [CodesMut::Numbers(image), _]) => self.read(epoch, index, image, scratch),
+            (None, [CodesMut::Bytes(image), _]) => self.read_pixels(epoch, index, image, scratch),
+            (None, [CodesMut::Words(_), _]) => Err(Error::internal("pixels of 16 bits")),
+        }
     }
 
     /// Reads images as pixels (H, W, C), of samples that are `pixels`.

@@ -1,6 +1,7 @@
 //! The arrays of a file: what each holds, where its bytes lie and how they are coded, as the HDF5 library says it.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use hdf5::dataset::{ChunkOpts, DatasetCreate, Layout};
 use hdf5::types::{FloatSize, TypeDescriptor};
-use hdf5::{Dataset, File, H5Type, IndexType, IterationOrder, LinkType, LocationInfo, LocationType};
+use hdf5::{Dataset, File, H5Type, IndexType, IterationOrder, LinkType, LocationType};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -49,6 +50,8 @@ pub struct FileArray {
     pub packing: Option<(f64, f64)>,
     /// Attributes that say something of its numbers that is not applied, as `valid_range` does.
     pub not_applied: Vec<String>,
+    /// Whether the file has its numbers as signed ones, though they are none (netCDF's `_Unsigned`).
+    is_unwrapped: bool,
     /// What a number is that was never written.
     #[serde(deserialize_with = "number_or_nan")]
     pub(super) fill: f32,
@@ -57,9 +60,16 @@ pub struct FileArray {
     pub(super) id: u64,
     #[serde(skip)]
     pub(super) file: Arc<SourceFile>,
-    /// The library's, once it is asked for chunks, and where those lie that it was asked for.
+    asked: AskedLibrary,
+}
+
+/// What the library was asked of an array.
+#[derive(Default, Serialize, Deserialize)]
+struct AskedLibrary {
+    /// The library's, once it is asked for chunks.
     #[serde(skip)]
     dataset: OnceLock<std::result::Result<Dataset, String>>,
+    /// Where those lie that it was asked for.
     chunks: RwLock<HashMap<usize, StoredChunk>>,
 }
 
@@ -140,7 +150,9 @@ impl Arrays {
         let (mut groups, mut linked, mut listed) =
             (vec![(String::new(), file.group("/")?)], vec![], HashSet::new());
         while let Some((name, group)) = groups.pop().or_else(|| linked.pop()) {
-            if !listed.insert(identity(&group.loc_info()?)) {
+            // Equal for the same group, by whatever name.
+            let info = group.loc_info()?;
+            if !listed.insert(format!("{} {:?}", info.fileno, info.token)) {
                 self.left_out.push((name, "a group that is listed already".into()));
                 continue;
             }
@@ -168,11 +180,6 @@ impl Arrays {
     }
 }
 
-/// Equal for the same object, by whatever name.
-fn identity(info: &LocationInfo) -> String {
-    format!("{} {:?}", info.fileno, info.token)
-}
-
 /// Opens a file by the library. What is no HDF5 file is named as what it is.
 fn open(path: &Path) -> Result<(File, Arc<SourceFile>)> {
     let wrong = |error: std::io::Error| Error::data(path, error);
@@ -180,20 +187,20 @@ fn open(path: &Path) -> Result<(File, Arc<SourceFile>)> {
     let bytes = read.metadata().map_err(wrong)?.len();
     let mut start = [0; 8];
     read.read_at(&mut start, 0).map_err(wrong)?;
-    let file = File::open(path).map_err(|error| match start {
-        _ if ["open for write", "lock file"].iter().any(|word| first_line(&error).contains(word)) => {
-            let what =
-                "another program writes it, or one that wrote it died; where none does, h5clear -s opens it";
-            Error::data(path, format!("{what}: {}", first_line(&error)))
+    let file = File::open(path).map_err(|error| {
+        let error = first_line(&error);
+        let written =
+            "another program writes it, or one that wrote it died; where none does, h5clear -s opens it";
+        let classic =
+            "a classic netCDF file, which is no HDF5; nccopy -k netCDF-4 OLD NEW makes one that can be read";
+        match start {
+            _ if ["open for write", "lock file"].iter().any(|word| error.contains(word)) => {
+                Error::data(path, format!("{written}: {error}"))
+            }
+            [b'C', b'D', b'F', ..] => Error::data(path, classic),
+            [137, b'H', b'D', b'F', ..] => Error::data(path, format!("a damaged HDF5 file: {error}")),
+            _ => files::unreadable(path, "no HDF5 or netCDF-4 file".into()),
         }
-        [b'C', b'D', b'F', ..] => Error::data(
-            path,
-            "a classic netCDF file, which is no HDF5; nccopy -k netCDF-4 OLD NEW makes one that can be read",
-        ),
-        [137, b'H', b'D', b'F', ..] => {
-            Error::data(path, format!("a damaged HDF5 file: {}", first_line(&error)))
-        }
-        _ => files::unreadable(path, "no HDF5 or netCDF-4 file".into()),
     })?;
     let number = file.loc_info().map_err(|error| Error::data(path, first_line(&error)))?.fileno;
     let is_netcdf = file.attr("_NCProperties").is_ok();
@@ -205,27 +212,17 @@ fn first_line(error: &hdf5::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().trim().into()
 }
 
-/// Where the places of an axis are.
+/// Where the places of an axis are, or samples on an axis that numbers them: of these as `f64`, since seconds from 1970
+/// on are more than `f32` can tell apart.
 #[derive(Debug)]
-pub struct Coordinate {
-    /// What it is called.
-    pub name: String,
-    /// Where each is.
-    pub places: Vec<f32>,
-    /// In which unit, where the file says it.
-    pub unit: Option<String>,
-}
-
-/// Where samples lie on an axis that numbers them.
-#[derive(Debug)]
-pub struct SampleCoordinate {
+pub struct Coordinate<T> {
     /// What the axis is called.
     pub name: String,
-    /// Where each sample is. Seconds since 1970 are more than f32 can tell apart.
-    pub places: Vec<f64>,
+    /// Where each is.
+    pub places: Vec<T>,
     /// In which unit, where the files say it.
     pub unit: Option<String>,
-    /// In which calendar (netCDF's).
+    /// In which calendar (netCDF's), of samples.
     pub calendar: Option<String>,
 }
 
@@ -308,13 +305,13 @@ impl FileArray {
                 true => fill(&list),
                 false => unwrapped(fill(&list).into(), element) as f32,
             },
+            is_unwrapped: element != stored,
             missing,
             packing,
             not_applied,
             id: another(),
             file: file.clone(),
-            dataset: OnceLock::new(),
-            chunks: RwLock::default(),
+            asked: AskedLibrary::default(),
             shape,
             element,
         })
@@ -337,11 +334,11 @@ impl FileArray {
             missing: Vec::new(),
             packing: None,
             not_applied: Vec::new(),
+            is_unwrapped: false,
             fill: 0.0,
             id: another(),
             file: Arc::new(SourceFile { path: path.to_path_buf(), ..SourceFile::default() }),
-            dataset: OnceLock::new(),
-            chunks: RwLock::default(),
+            asked: AskedLibrary::default(),
             shape,
         })
     }
@@ -349,6 +346,11 @@ impl FileArray {
     /// The file that it is in.
     pub fn path(&self) -> &Path {
         &self.file.path
+    }
+
+    /// An error of reading it.
+    pub(super) fn wrong(&self, what: impl Display) -> Error {
+        Error::data(self.path(), format!("{}: {what}", self.name))
     }
 
     /// Bytes of all its numbers, uncompressed.
@@ -390,7 +392,7 @@ impl FileArray {
 
     /// Bytes that all chunks have in the file.
     pub fn stored_chunks(&self) -> u64 {
-        let known = self.chunks.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.asked.chunks.read().unwrap_or_else(PoisonError::into_inner);
         match known.len() == self.chunk_count() {
             true => known.values().map(|chunk| chunk.bytes).sum(),
             false => self.stored().unwrap_or(0),
@@ -434,7 +436,7 @@ impl FileArray {
         /// Arrays with so many chunks at most are asked for all at once, and the library's file is closed again: there
         /// may be thousands of files.
         const FEW: usize = 256;
-        if let Some(chunk) = self.chunks.read().unwrap_or_else(PoisonError::into_inner).get(&number) {
+        if let Some(chunk) = self.asked.chunks.read().unwrap_or_else(PoisonError::into_inner).get(&number) {
             return Ok(*chunk);
         }
         let all = self.chunk_count();
@@ -442,8 +444,8 @@ impl FileArray {
             true => self.opened().and_then(|dataset| self.find(&dataset, 0..all)),
             false => self.dataset().and_then(|dataset| self.find(dataset, number..number + 1)),
         };
-        found.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))?;
-        let chunks = self.chunks.read().unwrap_or_else(PoisonError::into_inner);
+        found.map_err(|what| self.wrong(what))?;
+        let chunks = self.asked.chunks.read().unwrap_or_else(PoisonError::into_inner);
         Ok(chunks.get(&number).copied().unwrap_or_default())
     }
 
@@ -457,7 +459,7 @@ impl FileArray {
             library::chunk(dataset, &first.collect::<Vec<u64>>()).map(|chunk| (number, chunk))
         };
         let found = numbers.map(of).collect::<std::result::Result<Vec<_>, _>>()?;
-        self.chunks.write().unwrap_or_else(PoisonError::into_inner).extend(found);
+        self.asked.chunks.write().unwrap_or_else(PoisonError::into_inner).extend(found);
         Ok(())
     }
 
@@ -467,7 +469,7 @@ impl FileArray {
     }
 
     fn dataset(&self) -> std::result::Result<&Dataset, String> {
-        self.dataset.get_or_init(|| self.opened()).as_ref().map_err(String::clone)
+        self.asked.dataset.get_or_init(|| self.opened()).as_ref().map_err(String::clone)
     }
 
     /// All numbers of an array of one axis, which stand for where its places are, unrounded; and their calendar, where
@@ -476,15 +478,13 @@ impl FileArray {
     /// # Errors
     /// `Data`.
     pub fn exact(&self) -> Result<(Vec<f64>, Option<String>)> {
-        let read = |dataset: &Dataset| dataset.read_raw::<f64>().map_err(|error| first_line(&error));
-        let wrong = |what: String| Error::data(self.path(), format!("{}: {what}", self.name));
-        let dataset = self.opened().map_err(wrong)?;
-        let mut numbers = read(&dataset).map_err(wrong)?;
-        if self.is_unwrapped(&dataset) {
-            numbers.iter_mut().for_each(|number| *number = unwrapped(*number, self.element));
-        }
+        let dataset = self.opened().map_err(|what| self.wrong(what))?;
+        let mut numbers = dataset.read_raw::<f64>().map_err(|error| self.wrong(first_line(&error)))?;
         let (scale, offset) = self.packing.unwrap_or((1.0, 0.0));
-        numbers.iter_mut().for_each(|number| *number = *number * scale + offset);
+        for number in &mut numbers {
+            let meant = if self.is_unwrapped { unwrapped(*number, self.element) } else { *number };
+            *number = meant * scale + offset;
+        }
         Ok((numbers, text(&dataset, "calendar")))
     }
 
@@ -531,25 +531,16 @@ impl FileArray {
     /// # Errors
     /// `Data`.
     pub(super) fn by_library(&self, window: &ArrayBox) -> Result<Vec<f32>> {
-        let read = |dataset: &Dataset| -> hdf5::Result<Vec<f32>> {
-            if !self.is_unwrapped(dataset) {
-                return self.in_window(dataset, window);
+        let dataset = self.dataset().map_err(|what| self.wrong(what))?;
+        // What is added belongs to the numbers before they are rounded.
+        let unwrapped = |number| unwrapped(number, self.element) as f32;
+        let numbers = match self.is_unwrapped {
+            true => {
+                self.in_window(dataset, window).map(|numbers| numbers.into_iter().map(unwrapped).collect())
             }
-            // What is added belongs to the numbers before they are rounded.
-            let numbers = self.in_window::<f64>(dataset, window)?;
-            Ok(numbers.into_iter().map(|number| unwrapped(number, self.element) as f32).collect())
+            false => self.in_window(dataset, window),
         };
-        let numbers = self.dataset().and_then(|dataset| read(dataset).map_err(|error| first_line(&error)));
-        numbers.map_err(|what| Error::data(self.path(), format!("{}: {what}", self.name)))
-    }
-
-    /// Whether the file has its numbers as signed ones, though they are none (netCDF's `_Unsigned`).
-    fn is_unwrapped(&self, dataset: &Dataset) -> bool {
-        if !self.element.is_integer() || self.element.unsigned() != self.element {
-            return false;
-        }
-        let stored = dataset.dtype().ok().and_then(|datatype| library::element(&datatype).ok());
-        stored.is_some_and(|stored| stored != self.element)
+        numbers.map_err(|error| self.wrong(first_line(&error)))
     }
 
     fn in_window<T: H5Type>(&self, dataset: &Dataset, window: &ArrayBox) -> hdf5::Result<Vec<T>> {

@@ -37,8 +37,9 @@ impl Meaning {
         if element != stored {
             missing.iter_mut().for_each(|number| *number = unwrapped(*number, element));
         }
-        let [scale, offset] = ["scale_factor", "add_offset"]
-            .map(|name| number(dataset, name).or_else(|| text(dataset, name)?.trim().parse().ok()));
+        let [scale, offset] = ["scale_factor", "add_offset"].map(|name| {
+            numbers(dataset, name).first().copied().or_else(|| text(dataset, name)?.trim().parse().ok())
+        });
         let packing = scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0)));
         if packing.is_some_and(|(scale, offset)| !(scale.is_finite() && offset.is_finite())) {
             return Err("numbers that are packed by none (scale_factor, add_offset)".into());
@@ -56,11 +57,6 @@ impl Meaning {
 pub(super) fn unwrapped(number: f64, element: NumberType) -> f64 {
     let turn = f64::powi(2.0, 8 * element.bytes() as i32);
     if number < 0.0 { number + turn } else { number }
-}
-
-/// The first number of an attribute.
-fn number(dataset: &Dataset, name: &str) -> Option<f64> {
-    numbers(dataset, name).first().copied()
 }
 
 /// The numbers of an attribute; none where it has others.

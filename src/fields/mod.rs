@@ -13,16 +13,18 @@ mod layout;
 #[allow(unsafe_code)]
 mod library;
 mod mapped;
+mod moments;
 mod paths;
 mod read;
 mod universe;
 mod view;
 
-pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, SampleCoordinate, lacking_filter};
+pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, lacking_filter};
 pub use element::{FileNumber, NumberType, six_digits};
 pub use filter::{ChunkDecoder, Filter};
-pub use layout::better_chunk;
+pub use layout::{better_chunk, halved};
+pub use moments::Moments;
 pub use paths::files_of;
 pub use read::{Amount, ArrayReader};
 pub use universe::Universe;
-pub use view::{ArrayBox, View, ViewSamples, place_in};
+pub use view::{ArrayBox, ArrayPart, View, ViewSamples, extents, place_in};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::universe::Universe;
-use crate::error::{Error, Result};
+use crate::error::{Error, OrError, Result};
 
 /// Files of a directory that are taken.
 const ENDINGS: [&str; 6] = ["h5", "hdf5", "hdf", "he5", "nc", "nc4"];
@@ -17,11 +17,10 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if let Some(universes) = Universe::set(path) {
         return universes;
     }
-    let wrong = |error: &dyn std::fmt::Display| Error::data(path, error.to_string());
     let mut files = Vec::new();
     if path.is_dir() {
-        for entry in std::fs::read_dir(path).map_err(|error| wrong(&error))? {
-            let file = entry.map_err(|error| wrong(&error))?.path();
+        for entry in std::fs::read_dir(path).or_data(path)? {
+            let file = entry.or_data(path)?.path();
             let ending = file.extension().map(|ending| ending.to_ascii_lowercase());
             if ending.is_some_and(|ending| ENDINGS.iter().any(|&known| ending == known)) && file.is_file() {
                 files.push(file);
@@ -29,20 +28,19 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
         }
     } else if !path.exists() && path.to_string_lossy().contains(['*', '?']) {
         let pattern = path.to_string_lossy();
-        let found = glob::glob(&pattern).map_err(|error| wrong(&error))?;
-        for file in found {
-            let file = file.map_err(|error| wrong(&error))?;
+        for file in glob::glob(&pattern).or_data(path)? {
+            let file = file.or_data(path)?;
             files.extend(file.is_file().then_some(file));
         }
         if files.is_empty() {
-            return Err(wrong(&"no file has such a name"));
+            return Err(Error::data(path, "no file has such a name"));
         }
     } else {
         files.push(path.to_path_buf());
     }
     files.sort_by_cached_key(|file| in_order(file));
     match files.is_empty() {
-        true => Err(wrong(&format!("no file whose name ends in .{}", ENDINGS.join(", .")))),
+        true => Err(Error::data(path, format!("no file whose name ends in .{}", ENDINGS.join(", .")))),
         false => Ok(files),
     }
 }

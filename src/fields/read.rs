@@ -3,14 +3,13 @@
 
 use std::cmp::Reverse;
 use std::iter::Sum;
-use std::ops::Range;
 use std::sync::Arc;
 
-use super::array::{ArrayStorage, FileArray, StoredChunk};
+use super::array::{ArrayStorage, FileArray};
 use super::element::{FileNumber, NumberKind, NumberType};
-use super::filter::{ChunkDecoder, unshuffle_part};
+use super::filter::{ChunkDecoder, Filter, unshuffle_part};
 use super::universe::Universe;
-use super::view::{ArrayBox, ViewSamples, place_in};
+use super::view::{ArrayBox, ArrayPart, place_in, row_major};
 use crate::error::{Error, Result};
 use crate::files::ChunkCache;
 
@@ -63,35 +62,17 @@ const WIDEST: usize = 8;
 /// For each axis of a box how many places, how far apart the numbers are where they come from, and in the output.
 type Walk = Vec<[usize; 3]>;
 
+/// A part of an array, and where its numbers go.
+type Placed<'a, T> = (&'a ArrayPart, &'a mut [T]);
+
 impl ArrayReader {
-    /// Reads one sample. Numbers that stand for none become NaN, packed ones what they stand for. `to` has as many
-    /// places as a sample.
+    /// Reads a part of an array, as one sample is. Numbers that stand for none become NaN, packed ones what they stand
+    /// for. `to` has as many places as there are numbers.
     ///
     /// # Errors
     /// `Data`, with file, array and place: what is there cannot be read or decoded.
-    pub fn read(
-        &mut self,
-        array: &FileArray,
-        samples: &ViewSamples,
-        index: usize,
-        to: &mut [f32],
-    ) -> Result<()> {
-        self.read_rows(array, samples, index, None, to)
-    }
-
-    /// Reads some rows of one sample: of the first of so many axes that are its last, in a network's order.
-    ///
-    /// # Errors
-    /// As for `read`.
-    pub fn read_rows(
-        &mut self,
-        array: &FileArray,
-        samples: &ViewSamples,
-        index: usize,
-        rows: Option<(usize, &Range<usize>)>,
-        to: &mut [f32],
-    ) -> Result<()> {
-        self.read_codes(array, samples, index, rows, to)?;
+    pub fn read(&mut self, array: &FileArray, part: &ArrayPart, to: &mut [f32]) -> Result<()> {
+        self.read_codes(array, part, to)?;
         array.meanings(to);
         Ok(())
     }
@@ -103,35 +84,10 @@ impl ArrayReader {
     pub fn read_codes<T: FileNumber>(
         &mut self,
         array: &FileArray,
-        samples: &ViewSamples,
-        index: usize,
-        rows: Option<(usize, &Range<usize>)>,
+        part: &ArrayPart,
         to: &mut [T],
     ) -> Result<()> {
-        let mut window = samples.window(index);
-        if let Some((axes, rows)) = rows
-            && let Some(&axis) = samples.order().iter().rev().nth(axes - 1)
-        {
-            window.first[axis] += rows.start;
-            window.len[axis] = rows.len();
-        }
-        let mut strides = vec![0; window.len.len()];
-        let mut stride = 1;
-        for &axis in samples.order().iter().rev() {
-            strides[axis] = stride;
-            stride *= window.len[axis];
-        }
-        self.window(array, &window, &strides, to)
-    }
-
-    fn window<T: FileNumber>(
-        &mut self,
-        array: &FileArray,
-        window: &ArrayBox,
-        strides: &[usize],
-        to: &mut [T],
-    ) -> Result<()> {
-        let numbers: usize = window.len.iter().product();
+        let numbers: usize = part.window.len.iter().product();
         if to.len() != numbers || array.element.bytes() > T::WIDEST {
             let what = format!("{numbers} numbers of {} in {} places", array.element, to.len());
             return Err(Error::internal(what));
@@ -139,10 +95,10 @@ impl ArrayReader {
         self.amount.used += (numbers * array.element.bytes()) as u64;
         match &array.storage {
             ArrayStorage::Unwritten => to.fill(unwritten(array)?),
-            ArrayStorage::Library(_) => self.by_library(array, window, strides, to)?,
-            ArrayStorage::Contiguous(at) => self.contiguous(array, *at, window, strides, to)?,
-            ArrayStorage::Chunked(chunk, _) => self.chunked(array, chunk, window, strides, to)?,
-            ArrayStorage::Computed(universe) => self.computed(array, universe, window, strides, to)?,
+            ArrayStorage::Library(_) => self.by_library(array, (part, to))?,
+            ArrayStorage::Contiguous(at) => self.contiguous(array, *at, (part, to))?,
+            ArrayStorage::Chunked(chunk, filters) => self.chunked(array, (chunk, filters), (part, to))?,
+            ArrayStorage::Computed(universe) => self.computed(array, universe, (part, to))?,
         }
         Ok(())
     }
@@ -152,9 +108,7 @@ impl ArrayReader {
     /// # Errors
     /// As for `read`.
     pub fn read_box(&mut self, array: &FileArray, window: &ArrayBox, to: &mut [f32]) -> Result<()> {
-        self.window(array, window, &row_major(&window.len), to)?;
-        array.meanings(to);
-        Ok(())
+        self.read(array, &ArrayPart { window: window.clone(), strides: row_major(&window.len) }, to)
     }
 
     /// Takes chunks that others have decoded, and leaves its own to them.
@@ -189,32 +143,21 @@ impl ArrayReader {
         Amount { read, decoded, used }
     }
 
-    fn by_library<T: FileNumber>(
-        &mut self,
-        array: &FileArray,
-        window: &ArrayBox,
-        strides: &[usize],
-        to: &mut [T],
-    ) -> Result<()> {
+    fn by_library<T: FileNumber>(&mut self, array: &FileArray, (part, to): Placed<T>) -> Result<()> {
         if T::WIDEST < size_of::<f32>() {
             return Err(Error::internal(format!("{} is read through the library as f32", array.name)));
         }
-        let numbers = array.by_library(window)?;
+        let numbers = array.by_library(&part.window)?;
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.amount.decoded += bytes.len() as u64;
         let numbers = Numbers { element: NumberType::F32, bytes: &bytes, in_planes: false };
-        numbers.place(0, &walk(&window.len, &row_major(&window.len), strides), to, 0);
+        let len = &part.window.len;
+        numbers.place(0, &walk(len, &row_major(len), &part.strides), to, 0);
         Ok(())
     }
 
-    fn contiguous<T: FileNumber>(
-        &mut self,
-        array: &FileArray,
-        at: u64,
-        window: &ArrayBox,
-        strides: &[usize],
-        to: &mut [T],
-    ) -> Result<()> {
+    fn contiguous<T: FileNumber>(&mut self, array: &FileArray, at: u64, (part, to): Placed<T>) -> Result<()> {
+        let ArrayPart { window, strides } = part;
         let (ArrayBox { first, len }, from) = (window, row_major(&array.shape));
         let number = array.element.bytes();
         let (inner, bytes) = read_at_once(array, window);
@@ -237,11 +180,10 @@ impl ArrayReader {
         &mut self,
         array: &FileArray,
         universe: &Universe,
-        window: &ArrayBox,
-        strides: &[usize],
-        to: &mut [T],
+        (part, to): Placed<T>,
     ) -> Result<()> {
         let ArrayReader { chunks, amount, .. } = self;
+        let ArrayPart { window, strides } = part;
         let compute = |bytes: &mut Vec<u8>| {
             bytes.clear();
             match array.element.kind {
@@ -264,11 +206,10 @@ impl ArrayReader {
     fn chunked<T: FileNumber>(
         &mut self,
         array: &FileArray,
-        chunk: &[usize],
-        window: &ArrayBox,
-        strides: &[usize],
-        to: &mut [T],
+        (chunk, filters): (&[usize], &[Filter]),
+        (part, to): Placed<T>,
     ) -> Result<()> {
+        let ArrayPart { window, strides } = part;
         let ArrayBox { first, len } = window;
         let (grid, from) = (array.grid(chunk), row_major(chunk));
         for number in array.chunks_of(window) {
@@ -282,39 +223,27 @@ impl ArrayReader {
                 part.push(end - begin);
             }
             let inside = walk(&part, &from, strides);
-            let stored = array.chunk(number)?;
-            if stored.bytes == 0 {
+            let found = array.chunk(number)?;
+            if found.bytes == 0 {
                 fill(unwritten(array)?, inside, to, target);
                 continue;
             }
-            self.decoded(array, (number, stored), |numbers| numbers.place(source, &inside, to, target))?;
+            let ArrayReader { decoder, stored, chunks, amount } = &mut *self;
+            let (element, whole) = (array.element, array.chunk_bytes());
+            let decode = |bytes: &mut Vec<u8>| {
+                fetch(array, found.at, found.bytes, stored)?;
+                amount.read += found.bytes;
+                let decoded = decoder.decode(filters, found.skipped, element.bytes(), whole, (stored, bytes));
+                amount.decoded += whole as u64;
+                let damaged =
+                    |what| array.wrong(format!("the chunk at byte {} is damaged: {what}", found.at));
+                decoded.map_err(damaged)
+            };
+            chunks.with((array.id, number), decode, |bytes, in_planes| {
+                Numbers { element, bytes, in_planes }.place(source, &inside, to, target);
+            })?;
         }
         Ok(())
-    }
-
-    /// Hands over the numbers of a chunk, which is read and decoded where it is not kept.
-    fn decoded(
-        &mut self,
-        array: &FileArray,
-        (number, chunk): (usize, StoredChunk),
-        place: impl FnOnce(Numbers<'_>),
-    ) -> Result<()> {
-        let ArrayStorage::Chunked(_, filters) = &array.storage else { return Ok(()) };
-        let ArrayReader { decoder, stored, chunks, amount } = self;
-        let (element, whole) = (array.element, array.chunk_bytes());
-        let decode = |bytes: &mut Vec<u8>| {
-            fetch(array, chunk.at, chunk.bytes, stored)?;
-            amount.read += chunk.bytes;
-            let decoded = decoder.decode(filters, chunk.skipped, element.bytes(), whole, (stored, bytes));
-            amount.decoded += whole as u64;
-            decoded.map_err(|what| {
-                let what = format!("{}: the chunk at byte {} is damaged: {what}", array.name, chunk.at);
-                Error::data(array.path(), what)
-            })
-        };
-        chunks.with((array.id, number), decode, |bytes, in_planes| {
-            place(Numbers { element, bytes, in_planes });
-        })
     }
 }
 
@@ -332,30 +261,19 @@ fn read_at_once(array: &FileArray, ArrayBox { len, .. }: &ArrayBox) -> (usize, u
 /// Makes `to` some bytes of the file, from one place on.
 fn fetch(array: &FileArray, at: u64, bytes: u64, to: &mut Vec<u8>) -> Result<()> {
     if at.checked_add(bytes).is_none_or(|end| end > array.file.bytes) {
-        let what = format!(
-            "{}: {bytes} bytes at {at} are behind the end of the file, which has {}: it was cut off",
-            array.name, array.file.bytes
-        );
-        return Err(Error::data(array.path(), what));
+        let all = array.file.bytes;
+        let what =
+            format!("{bytes} bytes at {at} are behind the end of the file, which has {all}: it was cut off");
+        return Err(array.wrong(what));
     }
     to.resize(bytes as usize, 0);
     let kept = array.file.kept.as_ref().ok_or_else(|| Error::internal("bytes of what is computed"))?;
-    let read = kept.read_exact_at(to, at);
-    read.map_err(|error| Error::data(array.path(), format!("{}: {error}", array.name)))
+    kept.read_exact_at(to, at).map_err(|error| array.wrong(error))
 }
 
 /// What was never written.
 fn unwritten<T: FileNumber>(array: &FileArray) -> Result<T> {
     T::of(array.element, array.fill).ok_or_else(|| Error::internal(format!("{} is no code", array.fill)))
-}
-
-/// How far apart numbers are along each axis.
-fn row_major(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
-    strides
 }
 
 /// All places of a grid; one without axes has one.

@@ -52,7 +52,11 @@ impl Universe {
     /// The universes that a path names, as paths of one each: `synthetic:universes:N:EDGE:SEED`, of which the last may
     /// lack, and `synthetic:universes-test:…`. `None`: it names none.
     pub fn set(path: &Path) -> Option<Result<Vec<PathBuf>>> {
-        let (is_test, numbers) = words(path, SET)?;
+        let (test, numbers) = words(path, SET)?;
+        let numbers = numbers.filter(|&[n, edge, _]| (1..=MOST).contains(&n) && may_be(edge));
+        let each = numbers.map(|[n, edge, seed]| {
+            (0..n).map(|number| format!("{ONE}{test}:{number}:{edge}:{seed}").into()).collect()
+        });
         let wrong = || {
             Error::usage(format!(
                 "{}: universes are named {SET}:N:EDGE:SEED, for N of them, 1 to {MOST}, the edge a power of two from \
@@ -60,31 +64,20 @@ impl Universe {
                 path.display()
             ))
         };
-        let [n, edge, seed] = match numbers {
-            Some(numbers) => numbers,
-            None => return Some(Err(wrong())),
-        };
-        let fits = (1..=MOST).contains(&n) && may_be(edge);
-        let test = if is_test { TEST } else { "" };
-        let path = |number| PathBuf::from(format!("{ONE}{test}:{number}:{edge}:{seed}"));
-        Some(if fits { Ok((0..n).map(path).collect()) } else { Err(wrong()) })
+        Some(each.ok_or_else(wrong))
     }
 
     /// The path of the universes to test on, where one names some to train on.
     pub fn tests_of(path: &Path) -> Option<PathBuf> {
-        match words(path, SET)? {
-            (false, Some([n, edge, seed])) => {
-                Some(format!("{SET}{TEST}:{}:{edge}:{seed}", n.div_ceil(4)).into())
-            }
-            _ => None,
-        }
+        let ("", Some([n, edge, seed])) = words(path, SET)? else { return None };
+        Some(format!("{SET}{TEST}:{}:{edge}:{seed}", n.div_ceil(4)).into())
     }
 
     /// The universe of a path that `set` gave.
     pub fn of(path: &Path) -> Option<Universe> {
-        let (is_test, numbers) = words(path, ONE)?;
+        let (test, numbers) = words(path, ONE)?;
         let [number, edge, seed] = numbers.filter(|&[number, edge, _]| number < MOST && may_be(edge))?;
-        Some(Universe { is_test, number: number as u32, edge: edge as usize, seed })
+        Some(Universe { is_test: test == TEST, number: number as u32, edge: edge as usize, seed })
     }
 
     /// Places along an axis.
@@ -174,27 +167,23 @@ fn may_be(edge: u64) -> bool {
     (LANES as u64..=1024).contains(&edge) && edge.is_power_of_two()
 }
 
-/// Whether a path of this kind names universes to test on, and what it says of them, if it says what it may.
-fn words(path: &Path, kind: &str) -> Option<(bool, Option<[u64; 3]>)> {
-    let mut words = path.to_str()?.split(':').skip(1);
-    let rest = words.next()?;
-    let rest = (path.to_str()?.starts_with("synthetic:")).then_some(rest)?;
-    let is_test = match rest.strip_prefix(&kind["synthetic:".len()..])? {
-        "" => false,
-        TEST => true,
-        _ => return None,
-    };
+/// Of a path of this kind `TEST`, where it names universes to test on, and its numbers, if it says what it may.
+fn words(path: &Path, kind: &str) -> Option<(&'static str, Option<[u64; 3]>)> {
+    let rest = path.to_str()?.strip_prefix(kind)?;
+    let (test, rest) = rest.strip_prefix(TEST).map_or(("", rest), |rest| (TEST, rest));
+    let mut words = rest.split(':');
+    words.next().filter(|before| before.is_empty())?;
     let mut numbers = USUAL;
-    if is_test {
+    if test == TEST {
         numbers[0] /= 4;
     }
     for (at, word) in words.enumerate() {
         match (numbers.get_mut(at), word.parse()) {
             (Some(number), Ok(given)) => *number = given,
-            _ => return Some((is_test, None)),
+            _ => return Some((test, None)),
         }
     }
-    Some((is_test, Some(numbers)))
+    Some((test, Some(numbers)))
 }
 
 /// The largest mean of which a count is found by adding up chances.

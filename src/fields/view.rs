@@ -12,6 +12,7 @@
 //! ```
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 /// An array by its name in the file, and what each of its axes is.
@@ -36,9 +37,16 @@ pub struct ViewAxis {
 enum AxisPart {
     All,
     Place(usize),
-    Range { first: usize, len: usize },
-    Tile(usize),
-    Sample { stride: usize, shift: i64, len: Option<usize> },
+    Range {
+        first: usize,
+        len: usize,
+    },
+    /// One part for each number: places of an axis that numbers samples, or tiles of one of space.
+    Numbered {
+        stride: usize,
+        shift: i64,
+        len: Option<usize>,
+    },
 }
 
 /// The axes of a sample as a network reads them: channels, depth, height, width, places in a sequence.
@@ -85,14 +93,27 @@ impl View {
     /// Whether samples of the other view have numbers of the same part of the same array, perhaps of other samples.
     pub fn has_numbers_of(&self, other: &View) -> bool {
         let parts = |view: &View| -> Option<Vec<ViewAxis>> {
-            let counted = |axis: &&ViewAxis| !matches!(axis.take, AxisPart::Sample { .. });
-            view.axes.as_ref().map(|axes| axes.iter().filter(counted).copied().collect())
+            view.axes.as_ref().map(|axes| axes.iter().filter(|axis| !axis.is_sample()).copied().collect())
         };
         self.array == other.array && parts(self) == parts(other)
     }
 }
 
 impl ViewAxis {
+    /// The axis that numbers samples where a view does not say it.
+    const FIRST: ViewAxis =
+        ViewAxis { name: Some('n'), take: AxisPart::Numbered { stride: 1, shift: 0, len: None } };
+
+    /// Whether it numbers samples, and is no tiles.
+    fn is_sample(&self) -> bool {
+        matches!(self.name, Some('n' | 't'))
+    }
+
+    /// What it is called in a sample.
+    fn letter(&self) -> Option<char> {
+        if self.is_sample() { Some('s') } else { self.name }
+    }
+
     fn parse(text: &str) -> Result<ViewAxis, String> {
         let text: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
         let Some(name) = text.chars().next().filter(|letter| !letter.is_ascii_digit()) else {
@@ -137,14 +158,17 @@ fn counted(rest: &str) -> Result<AxisPart, String> {
         None if stride.is_empty() => 1,
         None => return Err("that is no axis of samples, as n, n+1 and n*8..8 are".into()),
     };
-    Ok(AxisPart::Sample { stride, shift, len })
+    Ok(AxisPart::Numbered { stride, shift, len })
 }
 
 /// What stands behind the name of an axis that a sample has.
 fn within(name: char, rest: &str) -> Result<AxisPart, String> {
     match (rest.strip_prefix('/'), rest.strip_prefix('=')) {
         _ if rest.is_empty() => Ok(AxisPart::All),
-        (Some(tile), _) if name != 'c' => Ok(AxisPart::Tile(length(tile)?)),
+        (Some(tile), _) if name != 'c' => {
+            let tile = length(tile)?;
+            Ok(AxisPart::Numbered { stride: tile, shift: 0, len: Some(tile) })
+        }
         (_, Some(range)) => match range.split_once("..") {
             Some((first, len)) => Ok(AxisPart::Range { first: number(first)?, len: length(len)? }),
             None => Err("a place alone is written without a name, a range as c=0..3".into()),
@@ -162,8 +186,8 @@ impl fmt::Display for ViewAxis {
             AxisPart::All => Ok(()),
             AxisPart::Place(place) => write!(f, "{place}"),
             AxisPart::Range { first, len } => write!(f, "={first}..{len}"),
-            AxisPart::Tile(len) => write!(f, "/{len}"),
-            AxisPart::Sample { stride, shift, len } => {
+            AxisPart::Numbered { stride, .. } if !self.is_sample() => write!(f, "/{stride}"),
+            AxisPart::Numbered { stride, shift, len } => {
                 if stride != 1 {
                     write!(f, "*{stride}")?;
                 }
@@ -191,6 +215,32 @@ pub struct ArrayBox {
     pub first: Vec<usize>,
     /// How many places of each axis; 1 where the axis is none of the sample's.
     pub len: Vec<usize>,
+}
+
+/// A part of an array, and how far apart its numbers are along each axis where they go.
+#[derive(Debug, Clone)]
+pub struct ArrayPart {
+    /// What of the array it is.
+    pub window: ArrayBox,
+    /// How far apart.
+    pub(super) strides: Vec<usize>,
+}
+
+/// How far apart numbers are along each axis, the last axis fastest.
+pub(super) fn row_major(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    strides
+}
+
+/// "2×3×4".
+pub fn extents(shape: &[usize]) -> String {
+    match shape {
+        [] => "one number".into(),
+        shape => shape.iter().map(usize::to_string).collect::<Vec<_>>().join("×"),
+    }
 }
 
 /// The place that a number stands for in a grid, the last axis fastest.
@@ -230,9 +280,7 @@ impl View {
             }
             None => {
                 let all = ViewAxis { name: None, take: AxisPart::All };
-                let first =
-                    ViewAxis { name: Some('n'), take: AxisPart::Sample { stride: 1, shift: 0, len: None } };
-                [first].into_iter().chain(std::iter::repeat(all)).take(shape.len()).collect()
+                [ViewAxis::FIRST].into_iter().chain(std::iter::repeat(all)).take(shape.len()).collect()
             }
         };
         let mut samples = ViewSamples {
@@ -246,13 +294,9 @@ impl View {
             samples.add(at, extent).map_err(|what| format!("{self}: {what}"))?;
         }
         // Axes without names stay as they are in the file.
-        let letter = |at: &usize| match samples.axes[*at] {
-            ViewAxis { take: AxisPart::Sample { .. }, .. } => 's',
-            axis => axis.name.unwrap_or('s'),
-        };
-        samples.order.sort_by_key(|at| ORDER.find(letter(at)));
-        let rank = |at: usize| samples.axes[at].name.and_then(|name| COUNTED.find(name));
-        samples.counted.sort_by_key(|&(at, ..)| rank(at));
+        let axes = &samples.axes;
+        samples.order.sort_by_key(|&at| ORDER.find(axes[at].letter().unwrap_or('s')));
+        samples.counted.sort_by_key(|&(at, ..)| axes[at].name.and_then(|name| COUNTED.find(name)));
         Ok(samples)
     }
 }
@@ -281,16 +325,10 @@ impl ViewSamples {
                 (self.window.first[at], self.window.len[at]) = (first, len);
                 self.order.push(at);
             }
-            AxisPart::Tile(len) => {
-                if len > extent {
-                    return lacks(format!("fewer than a tile of {len}"));
-                }
-                self.window.len[at] = len;
-                self.order.push(at);
-                self.counted.push((at, 0, extent / len));
-                self.rest[at] = extent % len;
+            AxisPart::Numbered { stride: tile, .. } if !self.axes[at].is_sample() && tile > extent => {
+                return lacks(format!("fewer than a tile of {tile}"));
             }
-            AxisPart::Sample { stride, shift, len } => {
+            AxisPart::Numbered { stride, shift, len } => {
                 let (step, long) = (stride as i64, len.unwrap_or(1) as i64);
                 // The numbers i with 0 ≤ i·stride + shift and i·stride + shift + len ≤ extent.
                 let first = (-shift).max(0).div_euclid(step) + i64::from((-shift).max(0) % step != 0);
@@ -312,6 +350,14 @@ impl ViewSamples {
         Ok(())
     }
 
+    /// How far apart the parts of an axis are that numbers them, and where number 0 would begin.
+    fn steps(&self, at: usize) -> (usize, i64) {
+        match self.axes[at].take {
+            AxisPart::Numbered { stride, shift, .. } => (stride, shift),
+            _ => (1, 0),
+        }
+    }
+
     /// How many there are; 1 where no axis numbers samples.
     pub fn len(&self) -> usize {
         self.counted.iter().map(|&(_, _, count)| count).product()
@@ -325,11 +371,11 @@ impl ViewSamples {
     /// Whether each sample begins a multiple of its length from the first place on, on each axis.
     pub fn are_aligned(&self) -> bool {
         self.axes.iter().all(|axis| match axis.take {
-            AxisPart::Sample { stride, shift, len } => {
+            AxisPart::Numbered { stride, shift, len } => {
                 stride == len.unwrap_or(1) && shift % stride as i64 == 0
             }
             AxisPart::Range { first, len } => first % len == 0,
-            AxisPart::All | AxisPart::Place(_) | AxisPart::Tile(_) => true,
+            AxisPart::All | AxisPart::Place(_) => true,
         })
     }
 
@@ -341,11 +387,7 @@ impl ViewSamples {
     /// What the view calls the axes of a sample, in a network's order; `None` for one without a name, `s` for places of
     /// an axis that numbers samples.
     pub fn letters(&self) -> Vec<Option<char>> {
-        let letter = |&at: &usize| match self.axes[at] {
-            ViewAxis { take: AxisPart::Sample { .. }, .. } => Some('s'),
-            axis => axis.name,
-        };
-        self.order.iter().map(letter).collect()
+        self.order.iter().map(|&at| self.axes[at].letter()).collect()
     }
 
     /// The axes that number samples, the slowest first: what the view calls each, the first number, and how many.
@@ -357,8 +399,7 @@ impl ViewSamples {
 
     /// The axes of the array that number samples, tiles aside, the slowest first.
     pub fn numbering(&self) -> Vec<usize> {
-        let is_numbering = |at: &usize| matches!(self.axes[*at].take, AxisPart::Sample { .. });
-        self.counted.iter().map(|&(at, ..)| at).filter(is_numbering).collect()
+        self.counted.iter().map(|&(at, ..)| at).filter(|&at| self.axes[at].is_sample()).collect()
     }
 
     /// Which sample has these numbers: one for each axis of `numbered`, all of them there.
@@ -371,10 +412,7 @@ impl ViewSamples {
 
     /// How many neighbouring samples along the slowest axis that numbers them begin in one chunk of this shape.
     pub fn in_a_chunk(&self, chunk: &[usize]) -> usize {
-        self.counted.first().map_or(1, |&(at, ..)| match self.axes[at].take {
-            AxisPart::Sample { stride, .. } => chunk[at] / stride,
-            _ => chunk[at] / self.window.len[at],
-        })
+        self.counted.first().map_or(1, |&(at, ..)| chunk[at] / self.steps(at).0)
     }
 
     /// The axes of the array that a sample has, in a network's order.
@@ -387,16 +425,28 @@ impl ViewSamples {
         &self.rest
     }
 
+    /// One sample in a network's order, or some of its rows: of the first of so many axes that are its last.
+    pub fn part(&self, index: usize, rows: Option<(usize, &Range<usize>)>) -> ArrayPart {
+        let mut window = self.window(index);
+        if let Some((axes, rows)) = rows
+            && let Some(&axis) = self.order.iter().rev().nth(axes - 1)
+        {
+            window.first[axis] += rows.start;
+            window.len[axis] = rows.len();
+        }
+        let shape: Vec<usize> = self.order.iter().map(|&axis| window.len[axis]).collect();
+        let mut strides = vec![0; window.len.len()];
+        self.order.iter().zip(row_major(&shape)).for_each(|(&axis, stride)| strides[axis] = stride);
+        ArrayPart { window, strides }
+    }
+
     /// What of the array one sample is. `index` is below `len`.
     pub fn window(&self, index: usize) -> ArrayBox {
         let mut window = self.window.clone();
         let counts: Vec<usize> = self.counted.iter().map(|&(_, _, count)| count).collect();
         for (&(at, first, _), place) in self.counted.iter().zip(place_in(&counts, index)) {
-            let number = first + place as i64;
-            window.first[at] = match self.axes[at].take {
-                AxisPart::Sample { stride, shift, .. } => (number * stride as i64 + shift) as usize,
-                _ => number as usize * window.len[at],
-            };
+            let (stride, shift) = self.steps(at);
+            window.first[at] = ((first + place as i64) * stride as i64 + shift) as usize;
         }
         window
     }

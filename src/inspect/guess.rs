@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::in_quotes;
 use super::numbers::ArrayNumbers;
+use super::{Alike, in_quotes};
 use crate::config::values::lists;
 use crate::fields::{ArrayStorage, FileArray, View};
 
@@ -36,81 +36,72 @@ pub fn view(array: &FileArray) -> Option<View> {
     format!("{}[{axes}]", array.name).parse().ok()
 }
 
-/// What was found in files.
-pub struct Found<'a> {
-    pub arrays: &'a [FileArray],
-    pub views: &'a [View],
-    /// The numbers of those arrays that could be read.
-    pub known: HashMap<&'a str, ArrayNumbers>,
-    /// How many samples a view makes.
-    pub samples: &'a dyn Fn(&View) -> usize,
-}
-
-impl Found<'_> {
-    /// A command that trains from arrays with these views, as a first try: classes of points where an array of integers
-    /// has the places of another one; else what follows in time; else the smaller of two arrays from the larger. None
-    /// of arrays with three axes of space, or of those whose numbers are all the same.
-    pub fn command(&self, data: &str) -> Option<String> {
-        let array = |view: &View| self.arrays.iter().find(|array| array.name == view.array);
-        let differs = |array: &&FileArray| !self.known.get(&*array.name).is_some_and(ArrayNumbers::are_alike);
-        let mut known: Vec<(&View, &FileArray)> =
-            self.views.iter().filter_map(|view| Some((view, array(view).filter(differs)?))).collect();
-        known.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
-        let &(view, input) = known.iter().find(|(_, array)| !may_be_classes(array))?;
-        let names = view.names().into_iter().flatten();
-        let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
-        let along = |name: char| axes.iter().find(|(of, _)| *of == name).map(|&(_, along)| along);
-        if along('d').is_some() {
-            return None;
-        }
-        let is_picture = along('h').is_some() && along('w').is_some();
-        let model = if is_picture { "unet_small" } else { "mlp" };
-        let standard = |view: &View| in_quotes(&format!("{view}:standard"));
-        let train = |target: &View, how: String| {
-            let samples = (self.samples)(view).min((self.samples)(target));
-            let missing = [view, target]
-                .map(|view| self.known.get(&*view.array).is_some_and(ArrayNumbers::are_missing));
-            let mask = if missing.contains(&true) { " --missing mask" } else { "" };
-            let batch =
-                if samples < ENOUGH { format!(" --batch {}", samples.clamp(1, 4)) } else { String::new() };
-            let input = standard(view);
-            format!("dltrain --model {model} --data {data} --input {input} --target {how}{mask}{batch}")
-        };
-        if is_picture {
-            let points = axes.iter().filter(|(name, _)| *name != 'c');
-            let (names, shape): (Vec<String>, Vec<usize>) =
-                points.map(|(name, along)| (name.to_string(), *along)).unzip();
-            let of_points =
-                |array: &&FileArray| may_be_classes(array) && !array.is_coordinate && array.shape == shape;
-            let mut of_points = self.arrays.iter().filter(of_points);
-            let classes = of_points.find_map(|array| Some((array, self.known.get(&*array.name)?.classes()?)));
-            if let Some((array, classes)) = classes {
-                let target: View = format!("{}[{}]", array.name, names.join(",")).parse().ok()?;
-                let classes = classes.max(2);
-                let how =
-                    format!("{} --loss cross-entropy --classes {classes}", in_quotes(&target.to_string()));
-                return Some(train(&target, how));
-            }
-        }
-        let samples = along('n')?;
-        if is_picture {
-            let next =
-                axes.iter().map(|(name, _)| if *name == 'n' { "n+1".into() } else { name.to_string() });
-            let next = format!("{}[{}]", view.array, next.collect::<Vec<String>>().join(","));
-            let (next, channels): (View, usize) = (next.parse().ok()?, along('c').unwrap_or(1));
-            return Some(train(&next, format!("{} --loss mse --classes {channels}", standard(&next))));
-        }
-        let is_target = |(other, array): &&(&View, &FileArray)| {
-            other.array != view.array && array.shape.first() == Some(&samples)
-        };
-        let &(target, array) = known.iter().rev().find(is_target)?;
-        let numbers = array.shape[1..].iter().product::<usize>();
-        Some(train(target, format!("{} --loss mse --classes {numbers}", standard(target))))
+/// A command that trains from arrays with these views, as a first try: classes of points where an array of integers has
+/// the places of another one; else what follows in time; else the smaller of two arrays from the larger. None of arrays
+/// with three axes of space, or of those whose numbers are all the same. `known`: the numbers of those arrays that could
+/// be read.
+pub fn command(
+    kind: &Alike,
+    views: &[View],
+    known: &HashMap<&str, ArrayNumbers>,
+    data: &str,
+) -> Option<String> {
+    let differs = |array: &&FileArray| !known.get(&*array.name).is_some_and(ArrayNumbers::are_alike);
+    let with_array = |view| Some((view, kind.array(view).filter(differs)?));
+    let mut arrays: Vec<(&View, &FileArray)> = views.iter().filter_map(with_array).collect();
+    arrays.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
+    let &(view, input) = arrays.iter().find(|(_, array)| !may_be_classes(array))?;
+    let names = view.names().into_iter().flatten();
+    let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
+    let along = |name: char| axes.iter().find(|(of, _)| *of == name).map(|&(_, along)| along);
+    if along('d').is_some() {
+        return None;
     }
+    let is_picture = along('h').is_some() && along('w').is_some();
+    let model = if is_picture { "unet_small" } else { "mlp" };
+    let standard = |view: &View| in_quotes(&format!("{view}:standard"));
+    let train = |target: &View, how: String| {
+        let samples = kind.samples(view).min(kind.samples(target));
+        let missing =
+            [view, target].map(|view| known.get(&*view.array).is_some_and(ArrayNumbers::are_missing));
+        let mask = if missing.contains(&true) { " --missing mask" } else { "" };
+        let batch =
+            if samples < ENOUGH { format!(" --batch {}", samples.clamp(1, 4)) } else { String::new() };
+        let input = standard(view);
+        format!("dltrain --model {model} --data {data} --input {input} --target {how}{mask}{batch}")
+    };
+    if is_picture {
+        let points = axes.iter().filter(|(name, _)| *name != 'c');
+        let (names, shape): (Vec<String>, Vec<usize>) =
+            points.map(|(name, along)| (name.to_string(), *along)).unzip();
+        let of_points =
+            |array: &&FileArray| may_be_classes(array) && !array.is_coordinate && array.shape == shape;
+        let mut of_points = kind.arrays().iter().filter(of_points);
+        let classes = of_points.find_map(|array| Some((array, known.get(&*array.name)?.classes()?)));
+        if let Some((array, classes)) = classes {
+            let target: View = format!("{}[{}]", array.name, names.join(",")).parse().ok()?;
+            let classes = classes.max(2);
+            let how = format!("{} --loss cross-entropy --classes {classes}", in_quotes(&target.to_string()));
+            return Some(train(&target, how));
+        }
+    }
+    let samples = along('n')?;
+    if is_picture {
+        let next = axes.iter().map(|(name, _)| if *name == 'n' { "n+1".into() } else { name.to_string() });
+        let next = format!("{}[{}]", view.array, next.collect::<Vec<String>>().join(","));
+        let (next, channels): (View, usize) = (next.parse().ok()?, along('c').unwrap_or(1));
+        return Some(train(&next, format!("{} --loss mse --classes {channels}", standard(&next))));
+    }
+    let is_target = |(other, array): &&(&View, &FileArray)| {
+        other.array != view.array && array.shape.first() == Some(&samples)
+    };
+    let &(target, array) = arrays.iter().rev().find(is_target)?;
+    let numbers = array.shape[1..].iter().product::<usize>();
+    Some(train(target, format!("{} --loss mse --classes {numbers}", standard(target))))
 }
 
 /// Whether an array's numbers may be numbers of classes. Packed integers stand for real numbers.
-fn may_be_classes(array: &FileArray) -> bool {
+pub fn may_be_classes(array: &FileArray) -> bool {
     array.element.is_integer() && array.packing.is_none()
 }
 

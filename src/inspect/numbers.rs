@@ -8,7 +8,7 @@ use rayon::ThreadPool;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 use crate::error::Result;
-use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, place_in, six_digits};
+use crate::fields::{ArrayBox, ArrayReader, ArrayStorage, FileArray, Moments, halved, place_in, six_digits};
 use crate::plan::group;
 
 /// Numbers that are looked at unless all are, about: 16 MB as f32.
@@ -27,45 +27,21 @@ const MOST_LABELS: usize = 16;
 const OFTEN: usize = 4;
 
 /// What some numbers are like.
-#[derive(Debug, Default, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 struct NumberSummary {
-    count: u64,
+    /// Of those that are finite.
+    moments: Moments,
     /// NaN in the file, or what stands for none.
-    none: u64,
-    infinite: u64,
-    low: f32,
-    high: f32,
-    mean: f64,
-    /// The sum of squares of what is between a number and the mean.
-    squares: f64,
+    none: usize,
+    infinite: usize,
     /// How often each integer is there; `None` once there are too many.
     labels: Option<BTreeMap<i64, u64>>,
 }
 
 impl NumberSummary {
     fn of(numbers: &[f32], integers: bool) -> NumberSummary {
-        let mut all = NumberSummary {
-            low: f32::INFINITY,
-            high: f32::NEG_INFINITY,
-            labels: integers.then(BTreeMap::new),
-            ..NumberSummary::default()
-        };
-        let mut sum = 0.0;
-        for &number in numbers {
-            if number.is_finite() {
-                all.count += 1;
-                (all.low, all.high) = (all.low.min(number), all.high.max(number));
-                sum += f64::from(number);
-            } else if number.is_nan() {
-                all.none += 1;
-            } else {
-                all.infinite += 1;
-            }
-        }
-        all.mean = sum / all.count.max(1) as f64;
-        let finite = numbers.iter().filter(|number| number.is_finite());
-        all.squares = finite.map(|&number| (f64::from(number) - all.mean).powi(2)).sum();
-        if let Some(labels) = &mut all.labels {
+        let mut labels = integers.then(BTreeMap::new);
+        if let Some(labels) = &mut labels {
             for &number in numbers.iter().filter(|number| number.is_finite()) {
                 *labels.entry(number as i64).or_default() += 1;
                 if labels.len() > MOST_LABELS {
@@ -73,7 +49,9 @@ impl NumberSummary {
                 }
             }
         }
-        all.few()
+        let count = |what: fn(f32) -> bool| numbers.iter().filter(|&&number| what(number)).count();
+        let [none, infinite] = [f32::is_nan, f32::is_infinite].map(count);
+        NumberSummary { moments: Moments::of(numbers), none, infinite, labels }.few()
     }
 
     fn few(mut self) -> NumberSummary {
@@ -81,54 +59,41 @@ impl NumberSummary {
         self
     }
 
-    /// Both together (Chan, Golub, LeVeque: updating formulae for variances, 1979).
-    fn and(self, other: &NumberSummary) -> NumberSummary {
-        let count = self.count + other.count;
-        let (a, b) = (self.count as f64, other.count as f64);
-        let between = other.mean - self.mean;
-        let labels = self.labels.zip(other.labels.clone()).map(|(mut labels, more)| {
+    /// Both together.
+    fn and(self, other: NumberSummary) -> NumberSummary {
+        let labels = self.labels.zip(other.labels).map(|(mut labels, more)| {
             more.into_iter().for_each(|(label, count)| *labels.entry(label).or_default() += count);
             labels
         });
-        let together = NumberSummary {
-            count,
-            none: self.none + other.none,
-            infinite: self.infinite + other.infinite,
-            low: self.low.min(other.low),
-            high: self.high.max(other.high),
-            mean: self.mean + between * b / (a + b).max(1.0),
-            squares: self.squares + other.squares + between * between * a * b / (a + b).max(1.0),
-            labels,
-        };
-        together.few()
+        let [none, infinite] = [self.none + other.none, self.infinite + other.infinite];
+        NumberSummary { moments: self.moments.and(other.moments), none, infinite, labels }.few()
     }
 
-    fn describe(&self, looked_at: u64, of: u64) -> String {
+    fn describe(&self, looked_at: usize, of: usize) -> String {
         let mut text = if looked_at < of {
-            format!("of {} of {} numbers: ", group(looked_at as usize), group(of as usize))
+            format!("of {} of {} numbers: ", group(looked_at), group(of))
         } else {
             String::new()
         };
-        text += &match (&self.labels, self.count) {
-            (_, 0) => "no number".into(),
-            (Some(labels), _) if labels.len() == 1 => format!("all {}", labels.keys().next().unwrap_or(&0)),
-            (None, _) if self.low == self.high => format!("all {}", six_digits(self.low.into())),
-            (Some(labels), count) if count >= (OFTEN * labels.len()) as u64 => {
-                let share = |(label, times): (&i64, &u64)| {
-                    format!("{label} {:.4} %", 100.0 * *times as f64 / count as f64)
-                };
+        let Moments { count, mean, least, most, .. } = self.moments;
+        text += &match &self.labels {
+            _ if count == 0.0 => "no number".into(),
+            Some(labels) if labels.len() == 1 => format!("all {}", labels.keys().next().unwrap_or(&0)),
+            None if least == most => format!("all {}", six_digits(least)),
+            Some(labels) if count >= (OFTEN * labels.len()) as f64 => {
+                let share =
+                    |(label, &times): (&i64, &u64)| format!("{label} {:.4} %", 100.0 * times as f64 / count);
                 labels.iter().map(share).collect::<Vec<_>>().join(", ")
             }
-            (_, count) => {
-                let deviation = (self.squares / count as f64).sqrt();
+            _ => {
                 let [low, high, mean, deviation] =
-                    [self.low.into(), self.high.into(), self.mean, deviation].map(six_digits);
+                    [least, most, mean, self.moments.deviation()].map(six_digits);
                 format!("{low} … {high}, mean {mean}, deviation {deviation}")
             }
         };
         for (count, what) in [(self.none, "missing or NaN"), (self.infinite, "infinite")] {
             if count > 0 {
-                text += &format!("; {} {what}", group(count as usize));
+                text += &format!("; {} {what}", group(count));
             }
         }
         text
@@ -138,7 +103,7 @@ impl NumberSummary {
 /// What numbers an array holds, of which some were looked at.
 pub struct ArrayNumbers {
     found: NumberSummary,
-    looked_at: u64,
+    looked_at: usize,
     whole: usize,
 }
 
@@ -146,14 +111,14 @@ impl ArrayNumbers {
     /// How many classes there are, where these may be numbers of classes.
     pub fn classes(&self) -> Option<usize> {
         /// More are hardly told apart.
-        const MOST: f32 = 1000.0;
-        let is_of_classes = self.found.count > 0 && self.found.low >= 0.0 && self.found.high < MOST;
-        is_of_classes.then_some(self.found.high as usize + 1)
+        const MOST: f64 = 1000.0;
+        let Moments { count, least, most, .. } = self.found.moments;
+        (count > 0.0 && least >= 0.0 && most < MOST).then_some(most as usize + 1)
     }
 
     /// Whether all that were looked at are the same.
     pub fn are_alike(&self) -> bool {
-        self.found.low == self.found.high
+        self.found.moments.least == self.found.moments.most
     }
 
     /// Whether a run needs to be told what becomes of some.
@@ -164,7 +129,7 @@ impl ArrayNumbers {
 
 impl fmt::Display for ArrayNumbers {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.write_str(&self.found.describe(self.looked_at, self.whole as u64))
+        to.write_str(&self.found.describe(self.looked_at, self.whole))
     }
 }
 
@@ -180,40 +145,32 @@ pub fn of(array: &FileArray, all: bool, pool: &ThreadPool) -> Result<ArrayNumber
     let pieces: usize = grid.iter().product();
     let most = (PART / piece.iter().product::<usize>().max(1)).clamp(1, MOST_PIECES);
     let wanted = if all { pieces } else { most.min(pieces) };
-    let read = |reader: &mut (ArrayReader, Vec<f32>), number: usize| -> Result<(u64, NumberSummary)> {
+    let read = |reader: &mut (ArrayReader, Vec<f32>), number: usize| -> Result<(usize, NumberSummary)> {
         let place = place_in(&grid, number * pieces / wanted);
         let first: Vec<usize> = place.iter().zip(&piece).map(|(place, along)| place * along).collect();
         let len = (0..grid.len()).map(|axis| piece[axis].min(array.shape[axis] - first[axis])).collect();
         let window = ArrayBox { first, len };
         reader.1.resize(window.len.iter().product(), 0.0);
         reader.0.read_box(array, &window, &mut reader.1)?;
-        Ok((
-            reader.1.len() as u64,
-            NumberSummary::of(&reader.1, array.element.is_integer() && array.packing.is_none()),
-        ))
+        Ok((reader.1.len(), NumberSummary::of(&reader.1, super::guess::may_be_classes(array))))
     };
     let readers = super::readers(piece.iter().product::<usize>(), array, pool).max(1);
     let start = || (ArrayReader::default(), Vec::new());
-    let parts: Result<Vec<(u64, NumberSummary)>> = pool.install(|| {
+    let parts: Result<Vec<(usize, NumberSummary)>> = pool.install(|| {
         (0..wanted).into_par_iter().with_min_len(wanted.div_ceil(readers)).map_init(start, read).collect()
     });
     let parts = parts?;
     let looked_at = parts.iter().map(|(count, _)| count).sum();
-    let numbers = parts.into_iter().map(|(_, numbers)| numbers).reduce(|all, part| all.and(&part));
-    Ok(ArrayNumbers { found: numbers.unwrap_or_default(), looked_at, whole })
+    let numbers = parts.into_iter().map(|(_, numbers)| numbers).reduce(NumberSummary::and);
+    Ok(ArrayNumbers { found: numbers.unwrap_or_else(|| NumberSummary::of(&[], false)), looked_at, whole })
 }
 
 /// The shape of what is read at once: a chunk, or as much of the last axes as a piece has.
 fn piece(array: &FileArray) -> Vec<usize> {
-    if let ArrayStorage::Chunked(chunk, _) = &array.storage {
-        return chunk.clone();
+    match &array.storage {
+        ArrayStorage::Chunked(chunk, _) => chunk.clone(),
+        _ => halved(array.shape.clone(), PIECE),
     }
-    let mut piece = array.shape.clone();
-    while piece.iter().product::<usize>() > PIECE {
-        let Some(axis) = piece.iter().position(|&places| places > 1) else { break };
-        piece[axis] = piece[axis].div_ceil(2);
-    }
-    piece
 }
 
 #[cfg(test)]
@@ -224,13 +181,12 @@ mod tests {
     fn parts_together_are_the_whole() {
         let numbers: Vec<f32> = (0..100).map(|at| (at * at % 17) as f32 - 3.0).collect();
         let whole = NumberSummary::of(&numbers, false);
-        let parts = numbers
-            .chunks(7)
-            .map(|part| NumberSummary::of(part, false))
-            .reduce(|all, part| all.and(&part))
-            .unwrap();
-        assert!((whole.mean - parts.mean).abs() < 1e-12 && (whole.squares - parts.squares).abs() < 1e-9);
-        assert_eq!((whole.low, whole.high, whole.count), (parts.low, parts.high, parts.count));
+        let parts =
+            numbers.chunks(7).map(|part| NumberSummary::of(part, false)).reduce(NumberSummary::and).unwrap();
+        let (whole, parts) = (whole.moments, parts.moments);
+        assert!((whole.mean - parts.mean).abs() < 1e-12);
+        assert!((whole.deviation() - parts.deviation()).abs() < 1e-12);
+        assert_eq!((whole.least, whole.most, whole.count), (parts.least, parts.most, parts.count));
     }
 
     #[test]

@@ -8,9 +8,9 @@ use hdf5::{Dataset, File, H5Type, Hyperslab, SliceOrIndex};
 use ndarray::{ArrayView, IxDyn};
 
 use super::check_new;
-use super::file::{describe, text, texts};
+use super::file::{text, texts};
 use crate::error::{Error, OrError, Result};
-use crate::fields::{Coordinate, SampleCoordinate, place_in};
+use crate::fields::{Coordinate, place_in};
 use crate::files::{self, Unfinished};
 
 /// Numbers that are in memory at a time when such a file is read, of outputs and of targets.
@@ -30,9 +30,9 @@ pub struct FieldOrigin {
     /// The axes of an output without that of samples: what the file calls them, or what they are.
     pub axes: Vec<String>,
     /// What the input's file says of axes.
-    pub coordinates: Vec<Coordinate>,
+    pub coordinates: Vec<Coordinate<f32>>,
     /// What it says of the axes that number samples, one number a sample.
-    pub of_samples: Vec<SampleCoordinate>,
+    pub of_samples: Vec<Coordinate<f64>>,
     /// The unit of the target, where that is known.
     pub unit: Option<String>,
     /// The axes of a target, where there is one to be written beside.
@@ -67,35 +67,31 @@ impl FieldPredictions {
     ) -> Result<FieldPredictions> {
         check_new(path)?;
         let unfinished = Unfinished::new(path);
-        #[allow(clippy::type_complexity, reason = "what the file has, once")]
-        let create = || -> hdf5::Result<(File, Dataset, Option<(Dataset, Vec<usize>)>, Option<Dataset>)> {
+        let create = || -> hdf5::Result<_> {
             let file = File::create(&unfinished.temporary)?;
             text(&file, "format", FORMAT)?;
             file.new_dataset_builder().with_data(&texts(&origin.samples)?).create("sample")?;
-            coordinates(&file, origin)?;
-            let all = |shape: &[usize]| [&[origin.samples.len()], shape].concat();
-            let one = |shape: &[usize]| chunk(origin.samples.len(), shape);
-            let output = file.new_dataset::<f32>().shape(all(shape)).chunk(one(shape)).create("output")?;
-            text(&output, "description", "what the network gives of each sample")?;
+            coordinates(&file, &origin.of_samples, Some("where the first input of each sample is"))?;
+            coordinates(&file, &origin.coordinates, None)?;
+            let (samples, places) = (origin.samples.len(), shape.get(1..).unwrap_or(&[]));
             // As netCDF's files call it.
-            origin.unit.iter().try_for_each(|unit| text(&output, "units", unit))?;
-            let places = shape.get(1..).unwrap_or(&[]);
-            let target = match &origin.target {
-                Some(target) => {
-                    let shape = &alike(target, if of_classes { places } else { shape });
-                    let target =
-                        file.new_dataset::<f32>().shape(all(shape)).chunk(one(shape)).create("target")?;
-                    text(&target, "description", "what it was to give; NaN where that is not known")?;
-                    origin.unit.iter().try_for_each(|unit| text(&target, "units", unit))?;
-                    Some((target, shape.clone()))
-                }
-                None => None,
-            };
+            let unit = |of: &Dataset| origin.unit.iter().try_for_each(|unit| text(of, "units", unit));
+            let output =
+                added::<f32>(&file, "output", samples, shape, "what the network gives of each sample")?;
             text(&output, "axes", &[&["sample".to_string()], &origin.axes[..]].concat().join(" "))?;
-            let create = || file.new_dataset::<i32>().shape(all(places)).chunk(one(places)).create("class");
-            let classes = of_classes.then(create).transpose()?;
-            if let Some(classes) = &classes {
-                describe(classes, "", "the class with the largest score")?;
+            unit(&output)?;
+            let (mut target, mut classes) = (None, None);
+            if let Some(axes) = &origin.target {
+                let shape = alike(axes, if of_classes { places } else { shape });
+                let description = "what it was to give; NaN where that is not known";
+                let data = added::<f32>(&file, "target", samples, &shape, description)?;
+                unit(&data)?;
+                target = Some((data, shape));
+            }
+            if of_classes {
+                let data = added::<i32>(&file, "class", samples, places, "the class with the largest score")?;
+                text(&data, "unit", "")?;
+                classes = Some(data);
             }
             Ok((file, output, target, classes))
         };
@@ -142,6 +138,19 @@ impl FieldPredictions {
     }
 }
 
+/// A data set of numbers of this shape for each sample.
+fn added<T: H5Type>(
+    file: &File,
+    name: &str,
+    samples: usize,
+    shape: &[usize],
+    description: &str,
+) -> hdf5::Result<Dataset> {
+    let data = file.new_dataset::<T>().shape([&[samples], shape].concat());
+    let data = data.chunk(chunk(samples, shape)).create(name)?;
+    text(&data, "description", description).map(|()| data)
+}
+
 /// Writes the numbers of one sample.
 fn put<T: H5Type>(to: &Dataset, sample: usize, shape: &[usize], numbers: &[T]) -> hdf5::Result<()> {
     let all = shape.iter().map(|&along| (0..along).into());
@@ -161,7 +170,8 @@ pub struct PredictedFields {
     pub unit: String,
     /// The outputs, or the classes of each point; and what they were to be.
     data: [Dataset; 2],
-    is_of_classes: bool,
+    /// Whether outputs and targets are numbers of classes.
+    pub is_of_classes: bool,
 }
 
 impl PredictedFields {
@@ -188,32 +198,14 @@ impl PredictedFields {
         let is_of_classes = classes.is_ok();
         let named = |name| file.dataset(name).or_data(path);
         let (names, output) = (named("sample")?, classes.or_else(|_| named("output"))?);
-        let samples = names.size();
-        let is_of_samples = |of: &Dataset| of.shape().first() == Some(&samples);
-        let long = |of: &Dataset| of.shape().into_iter().filter(|&along| along != 1).collect::<Vec<_>>();
-        if output.size() == 0
-            || long(&output) != long(&target)
-            || ![&output, &target].into_iter().all(is_of_samples)
-        {
-            return Err(Error::data(
-                path,
-                format!("outputs {:?} and targets {:?}", output.shape(), target.shape()),
-            ));
+        let (samples, shapes) = (names.size(), [output.shape(), target.shape()]);
+        let are_of_samples = shapes.iter().all(|shape| shape.first() == Some(&samples));
+        if output.size() == 0 || !are_of_samples || alike(&shapes[0], &shapes[1]) != shapes[1] {
+            let what = format!("outputs {:?} and targets {:?}", shapes[0], shapes[1]);
+            return Err(Error::data(path, what));
         }
-        let unit = attribute(&output, "units");
-        Ok(Some(PredictedFields {
-            path: path.into(),
-            names,
-            samples,
-            unit,
-            data: [output, target],
-            is_of_classes,
-        }))
-    }
-
-    /// Whether outputs and targets are numbers of classes.
-    pub fn is_of_classes(&self) -> bool {
-        self.is_of_classes
+        let (path, unit) = (path.into(), attribute(&output, "units"));
+        Ok(Some(PredictedFields { path, names, samples, unit, data: [output, target], is_of_classes }))
     }
 
     /// What a sample is called.
@@ -281,9 +273,9 @@ impl PredictedFields {
     /// they end. Either of the two may lack axes of one place.
     fn read(&self, ranges: &[[usize; 3]]) -> Result<[Vec<f32>; 2]> {
         let shape = self.data[0].shape();
-        let long = || shape.iter().zip(ranges).filter(|(along, _)| **along != 1).map(|(_, range)| *range);
         let read = |data: &Dataset| -> hdf5::Result<Vec<f32>> {
-            let mut long = long();
+            let mut long =
+                shape.iter().zip(ranges).filter(|(along, _)| **along != 1).map(|(_, range)| *range);
             let slices = data.shape().into_iter().map(|along| {
                 let range = if along == 1 { None } else { long.next() };
                 let [start, step, end] = range.unwrap_or([0, 1, 1]);
@@ -293,8 +285,8 @@ impl PredictedFields {
             Ok(data.read_slice::<f32, _, IxDyn>(slab)?.into_raw_vec_and_offset().0)
         };
         let [output, target] = &self.data;
-        let unread = |error| self.unread(&error);
-        Ok([read(output).map_err(unread)?, read(target).map_err(unread)?])
+        let read = |data| read(data).map_err(|error| self.unread(&error));
+        Ok([read(output)?, read(target)?])
     }
 
     fn unread(&self, error: &hdf5::Error) -> Error {
@@ -302,22 +294,17 @@ impl PredictedFields {
     }
 }
 
-/// Writes where samples and their places are.
-fn coordinates(file: &File, origin: &FieldOrigin) -> hdf5::Result<()> {
-    // Other data sets of the file have these names.
-    let free = |name: &str| {
-        let is_taken = ["sample", "output", "target", "class"].contains(&name) || file.dataset(name).is_ok();
-        if is_taken { format!("coordinate_{name}") } else { name.to_string() }
-    };
-    for SampleCoordinate { name, places, unit, calendar } in &origin.of_samples {
-        let axis = file.new_dataset_builder().with_data(places).create(free(name).as_str())?;
-        text(&axis, "description", "where the first input of each sample is")?;
-        unit.iter().try_for_each(|unit| text(&axis, "units", unit))?;
-        calendar.iter().try_for_each(|calendar| text(&axis, "calendar", calendar))?;
-    }
-    for Coordinate { name, places, unit } in &origin.coordinates {
-        let axis = file.new_dataset_builder().with_data(places).create(free(name).as_str())?;
-        unit.iter().try_for_each(|unit| text(&axis, "units", unit))?;
+/// Writes where samples or places are.
+fn coordinates<T: H5Type>(file: &File, all: &[Coordinate<T>], description: Option<&str>) -> hdf5::Result<()> {
+    for Coordinate { name, places, unit, calendar } in all {
+        // Other data sets of the file have these names.
+        let is_taken =
+            ["sample", "output", "target", "class"].contains(&&**name) || file.dataset(name).is_ok();
+        let name = if is_taken { format!("coordinate_{name}") } else { name.clone() };
+        let axis = file.new_dataset_builder().with_data(places).create(name.as_str())?;
+        let said =
+            [("description", description), ("units", unit.as_deref()), ("calendar", calendar.as_deref())];
+        said.into_iter().try_for_each(|(name, of)| of.map_or(Ok(()), |of| text(&axis, name, of)))?;
     }
     Ok(())
 }

@@ -23,12 +23,6 @@ const MISSING: [u8; 3] = [255, 255, 255];
 const WRONG: [u8; 3] = [178, 24, 43];
 const RIGHT: [u8; 3] = [225, 225, 225];
 
-/// The numbers of one map, row by row.
-struct Map<'a> {
-    numbers: &'a [f32],
-    width: usize,
-}
-
 /// What the sums over all samples come to.
 #[derive(Default)]
 struct Total {
@@ -100,7 +94,7 @@ impl Total {
 /// # Errors
 /// `Data`: it cannot be read, or has nothing beside which it could be drawn.
 pub fn section(name: &str, file: &PredictedFields) -> Result<Section> {
-    let of_classes = file.is_of_classes();
+    let of_classes = file.is_of_classes;
     let unit = if file.unit.is_empty() { String::new() } else { format!(" {}", file.unit) };
     let (mut total, mut pairs) = (Total::default(), Vec::new());
     let (samples, apart) = (file.samples, file.numbers().div_ceil(POINTS).max(1));
@@ -151,32 +145,23 @@ fn of_sample(file: &PredictedFields, sample: usize, label: &str, title: String) 
         [.., height, width] => {
             let apart = height.max(width).div_ceil(SIDE);
             let ([output, target], width) = (file.map(sample, &[apart; 2])?, width.div_ceil(apart));
-            let svg = maps(
-                &Map { numbers: &output, width },
-                &Map { numbers: &target, width },
-                file.is_of_classes(),
-                &file.unit,
-            )?;
-            let caption = match file.is_of_classes() {
-                true => {
-                    "Classes, each in its colour; in the third map wrong ones are red. White has no target."
-                }
-                false => {
-                    "Both maps have one scale. The third is predicted less true, with a scale of its own. White has \
-                     no target. Of several channels the first is drawn, of what is deep its middle, of long sides \
-                     every so many places."
-                }
-            };
+            let svg = maps([&output, &target], width, file.is_of_classes, &file.unit)?;
+            let of_classes =
+                "Classes, each in its colour; in the third map wrong ones are red. White has no target.";
+            let of_numbers = "Both maps have one scale. The third is predicted less true, with a scale of its own. \
+                              White has no target. Of several channels the first is drawn, of what is deep its middle, \
+                              of long sides every so many places.";
+            let caption = if file.is_of_classes { of_classes } else { of_numbers };
             Ok(Some(Figure::new(label, title, caption, svg)))
         }
     }
 }
 
-/// Three maps side by side: predicted, true and error.
-fn maps(output: &Map, target: &Map, of_classes: bool, unit: &str) -> Result<String> {
-    let both = || output.numbers.iter().chain(target.numbers).copied().filter(|value| value.is_finite());
-    let [low, high] = both().fold([f32::MAX, f32::MIN], |[low, high], v| [low.min(v), high.max(v)]);
-    let errors: Vec<f32> = output.numbers.iter().zip(target.numbers).map(|(y, t)| y - t).collect();
+/// Three maps side by side, with rows of so many numbers: predicted, true and error.
+fn maps([output, target]: [&[f32]; 2], width: usize, of_classes: bool, unit: &str) -> Result<String> {
+    let both = output.iter().chain(target).copied().filter(|value| value.is_finite());
+    let [low, high] = both.fold([f32::MAX, f32::MIN], |[low, high], v| [low.min(v), high.max(v)]);
+    let errors: Vec<f32> = output.iter().zip(target).map(|(y, t)| y - t).collect();
     let most =
         errors.iter().filter(|error| error.is_finite()).fold(0f32, |most, error| most.max(error.abs()));
     let share = |value: f32, low: f32, high: f32| {
@@ -190,25 +175,23 @@ fn maps(output: &Map, target: &Map, of_classes: bool, unit: &str) -> Result<Stri
         true => [RIGHT, WRONG][usize::from(error != 0.0)],
         false => between(&ERRORS, share(error, -most, most)),
     };
-    let errors = Map { numbers: &errors, width: output.width };
-    let height =
-        (186.0 * (output.numbers.len() / output.width) as f64 / output.width as f64).clamp(12.0, 420.0);
+    let height = (186.0 * (output.len() / width) as f64 / width as f64).clamp(12.0, 420.0);
     let unit = if unit.is_empty() { String::new() } else { format!(" {}", escape(unit)) };
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 600 {0}\" width=\"600\" height=\"{0}\">\n",
         height + if of_classes { 24.0 } else { 60.0 }
     );
     for (at, (title, map)) in
-        [("predicted", output), ("true", target), ("error", &errors)].into_iter().enumerate()
+        [("predicted", output), ("true", target), ("error", &errors[..])].into_iter().enumerate()
     {
         let left = 6.0 + 198.0 * at as f64;
         text(&mut svg, left + 93.0, 14.0, "middle", title);
-        let picture = if at == 2 { png(map, of_error)? } else { png(map, of_value)? };
+        let picture = if at == 2 { png(map, width, of_error)? } else { png(map, width, of_value)? };
         image(&mut svg, [left, 20.0, 186.0, height], &picture);
     }
     let bar = |svg: &mut String, left: f64, wide: f64, stops: &[[f64; 3]], [low, high]: [f32; 2]| {
         let steps: Vec<f32> = (0..256).map(|step| step as f32 / 255.0).collect();
-        let picture = png(&Map { numbers: &steps, width: 256 }, |value| between(stops, f64::from(value)))?;
+        let picture = png(&steps, steps.len(), |value| between(stops, f64::from(value)))?;
         let y = height + 28.0;
         image(svg, [left, y, wide, 10.0], &picture);
         text(svg, left, y + 26.0, "start", &format!("{low:.4}{unit}"));
@@ -248,13 +231,12 @@ fn between(stops: &[[f64; 3]], share: f64) -> [u8; 3] {
 }
 
 /// A map as a picture, of which a pixel is a place.
-fn png(map: &Map, colour: impl Fn(f32) -> [u8; 3]) -> Result<Vec<u8>> {
+fn png(map: &[f32], width: usize, colour: impl Fn(f32) -> [u8; 3]) -> Result<Vec<u8>> {
     let pixel = |&value: &f32| if value.is_nan() { MISSING } else { colour(value) };
-    let pixels: Vec<u8> = map.numbers.iter().flat_map(pixel).collect();
+    let pixels: Vec<u8> = map.iter().flat_map(pixel).collect();
     let wrong = |error: png::EncodingError| Error::internal(format!("a map cannot be drawn: {error}"));
     let mut bytes = Vec::new();
-    let height = map.numbers.len() / map.width;
-    let mut encoder = png::Encoder::new(&mut bytes, map.width as u32, height as u32);
+    let mut encoder = png::Encoder::new(&mut bytes, width as u32, (map.len() / width) as u32);
     encoder.set_color(png::ColorType::Rgb);
     encoder.write_header().and_then(|mut writer| writer.write_image_data(&pixels)).map_err(wrong)?;
     Ok(bytes)
@@ -310,8 +292,8 @@ mod tests {
             [0.0, 1.0, 2.0].map(|share| between(&ERRORS, share)),
             [[33, 102, 172], [178, 24, 43], [178, 24, 43]]
         );
-        let map = Map { numbers: &[0.0, 1.0, f32::NAN, 0.5], width: 2 };
-        let bytes = png(&map, |value| between(&ERRORS, f64::from(value))).unwrap();
+        let map = [0.0, 1.0, f32::NAN, 0.5];
+        let bytes = png(&map, 2, |value| between(&ERRORS, f64::from(value))).unwrap();
         let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
         let mut pixels = vec![0; 12];
         reader.next_frame(&mut pixels).unwrap();
@@ -349,7 +331,7 @@ mod tests {
         let target = hdf5::File::open(&path).unwrap().dataset("target").unwrap();
         assert_eq!(target.shape(), [2, 2, 3], "as the classes");
         let read = PredictedFields::open(&path).unwrap().unwrap();
-        assert_eq!((read.places(), read.is_of_classes()), (vec![2, 3], true));
+        assert_eq!((read.places(), read.is_of_classes), (vec![2, 3], true));
         let section = section("out", &read).unwrap();
         assert!(section.text.contains("11 points that have a target; 90.91 % are right"), "{}", section.text);
         // Seven of eight, two of three, one of one.

@@ -166,18 +166,16 @@ impl Assembly<'_> {
     }
 
     fn empty_batch(&self, graph: &Graph) -> Batch {
-        // Images are read whole, whatever rows of them the network of this rank has; of arrays nothing else is read.
-        let (batch, values) = (self.config.batch, graph.image().elements());
-        let target = &graph.tensor(graph.labels).spec;
-        let images = &graph.tensor(graph.images).spec;
-        match (images.dtype, target.dtype) {
-            (DType::U8, DType::I32) => Batch::of_pixels(batch, values),
-            (_, DType::I32) => Batch::new(batch, values),
-            _ => Batch::of_arrays(
-                batch,
-                [images, target].map(|spec| (spec.dtype, spec.shape.elements() / batch)),
-            ),
+        let batch = self.config.batch;
+        let [mut images, target] = [graph.images, graph.labels].map(|id| {
+            let spec = &graph.tensor(id).spec;
+            (spec.dtype, spec.shape.elements() / batch)
+        });
+        if target.0 == DType::I32 {
+            // Images are read whole, whatever rows of them the network of this rank has; of arrays nothing else is.
+            images.1 = graph.image().elements();
         }
+        Batch::of_parts(batch, [images, target])
     }
 
     /// Everything that is done in a step. Not collective.

@@ -42,9 +42,8 @@ impl Inputs {
     /// Hands each part to `write` with its bytes.
     pub fn fill(&self, batch: &Batch, write: impl Fn(&[u8], &Memory) -> Result<()>) -> Result<()> {
         let [inputs, targets] = batch.codes.each_ref().map(bytes);
-        let images = [inputs, &batch.pixels].into_iter().find(|bytes| !bytes.is_empty());
+        let images = if inputs.is_empty() { bytes_of(&batch.images) } else { inputs };
         // Of images that are cut the program reads what is at the beginning.
-        let images = images.unwrap_or(bytes_of(&batch.images));
         write(images.get(..self.images.bytes()).unwrap_or(images), &self.images)?;
         let labels = [targets, bytes_of(&batch.targets)].into_iter().find(|bytes| !bytes.is_empty());
         write(labels.unwrap_or(bytes_of(&batch.labels)), &self.labels)?;

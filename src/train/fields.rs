@@ -4,13 +4,15 @@
 use std::path::Path;
 
 use super::doubts::Weights;
+use super::field_files;
 use super::network::Network;
 use super::source;
 use crate::comm::World;
 use crate::config::Config;
-use crate::data::{Dataset, FieldSet, Samples, Sets, TrainingLoader};
+use crate::config::values::first;
+use crate::data::{ArraysOf, Dataset, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
-use crate::fields::{Amount, Universe, six_digits};
+use crate::fields::{Amount, Universe, extents, files_of, six_digits};
 use crate::model::onnx::OnnxFile;
 use crate::model::{self, FieldScale, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
@@ -38,15 +40,18 @@ pub fn shaped(
         (config.input.format.is_some(), "data-format"),
         (config.input.augment.is_some(), "augment"),
     ];
-    if let Some((_, flag)) = of_pictures.iter().find(|(given, _)| *given) {
+    if let Some(flag) = first(&of_pictures) {
         return world.agree(Err(Error::usage(format!("--{flag} is for pictures, and --input names arrays"))));
     }
     if model.is_none() {
         model = Some(world.agree(model::find_for(&config.model, config.fields.loss_output()))?);
     }
     let inputs = inputs(model.as_ref());
-    let (sample, weights) = world.agree(FieldSet::shape(Some(world), path, &config.fields, &inputs))?;
-    (config.network.sample, config.network.weights) = (Some(sample), weights);
+    // The first file says what samples are like.
+    let files = world.agree(files_of(path))?;
+    let find = |files, look: ArraysOf<'_>| field_files::find(world, files, look);
+    let set = world.agree(FieldSet::open(Some(&find), &files[0], &config.fields, &inputs))?;
+    (config.network.sample, config.network.weights) = (Some(set.image()), set.weights());
     Ok((config, model))
 }
 
@@ -73,7 +78,8 @@ pub fn open(
     world.check_same(&[("--test-data".into(), is_there.into())])?;
     let opened = || -> Result<(FieldSet, Option<FieldSet>)> {
         let inputs = inputs(Some(&network.model));
-        let open = |path: &Path| FieldSet::open(Some(world), path, &config.fields, &inputs);
+        let find = |files, look: ArraysOf<'_>| field_files::find(world, files, look);
+        let open = |path: &Path| FieldSet::open(Some(&find), path, &config.fields, &inputs);
         let set = open(path)?;
         fits(&set, config, network)?;
         let beside = |path| open(path).and_then(|test| test.beside(&set));
@@ -132,41 +138,19 @@ fn purpose(config: &Config) -> &'static str {
 fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
     let output = network.output()?;
     let is_of_classes = config.fields.is_of_classes();
-    let wanted = match (is_of_classes, &output[..]) {
-        (true, [_, rest @ ..]) => rest,
-        (_, all) => all,
-    };
+    let wanted = &output[usize::from(is_of_classes).min(output.len())..];
     let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
-    let Some(target) = set.target() else { return Ok(()) };
-    if long(wanted) == long(target) {
-        let (given, classes) = (config.fields.class_weights.len(), output.first().copied().unwrap_or(1));
-        return match is_of_classes && given != 0 && given != classes {
-            true => Err(Error::usage(format!(
-                "--class-weights: {given} numbers, and {} tells {classes} classes apart",
-                network.model.name()
-            ))),
-            false => Ok(()),
-        };
-    }
-    let shape = |axes: &[usize]| match axes {
-        [] => "one number".to_string(),
-        axes => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join("×"),
+    let Some(target) = set.target().filter(|target| long(wanted) != long(target)) else { return Ok(()) };
+    let name = network.model.name();
+    let [gives, sample, places, target] = [&output[..], &set.image()[..], wanted, target].map(extents);
+    let scores = format!(", the scores of classes for each of {places}");
+    let scores = if is_of_classes { &*scores } else { "" };
+    let advice = match network.model.file() {
+        Some(_) => "",
+        None => "; --classes says how many channels a network by name gives",
     };
     Err(Error::usage(format!(
-        "{} gives {} of a sample of {}{}, and a --target has {}{}",
-        network.model.name(),
-        shape(&output),
-        shape(&set.image()),
-        if is_of_classes {
-            format!(", the scores of classes for each of {}", shape(wanted))
-        } else {
-            String::new()
-        },
-        shape(target),
-        match network.model.file() {
-            Some(_) => "",
-            None => "; --classes says how many channels a network by name gives",
-        }
+        "{name} gives {gives} of a sample of {sample}{scores}, and a --target has {target}{advice}"
     )))
 }
 

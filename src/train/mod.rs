@@ -25,6 +25,7 @@ mod device;
 mod device_prefetch;
 mod doubts;
 mod evaluate;
+mod field_files;
 mod fields;
 mod groups;
 mod ledger;

@@ -7,6 +7,7 @@ use crate::comm::World;
 use crate::config::{Augment, Config, Loss, Objective, Precision, SyncBatchNorm};
 use crate::data::{Normalisation, RawSamples};
 use crate::error::{Error, Result};
+use crate::fields::extents;
 use crate::graph::{DType, Frozen, Graph, NodeCost, SampleShape, Shape, SplitLayers, TensorGroup, countable};
 use crate::model::onnx::{self, OnnxFile};
 use crate::model::{self, Model};
@@ -290,20 +291,15 @@ impl Network {
         let shape = &graph.tensor(graph.logits).spec.shape;
         let reads_images = self.image.len() == 3 && self.model.file().is_none_or(OnnxFile::reads_images);
         if shape.rank() != 2 || !reads_images {
-            let of_sample = shape.0[1..].iter().map(ToString::to_string).collect::<Vec<_>>().join("×");
-            let what = match reads_images {
-                true => {
+            let of_sample = extents(&shape.0[1..]);
+            let what = match self.model.file().map_or(1, |file| file.inputs().len()) {
+                _ if reads_images => {
                     format!(
                         "its first output is not the scores of classes (N, K): it gives {of_sample} of a sample"
                     )
                 }
-                false => {
-                    let inputs = self.model.file().map_or(1, |file| file.inputs().len());
-                    match inputs {
-                        1 => "what it is given is no batch of images (N, C, H, W)".into(),
-                        count => format!("it has {count} inputs, and images are one"),
-                    }
-                }
+                1 => "what it is given is no batch of images (N, C, H, W)".into(),
+                count => format!("it has {count} inputs, and images are one"),
             };
             return Err(Error::usage(format!(
                 "{}: {what}. To train it from arrays say which (--input VIEW --target VIEW --loss NAME; \

@@ -92,7 +92,7 @@ fn a_sample_is_put_in_a_networks_order() {
     ] {
         let samples = view.parse::<View>().unwrap().samples(&array.shape).unwrap();
         let mut ours = vec![0.0; samples.shape().iter().product()];
-        ArrayReader::default().read(&array, &samples, index, &mut ours).unwrap();
+        ArrayReader::default().read(&array, &samples.part(index, None), &mut ours).unwrap();
         let expected: Vec<f32> = expected.iter().map(|&(row, column)| theirs[row * 13 + column]).collect();
         assert_eq!(ours, expected, "{view}");
     }
@@ -115,7 +115,8 @@ fn bytes_are_those_that_the_system_counts() {
         array.stored();
         let mut reader = ArrayReader::default();
         let (first, begun) = (read_so_far(), read_so_far());
-        (0..samples.len()).for_each(|index| reader.read(array, &samples, index, &mut sample).unwrap());
+        (0..samples.len())
+            .for_each(|index| reader.read(array, &samples.part(index, None), &mut sample).unwrap());
         let counted = read_so_far() - begun - (begun - first);
         let amount = reader.take_amount();
         // The system's own numbers grow by a digit or two.
@@ -206,7 +207,7 @@ fn szip_is_read_through_the_library() {
         let view = format!("{name}[n,w,h=3..4]").parse::<View>().unwrap();
         let samples = view.samples(&array.shape).unwrap();
         let mut sample = vec![0.0; samples.shape().iter().product()];
-        ArrayReader::default().read(&array, &samples, 3, &mut sample).unwrap();
+        ArrayReader::default().read(&array, &samples.part(3, None), &mut sample).unwrap();
         assert_eq!(sample, content.slice(ndarray::s![3, .., 3..7]).t().flatten().to_vec(), "{name}");
     }
 }
@@ -229,7 +230,7 @@ fn channels_that_lie_last_are_taken_apart() {
             let places = if view.contains('=') { 5..4105 } else { 0..5003 };
             let samples = view.parse::<View>().unwrap().samples(&array.shape).unwrap();
             let mut ours = vec![0.0; samples.shape().iter().product()];
-            ArrayReader::default().read(&array, &samples, 0, &mut ours).unwrap();
+            ArrayReader::default().read(&array, &samples.part(0, None), &mut ours).unwrap();
             let all =
                 channels.flat_map(|channel| places.clone().map(move |at| f32::from(number(at, channel))));
             assert!(all.eq(ours), "{view} of {count}");
@@ -251,7 +252,7 @@ fn what_was_never_written_has_the_fill_value() {
     let array = FileArray::open(&path, "a").unwrap();
     let samples = "a[w=4..24,c]".parse::<View>().unwrap().samples(&array.shape).unwrap();
     let mut ours = vec![0.0; samples.shape().iter().product()];
-    ArrayReader::default().read(&array, &samples, 0, &mut ours).unwrap();
+    ArrayReader::default().read(&array, &samples.part(0, None), &mut ours).unwrap();
     let number = |at: usize, channel| if (8..16).contains(&at) { written[[at - 8, channel]] } else { -7 };
     let all = (0..3).flat_map(|channel| (4..28).map(move |at| f32::from(number(at, channel))));
     assert!(all.eq(ours.iter().copied()), "{ours:?}");

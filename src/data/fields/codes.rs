@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::list::FieldList;
-use super::{FieldSet, SamplePlace};
+use super::{FieldSet, SampleField};
 use crate::error::{Error, Result};
 use crate::fields::{ArrayReader, FileNumber};
 use crate::graph::{CodeTables, DType};
@@ -12,10 +12,10 @@ use crate::graph::{CodeTables, DType};
 /// Tables at the most: with 16 bits 16 MB of a device.
 const MOST_TABLES: usize = 64;
 
-/// Codes of samples of a batch; none where they come as numbers.
+/// Codes of samples of a batch, or the pixels of its pictures; none where they come as numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Codes {
-    /// Of 8 bits.
+    /// Of 8 bits, or pixels.
     Bytes(Vec<u8>),
     /// Of 16 bits, or of both.
     Words(Vec<u16>),
@@ -34,14 +34,6 @@ impl Codes {
             DType::U8 => Codes::Bytes(vec![0; count]),
             DType::U16 => Codes::Words(vec![0; count]),
             _ => Codes::default(),
-        }
-    }
-
-    /// Room for as many as another has.
-    pub fn like(other: &Codes) -> Codes {
-        match other {
-            Codes::Bytes(codes) => Codes::Bytes(vec![0; codes.len()]),
-            Codes::Words(codes) => Codes::Words(vec![0; codes.len()]),
         }
     }
 
@@ -66,22 +58,13 @@ impl Codes {
 pub enum CodesMut<'a> {
     /// As numbers for a network.
     Numbers(&'a mut [f32]),
-    /// As codes of 8 bits.
+    /// As codes of 8 bits, or pixels.
     Bytes(&'a mut [u8]),
     /// As codes of 16 bits.
     Words(&'a mut [u16]),
 }
 
 impl CodesMut<'_> {
-    /// The same places, for somebody else to write to.
-    pub fn again(&mut self) -> CodesMut<'_> {
-        match self {
-            CodesMut::Numbers(numbers) => CodesMut::Numbers(numbers),
-            CodesMut::Bytes(codes) => CodesMut::Bytes(codes),
-            CodesMut::Words(codes) => CodesMut::Words(codes),
-        }
-    }
-
     /// Makes this of all numbers, and 0 of all codes.
     pub fn fill(&mut self, number: f32) {
         match self {
@@ -91,6 +74,9 @@ impl CodesMut<'_> {
         }
     }
 }
+
+/// What becomes of each code, and which codes end a run, where any does.
+type CodeTable = (Vec<f32>, Option<Vec<bool>>);
 
 /// Tables of the inputs or of the targets of samples.
 pub struct FieldCodes {
@@ -128,69 +114,56 @@ impl FieldSet {
         }
         let is_byte = |at: usize| first.arrays[at].0.element.bytes() == 1;
         let dtype = if range.clone().all(is_byte) { DType::U8 } else { DType::U16 };
-        let mut codes = FieldCodes {
-            tables: CodeTables { dtype, which: [].into(), tables: [].into() },
-            of: vec![Vec::new(); range.start],
-            wrong: Vec::new(),
-        };
-        let mut tables: Vec<f32> = Vec::new();
+        let (mut known, mut of) = (Vec::new(), vec![Vec::new(); range.start]);
         for at in range.clone() {
-            let of = self.tables_of(at, CodeTables::codes(dtype), &mut tables, &mut codes.wrong)?;
-            codes.of.push(of);
+            of.push(self.tables_of(at, CodeTables::codes(dtype), &mut known)?);
         }
-        codes.tables.tables = tables.into();
-        codes.tables.which = self.runs(range, &codes.of).into();
-        Some(codes)
+        let which = self.runs(range, &of).into();
+        let (tables, wrong): (Vec<Vec<f32>>, _) = known.into_iter().unzip();
+        Some(FieldCodes { tables: CodeTables { dtype, which, tables: tables.concat().into() }, of, wrong })
     }
 
     /// Adds the tables of a field's channels, and says which each has. `None` where there are too many.
-    fn tables_of(
-        &self,
-        at: usize,
-        codes: usize,
-        tables: &mut Vec<f32>,
-        wrong: &mut Vec<Option<Vec<bool>>>,
-    ) -> Option<Vec<usize>> {
+    fn tables_of(&self, at: usize, codes: usize, known: &mut Vec<CodeTable>) -> Option<Vec<usize>> {
         let (array, scale) = (&self.files[0].arrays[at].0, &self.scales[at]);
         let factors = |channel: usize| [scale.scale[channel], scale.shift[channel]].map(f32::to_bits);
         let mut of: Vec<usize> = Vec::new();
-        for channel in 0..self.list.channels[at] {
+        for channel in 0..self.list.shapes[at].channels() {
             if let Some(same) = (0..channel).find(|&other| factors(other) == factors(channel)) {
                 of.push(of[same]);
                 continue;
             }
-            if wrong.len() == MOST_TABLES {
+            if known.len() == MOST_TABLES {
                 return None;
             }
             let mut table = array.element.of_codes();
             array.meanings(&mut table);
-            let mut is_wrong = vec![false; table.len()];
-            for (value, is_wrong) in table.iter_mut().zip(&mut is_wrong) {
+            let is_wrong = |value: &mut f32| {
                 let value = std::slice::from_mut(value);
                 let settled = self.logarithms(at, value).and_then(|()| {
                     self.rescale(at, channel, value);
                     self.settle(at, value)
                 });
-                *is_wrong = settled.is_err();
-            }
+                settled.is_err()
+            };
+            let mut wrong: Vec<bool> = table.iter_mut().map(is_wrong).collect();
             // Of 8 bits among 16 there are no others.
             table.resize(codes, 0.0);
-            is_wrong.resize(codes, false);
-            of.push(wrong.len());
-            wrong.push(Some(is_wrong).filter(|codes| codes.contains(&true)));
-            tables.append(&mut table);
+            wrong.resize(codes, false);
+            of.push(known.len());
+            known.push((table, Some(wrong).filter(|codes| codes.contains(&true))));
         }
         Some(of)
     }
 
     /// Which table each run of a sample's numbers has: runs are as long as they can be, and all alike.
     fn runs(&self, range: Range<usize>, of: &[Vec<usize>]) -> Vec<f32> {
-        let FieldList { numbers, channels, places, .. } = &*self.list;
+        let FieldList { shapes, places, .. } = &*self.list;
         let one = of.iter().flatten().all(|&table| table == 0);
         if one {
             return vec![0.0];
         }
-        let each = |at: usize| numbers[at] / channels[at];
+        let each = |at: usize| shapes[at].numbers() / shapes[at].channels();
         let run = range.clone().map(each).fold(0, greatest_divisor);
         let mut order: Vec<usize> = range.collect();
         order.sort_by_key(|&at| places[at]);
@@ -201,20 +174,19 @@ impl FieldSet {
         order.into_iter().flat_map(of_field).collect()
     }
 
-    /// The codes of a field of the sample at a place, or of some of its rows.
+    /// The codes of a field.
     pub(super) fn coded<T: FileNumber + Into<usize>>(
         &self,
-        place: &SamplePlace,
-        (at, rows): (usize, Option<&Range<usize>>),
+        of: SampleField,
         readers: &mut Vec<ArrayReader>,
         to: &mut [T],
     ) -> Result<()> {
+        let at = of.at;
         let known = self.field_codes(at >= self.list.inputs);
-        let known = known.ok_or_else(|| Error::internal(format!("{} has no codes", self.list.texts[at])))?;
-        let (array, samples) = &place.0.arrays[at];
-        let of_rows = rows.map(|rows| (self.image.len() - 1, rows));
-        self.reader(at, readers).read_codes(array, samples, Self::index(place, at), of_rows, to)?;
-        let each = to.len() / self.list.channels[at];
+        let known =
+            known.ok_or_else(|| Error::internal(format!("{} has no codes", self.list.fields[at].text)))?;
+        self.stored(of, readers, to)?;
+        let each = to.len() / self.list.shapes[at].channels();
         let is_wrong = |(codes, &table): (&[T], &usize)| {
             let wrong = known.wrong[table].as_ref();
             wrong.is_some_and(|wrong| codes.iter().any(|&code| wrong[code.into()]))
@@ -223,8 +195,8 @@ impl FieldSet {
             return Ok(());
         }
         // What is wrong is said as of numbers.
-        self.numbers(place, (at, rows), readers, &mut vec![0.0; to.len()])?;
-        Err(Error::internal(format!("{} has a code that ends a run", self.list.texts[at])))
+        self.numbers(of, readers, &mut vec![0.0; to.len()])?;
+        Err(Error::internal(format!("{} has a code that ends a run", self.list.fields[at].text)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::FieldSet;
 use crate::error::Result;
-use crate::fields::{ArrayBox, ArrayReader, Coordinate, SampleCoordinate};
+use crate::fields::{ArrayBox, ArrayReader, Coordinate};
 
 impl FieldSet {
     /// What the first input's file says of the axes of a sample beside channels: what each is called with how many
@@ -11,7 +11,7 @@ impl FieldSet {
     /// # Errors
     /// `Data`.
     #[allow(clippy::type_complexity, reason = "two lists that belong to one question")]
-    pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<Coordinate>)> {
+    pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<Coordinate<f32>>)> {
         let file = &self.files[0];
         let (array, samples) = &file.arrays[0];
         let window = samples.window(0);
@@ -20,20 +20,18 @@ impl FieldSet {
             if letter == Some('c') {
                 continue;
             }
-            let name = &array.axes[axis];
-            if name.is_empty() {
-                names.push((letter.unwrap_or('x').to_string(), window.len[axis]));
-                continue;
-            }
-            names.push((name.clone(), window.len[axis]));
+            let (name, along) = (array.axes[axis].clone(), window.len[axis]);
+            let called = if name.is_empty() { letter.unwrap_or('x').to_string() } else { name.clone() };
+            names.push((called, along));
             // Of a tile or window every sample has other places.
             let is_of_all = !samples.numbered().iter().any(|&(of, ..)| Some(of) == letter);
             let is_of_all = is_of_all && !samples.numbering().contains(&axis);
             if let Some(of_axis) = array.coordinate(axis).filter(|_| is_of_all) {
-                let part = ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] };
-                let mut values = vec![0.0; window.len[axis]];
+                let part = ArrayBox { first: vec![window.first[axis]], len: vec![along] };
+                let mut values = vec![0.0; along];
                 ArrayReader::default().read_box(&of_axis, &part, &mut values)?;
-                places.push(Coordinate { name: name.clone(), places: values, unit: of_axis.unit.clone() });
+                let unit = of_axis.unit.clone();
+                places.push(Coordinate { name, places: values, unit, calendar: None });
             }
         }
         Ok((names, places))
@@ -44,31 +42,22 @@ impl FieldSet {
     ///
     /// # Errors
     /// `Data`.
-    pub fn sample_coordinates(&self) -> Result<Vec<SampleCoordinate>> {
-        let mut all = Vec::new();
-        for axis in self.files[0].arrays[0].1.numbering() {
-            all.extend(self.along_axis(axis)?);
-        }
-        Ok(all)
+    pub fn sample_coordinates(&self) -> Result<Vec<Coordinate<f64>>> {
+        let axes = self.files[0].arrays[0].1.numbering().into_iter();
+        axes.filter_map(|axis| self.along_axis(axis).transpose()).collect()
     }
 
-    fn along_axis(&self, axis: usize) -> Result<Option<SampleCoordinate>> {
-        let mut all: Option<SampleCoordinate> = None;
+    fn along_axis(&self, axis: usize) -> Result<Option<Coordinate<f64>>> {
+        let mut all: Option<Coordinate<f64>> = None;
         for (at, file) in self.files.iter().enumerate() {
             let (array, samples) = &file.arrays[0];
             let Some(of_axis) = array.coordinate(axis) else { return Ok(None) };
             let (places, calendar) = of_axis.exact()?;
             let (name, unit) = (array.axes[axis].clone(), of_axis.unit.clone());
-            let first = || SampleCoordinate {
-                name,
-                places: Vec::new(),
-                unit: unit.clone(),
-                calendar: calendar.clone(),
-            };
-            let known = all.get_or_insert_with(first);
-            if (&known.unit, &known.calendar) != (&unit, &calendar) {
+            if all.as_ref().is_some_and(|all| (&all.unit, &all.calendar) != (&unit, &calendar)) {
                 return Ok(None);
             }
+            let known = all.get_or_insert(Coordinate { name, places: Vec::new(), unit, calendar });
             let own = self.before[at]..self.before[at + 1];
             let place = |index| samples.window(Self::index(&self.place(index), 0)).first[axis];
             known.places.extend(own.map(|index| places[place(index)]));

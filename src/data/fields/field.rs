@@ -1,34 +1,45 @@
 //! An array as a flag names it, and by what its numbers are rescaled.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::list::FieldList;
-use super::{FieldScale, FieldSet};
+use super::list::{FieldList, FieldShape};
+use super::{FieldScale, FieldSet, SampleField};
+use crate::config::FieldOptions;
 use crate::error::{Error, Result};
-use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, NumberType, View, six_digits};
+use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, Moments, NumberType, View, six_digits};
 
 /// An array as a flag names it: a view, and what rescales its numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Field {
+    /// The flag that names it, and what it says.
+    pub flag: &'static str,
+    pub text: String,
     pub view: View,
     /// Whether ln(1 + x) takes the place of x, before anything else.
     pub log1p: bool,
-    pub rescaling: Rescaling,
+    /// By what a file says, or by the training samples.
+    pub rescaling: Option<(Rescaling, Option<PathBuf>)>,
 }
 
-/// What the numbers of a channel are rescaled by.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// To what the numbers of a channel are rescaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rescaling {
-    Nothing,
-    /// To mean 0 and deviation 1, as they are in the training samples.
+    /// To mean 0 and deviation 1.
     Standard,
-    /// To 0…1, by the least and the greatest in the training samples.
+    /// To 0…1.
     MinMax,
-    /// To 0…1, by what two arrays of a file say: one whose name begins with min and one with max.
-    MinMaxOf(PathBuf),
-    /// To mean 0 and deviation 1, by what two arrays of a file say: one whose name begins with mean and one with std.
-    StandardOf(PathBuf),
+}
+
+impl Rescaling {
+    /// What the names of two arrays begin with that say it.
+    fn starts(self) -> [&'static str; 2] {
+        match self {
+            Rescaling::Standard => ["mean", "std"],
+            Rescaling::MinMax => ["min", "max"],
+        }
+    }
 }
 
 impl FromStr for Field {
@@ -38,15 +49,14 @@ impl FromStr for Field {
         let end = text.rfind(']').map_or(0, |at| at + 1);
         let mut words = text[end..].split(':');
         let view = &text[..end + words.next().map_or(0, str::len)];
-        let (mut log1p, mut rescaling) = (false, Rescaling::Nothing);
+        let (mut log1p, mut rescaling) = (false, None);
         for word in words {
-            let file = word.strip_suffix(')').and_then(|word| word.split_once('('));
-            match (word, file) {
-                ("log1p", _) if rescaling == Rescaling::Nothing => log1p = true,
-                ("standard", _) => rescaling = Rescaling::Standard,
-                ("minmax", _) => rescaling = Rescaling::MinMax,
-                (_, Some(("minmax", file))) => rescaling = Rescaling::MinMaxOf(file.into()),
-                (_, Some(("standard", file))) => rescaling = Rescaling::StandardOf(file.into()),
+            let with_file = word.strip_suffix(')').and_then(|word| word.split_once('('));
+            let (name, file) = with_file.map_or((word, None), |(name, file)| (name, Some(file.into())));
+            match name {
+                "log1p" if rescaling.is_none() && file.is_none() => log1p = true,
+                "standard" => rescaling = Some((Rescaling::Standard, file)),
+                "minmax" => rescaling = Some((Rescaling::MinMax, file)),
                 _ => {
                     return Err(format!(
                         "{text:?}: behind the view stands log1p, standard, minmax, standard(FILE) or minmax(FILE), and \
@@ -55,56 +65,34 @@ impl FromStr for Field {
                 }
             }
         }
-        Ok(Field { view: view.parse()?, log1p, rescaling })
+        Ok(Field { flag: "", text: text.into(), view: view.parse()?, log1p, rescaling })
     }
 }
 
-/// Of some numbers: how many there are, their sum, that of their squares, the least and the greatest.
-struct Moments {
-    count: f64,
-    sum: f64,
-    square: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Moments {
-    const NONE: Moments =
-        Moments { count: 0.0, sum: 0.0, square: 0.0, least: f64::INFINITY, most: f64::NEG_INFINITY };
-
-    /// Of those that are numbers.
-    fn of(values: &[f32]) -> Moments {
-        let numbers = values.iter().filter(|value| value.is_finite()).map(|&value| f64::from(value));
-        numbers.fold(Moments::NONE, |all, value| Moments {
-            count: all.count + 1.0,
-            sum: all.sum + value,
-            square: all.square + value * value,
-            least: all.least.min(value),
-            most: all.most.max(value),
-        })
+impl Field {
+    /// Those of `--input`, `--target` and `--weight`, in this order.
+    ///
+    /// # Errors
+    /// `Usage`, naming the flag.
+    pub fn all(options: &FieldOptions) -> Result<Vec<Field>> {
+        let FieldOptions { inputs, targets, weight, .. } = options;
+        let flags = [("--input", &inputs[..]), ("--target", &targets[..]), ("--weight", weight.as_slice())];
+        let each = flags.into_iter().flat_map(|(flag, texts)| texts.iter().map(move |text| (flag, text)));
+        let field = |(flag, text): (&'static str, &String)| {
+            let field: Field = text.parse().map_err(|what| Error::usage(format!("{flag}: {what}")))?;
+            Ok(Field { flag, ..field })
+        };
+        each.map(field).collect()
     }
 
-    /// Zeros where there are none, so that they can be added over ranks.
-    fn numbers(&self) -> [f64; 5] {
-        let Moments { count, sum, square, least, most } = *self;
-        if count > 0.0 { [count, sum, square, least, most] } else { [0.0; 5] }
+    /// Whether its numbers are rescaled or their logarithms taken.
+    pub fn is_rescaled(&self) -> bool {
+        self.log1p || self.rescaling.is_some()
     }
 
-    fn read(numbers: &[f64]) -> Moments {
-        match numbers {
-            &[count, sum, square, least, most] if count > 0.0 => Moments { count, sum, square, least, most },
-            _ => Moments::NONE,
-        }
-    }
-
-    fn with(self, more: &Moments) -> Moments {
-        Moments {
-            count: self.count + more.count,
-            sum: self.sum + more.sum,
-            square: self.square + more.square,
-            least: self.least.min(more.least),
-            most: self.most.max(more.most),
-        }
+    /// An error of the flag.
+    pub fn wrong(&self, what: impl Display) -> Error {
+        Error::usage(format!("{} {}: {what}", self.flag, self.text))
     }
 }
 
@@ -137,14 +125,12 @@ impl FieldSet {
 
     /// Whether the rescaling of a field is found out from its own numbers.
     fn is_measured(&self, at: usize) -> bool {
-        matches!(self.list.fields[at].rescaling, Rescaling::Standard | Rescaling::MinMax)
-            && self.like(at) == at
+        matches!(self.list.fields[at].rescaling, Some((_, None))) && self.like(at) == at
     }
 
     /// Whether a file that the flag names says by what an array is rescaled.
     pub fn is_said_by_file(&self, at: usize) -> bool {
-        let rescaling = self.list.fields.get(at).map(|field| &field.rescaling);
-        matches!(rescaling, Some(Rescaling::MinMaxOf(_) | Rescaling::StandardOf(_)))
+        self.list.fields.get(at).is_some_and(|field| matches!(field.rescaling, Some((_, Some(_)))))
     }
 
     /// By which field one is rescaled: by the first that has the same numbers, as input and target of one array have.
@@ -157,8 +143,8 @@ impl FieldSet {
         self.list.fields[..at].iter().position(alike).unwrap_or(at)
     }
 
-    /// Of one sample, for each channel of each field: how many numbers there are, their sum, that of their squares, the
-    /// least and the greatest; zeros of those that nothing is rescaled by.
+    /// Of one sample, for each channel of each field the `Moments` as numbers; zeros of those that nothing is rescaled
+    /// by.
     ///
     /// # Errors
     /// `Data`.
@@ -167,13 +153,14 @@ impl FieldSet {
         let mut moments = Vec::new();
         let place = self.place(index);
         for at in 0..self.list.compared {
+            let shape = &self.list.shapes[at];
             if !self.is_measured(at) {
-                moments.resize(moments.len() + 5 * self.list.channels[at], 0.0);
+                moments.resize(moments.len() + 5 * shape.channels(), 0.0);
                 continue;
             }
-            let mut values = vec![0f32; self.list.numbers[at]];
-            self.raw(&place, (at, None), &mut readers, &mut values)?;
-            for channel in values.chunks_exact(values.len() / self.list.channels[at]) {
+            let mut values = vec![0f32; shape.numbers()];
+            self.raw(SampleField { place: &place, at, rows: None }, &mut readers, &mut values)?;
+            for channel in values.chunks_exact(values.len() / shape.channels()) {
                 moments.extend(Moments::of(channel).numbers());
             }
         }
@@ -185,7 +172,7 @@ impl FieldSet {
         total.resize(width, 0.0);
         for sample in more.chunks_exact(width.max(1)) {
             for (all, own) in total.chunks_exact_mut(5).zip(sample.chunks_exact(5)) {
-                all.copy_from_slice(&Moments::read(all).with(&Moments::read(own)).numbers());
+                all.copy_from_slice(&Moments::read(all).and(Moments::read(own)).numbers());
             }
         }
         total
@@ -196,35 +183,31 @@ impl FieldSet {
     /// # Errors
     /// `Data` for such a file; `Usage` for numbers that nothing rescales.
     pub fn rescaling(&self, moments: &[f64]) -> Result<Vec<FieldScale>> {
-        let FieldList { fields, channels, .. } = &*self.list;
+        let FieldList { fields, shapes, .. } = &*self.list;
         let mut scales = self.scales.to_vec();
         for (at, (field, scale)) in fields.iter().zip(&mut scales).enumerate() {
-            let first: usize = channels[..self.like(at)].iter().sum();
-            let said = match &field.rescaling {
-                Rescaling::MinMaxOf(path) => Some(said_by(path, ["min", "max"], channels[at])?),
-                Rescaling::StandardOf(path) => Some(said_by(path, ["mean", "std"], channels[at])?),
-                _ => None,
-            };
-            for channel in 0..channels[at] {
+            let (first, channels) = (
+                shapes[..self.like(at)].iter().map(FieldShape::channels).sum::<usize>(),
+                shapes[at].channels(),
+            );
+            let Some((rescaling, file)) = &field.rescaling else { continue };
+            let said = file.as_ref().map(|path| said_by(path, rescaling.starts(), channels)).transpose()?;
+            for channel in 0..channels {
                 let numbers =
                     moments.get(5 * (first + channel)..).and_then(|from| from.get(..5)).unwrap_or_default();
-                let Moments { count, sum, square, least, most } = Moments::read(numbers);
-                let (mean, [low, high]) =
-                    (sum / count, said.as_ref().map_or([least, most], |of| of[channel]));
-                // Of numbers that are all alike sums are rounded, and the deviation would be what that leaves.
-                let spread = if least == most { 0.0 } else { square / count - mean * mean };
-                let (offset, width) = match &field.rescaling {
-                    Rescaling::Nothing => (0.0, 1.0),
-                    Rescaling::Standard => (mean, spread.max(0.0).sqrt()),
-                    Rescaling::MinMax | Rescaling::MinMaxOf(_) => (low, high - low),
-                    Rescaling::StandardOf(_) => (low, high),
+                let own = Moments::read(numbers);
+                let [low, high] = said.as_ref().map_or([own.least, own.most], |of| of[channel]);
+                let (offset, width) = match (rescaling, &said) {
+                    (Rescaling::Standard, None) => (own.mean, own.deviation()),
+                    (Rescaling::Standard, Some(_)) => (low, high),
+                    (Rescaling::MinMax, _) => (low, high - low),
                 };
                 if !offset.is_finite() || !width.is_finite() {
                     let what = format!("{}: no number to rescale channel {channel} by", scale.field);
                     return Err(Error::usage(what));
                 }
-                let ends = match field.rescaling {
-                    Rescaling::StandardOf(_) => [offset - width, offset + width],
+                let ends = match (rescaling, &said) {
+                    (Rescaling::Standard, Some(_)) => [offset - width, offset + width],
                     _ => [low, high],
                 };
                 told_apart(&scale.field, self.files[0].arrays[at].0.element, width, ends)?;

@@ -1,6 +1,6 @@
 //! The arrays of a run as flags name them, and the shapes that come of them.
 
-use super::field::{Field, Rescaling};
+use super::field::Field;
 use crate::config::{FieldOptions, Loss, Missing};
 use crate::error::{Error, Result};
 use crate::fields::ViewSamples;
@@ -14,12 +14,17 @@ pub struct FieldList {
     pub inputs: usize,
     /// How many are inputs and targets; behind them is what weighs points, if anything does.
     pub compared: usize,
-    /// As flags have them.
-    pub texts: Vec<String>,
-    /// Numbers of one sample of each, how many channels these are, and where they begin in the input or target.
-    pub numbers: Vec<usize>,
+    /// The shape of one sample of each.
+    pub shapes: Vec<FieldShape>,
+    /// Where inputs begin in what the network reads, and targets in what it is to give.
     pub places: Vec<usize>,
-    pub channels: Vec<usize>,
+    /// What a network reads of a sample.
+    pub image: SampleShape,
+    /// The axes of a target, without that of samples; none where there is no target.
+    pub target: Vec<usize>,
+    /// The axes along which points of a target are weighed, and which of these the array of weights has: it is the same
+    /// along the others. Channels are none of them where it has none.
+    pub weights: Vec<(usize, bool)>,
     /// Targets are numbers of so many classes.
     pub classes: Option<usize>,
     pub ignored: Option<i64>,
@@ -34,180 +39,149 @@ impl FieldList {
     /// The fields of flags, whose samples have these shapes.
     ///
     /// # Errors
-    /// `Usage`: they are not those of a network with these inputs, or no numbers of classes.
+    /// `Usage`: they are not those of a network with these inputs, have unlike places or more axes than images have, or
+    /// are no numbers of classes.
     pub fn new(
         options: &FieldOptions,
-        (fields, texts): (Vec<Field>, Vec<String>),
-        shapes: &[FieldShape],
+        fields: Vec<Field>,
+        shapes: Vec<FieldShape>,
         of_network: &[(&str, usize)],
     ) -> Result<FieldList> {
-        let loss = options.loss();
-        let of_classes = options.is_of_classes();
-        let compared = fields.len() - usize::from(options.weight.is_some());
-        let mut list = FieldList {
-            compared,
-            numbers: shapes.iter().map(FieldShape::numbers).collect(),
-            channels: shapes.iter().map(|shape| shape.channels).collect(),
-            places: Vec::new(),
-            inputs: if loss == Some(Loss::Output) { fields.len() } else { options.inputs.len() },
+        let (loss, of_classes) = (options.loss(), options.is_of_classes());
+        let in_network = loss == Some(Loss::Output);
+        let compared = options.inputs.len() + options.targets.len();
+        let inputs = if in_network { compared } else { options.inputs.len() };
+        if let Some(weight) = fields[compared..].iter().find(|field| field.is_rescaled()) {
+            return Err(
+                weight.wrong("losses are multiplied by it as it is; leave out what stands behind the view")
+            );
+        }
+        let (targets, of_targets) = (&fields[inputs..compared], &shapes[inputs..compared]);
+        if let Some(target) = targets.iter().find(|field| of_classes && field.is_rescaled()) {
+            return Err(
+                target.wrong("numbers of classes are not rescaled; leave out what stands behind the view")
+            );
+        }
+        let channels: usize = of_targets.iter().map(FieldShape::channels).sum();
+        if of_classes && channels > 1 {
+            return Err(targets[0].wrong(format!(
+                "with --loss cross-entropy a target is one number of a class for each place, and this has {channels} \
+                 channels"
+            )));
+        }
+        let target = if targets.is_empty() { FieldShape::default() } else { stacked(targets, of_targets)? };
+        let order = in_order(&fields[..inputs], &shapes[..inputs], of_network)?;
+        let mut places = vec![0; compared];
+        for order in [order, (inputs..compared).collect()] {
+            let mut from = 0;
+            for at in order {
+                places[at] = from;
+                from += shapes[at].numbers();
+            }
+        }
+        Ok(FieldList {
+            image: image(&fields[..inputs], &shapes[..inputs], of_network)?,
+            weights: fields
+                .get(compared)
+                .map_or(Ok(Vec::new()), |of| of.weights(&shapes[compared], &target))?,
+            target: target.lengths().collect(),
             fields,
-            texts,
+            inputs,
+            compared,
+            shapes,
+            places,
             classes: of_classes.then_some(usize::MAX),
             ignored: options.ignore_label,
             missing: options.missing,
             shares: loss == Some(Loss::Bce),
-            in_network: loss == Some(Loss::Output),
-        };
-        list.places = list.in_order(of_network)?;
-        let is_rescaled = |field: &Field| field.log1p || field.rescaling != Rescaling::Nothing;
-        if list.fields[compared..].iter().any(is_rescaled) {
-            let what = "losses are multiplied by it as it is; leave out what stands behind the view";
-            return Err(Error::usage(format!("--weight {}: {what}", list.texts[compared])));
-        }
-        if of_classes && list.fields[list.inputs..compared].iter().any(is_rescaled) {
-            return Err(Error::usage(format!(
-                "--target {}: numbers of classes are not rescaled; leave out what stands behind the view",
-                list.texts[list.inputs]
-            )));
-        }
-        let channels: usize = list.channels[list.inputs..compared].iter().sum();
-        match of_classes && channels > 1 {
-            true => Err(Error::usage(format!(
-                "--target {}: with --loss cross-entropy a target is one number of a class for each place, and this has \
-                 {channels} channels",
-                list.texts[list.inputs]
-            ))),
-            false => Ok(list),
-        }
+            in_network,
+        })
     }
 
-    /// What a network reads of a sample.
-    ///
-    /// # Errors
-    /// `Usage`: arrays of unlike places, or of more axes than images have.
-    pub fn image(&self, shapes: &[FieldShape], of_network: &[(&str, usize)]) -> Result<SampleShape> {
-        let inputs = &shapes[..self.inputs];
-        if of_network.len() > 1 {
-            return Ok(SampleShape::image([inputs.iter().map(FieldShape::numbers).sum(), 1, 1]));
-        }
-        let image = stacked(inputs, &self.texts, "--input")?;
-        match image.places[..] {
-            [] => Ok(SampleShape::image([image.channels, 1, 1])),
-            [width] => Ok(SampleShape::image([image.channels, 1, width])),
-            [height, width] => Ok(SampleShape::image([image.channels, height, width])),
-            [depth, height, width] => Ok(SampleShape::cube([image.channels, depth, height, width])),
-            _ => Err(Error::usage(format!(
-                "--input {}: samples with {} axes beside channels; there can be three",
-                self.texts[0],
-                image.places.len()
-            ))),
-        }
+    /// What flags say, in their order.
+    pub fn texts(&self) -> Vec<&str> {
+        self.fields.iter().map(|field| &*field.text).collect()
     }
+}
 
-    /// The axes of a target, without that of samples; none where there is no target.
-    ///
-    /// # Errors
-    /// `Usage`: arrays of unlike places.
-    pub fn target(&self, shapes: &[FieldShape]) -> Result<Vec<usize>> {
-        let targets = &shapes[self.inputs..self.compared];
-        if targets.is_empty() {
-            return Ok(Vec::new());
-        }
-        let target = stacked(targets, &self.texts[self.inputs..], "--target")?;
-        Ok(target.axes().into_iter().map(|(_, along)| along).collect())
-    }
-
-    /// The axes along which points of a target are weighed, and which of these the array of weights has: it is the same
-    /// along the others. Channels are none of them where it has none.
-    ///
-    /// # Errors
-    /// `Usage`: it has an axis that the target has not.
-    pub fn weights(&self, shapes: &[FieldShape]) -> Result<Vec<(usize, bool)>> {
-        let Some(weights) = shapes.get(self.compared) else { return Ok(Vec::new()) };
-        let target = stacked(&shapes[self.inputs..self.compared], &self.texts[self.inputs..], "--target")?;
-        let own = weights.axes();
-        let is_other = |axis: &&(char, usize)| !target.axes().contains(axis);
-        if let Some((name, along)) = own.iter().find(is_other) {
-            let axes: Vec<String> =
-                target.axes().iter().map(|(name, along)| format!("{name} of {along}")).collect();
-            return Err(Error::usage(format!(
-                "--weight {}: it has an axis {name} of {along} places, and a target has {}; name in brackets the axes \
-                 that both have",
-                self.texts[self.compared],
+impl Field {
+    /// The axes of `FieldList::weights`, of an array of this shape.
+    fn weights(&self, shape: &FieldShape, target: &FieldShape) -> Result<Vec<(usize, bool)>> {
+        let (FieldShape(own), FieldShape(target)) = (shape, target);
+        if let Some((name, along)) = own.iter().find(|axis| !target.contains(axis)) {
+            let axes: Vec<String> = target.iter().map(|(name, along)| format!("{name} of {along}")).collect();
+            return Err(self.wrong(format!(
+                "it has an axis {name} of {along} places, and a target has {}; name in brackets the axes that both have",
                 if axes.is_empty() { "none".into() } else { axes.join(", ") }
             )));
         }
-        let counts = |axis: &(char, usize)| axis.0 != 'c' || own.contains(axis);
-        let of = |axis: (char, usize)| (axis.1, own.contains(&axis));
-        Ok(target.axes().into_iter().filter(counts).map(of).collect())
+        let counts = |axis: &&(char, usize)| axis.0 != 'c' || own.contains(axis);
+        Ok(target.iter().filter(counts).map(|axis| (axis.1, own.contains(axis))).collect())
     }
+}
 
-    /// Where each field begins in the input or the target: in the order of flags, but inputs that a network has by
-    /// names are in its order.
-    fn in_order(&self, of_network: &[(&str, usize)]) -> Result<Vec<usize>> {
-        let starts = |order: &[usize]| {
-            let mut places = vec![0; order.len()];
-            let mut from = 0;
-            for &at in order {
-                places[at] = from;
-                from += self.numbers[at];
-            }
-            places
-        };
-        let (inputs, all) = (self.inputs, self.compared);
-        let mut order: Vec<usize> = (0..inputs).collect();
-        if of_network.len() > 1 {
-            let names: Vec<&str> = of_network.iter().map(|(name, _)| *name).collect();
-            if inputs != names.len() {
-                return Err(Error::usage(format!(
-                    "--input: {inputs} arrays for a network with {} inputs: {}",
-                    names.len(),
-                    names.join(", ")
-                )));
-            }
-            let called = |at: usize| self.fields[at].view.array.rsplit('/').next().unwrap_or_default();
-            let by_name = |name: &&str| (0..inputs).find(|&at| called(at) == *name);
-            // By names where all are known; else in the order of the flags, if that gives no input the array that is
-            // called as another one.
-            let known: Vec<Option<usize>> = names.iter().map(by_name).collect();
-            let mut by_flags = known.iter().enumerate();
-            match known.iter().copied().collect::<Option<Vec<usize>>>() {
-                Some(by_names) => order = by_names,
-                None if by_flags.any(|(input, at)| at.is_some_and(|at| at != input)) => {
-                    return Err(Error::usage(format!(
-                        "--input: the network's inputs are {}, of which only some are names of arrays: give the \
-                         arrays in this order",
-                        names.join(", ")
-                    )));
-                }
-                None => {}
-            }
-            for (&at, (name, numbers)) in order.iter().zip(of_network) {
-                if self.numbers[at] != *numbers {
-                    return Err(Error::usage(format!(
-                        "--input {}: {} numbers a sample, and the network's input {name} has {numbers}",
-                        self.texts[at], self.numbers[at]
-                    )));
-                }
-            }
+/// What a network reads of a sample of such inputs.
+fn image(inputs: &[Field], shapes: &[FieldShape], of_network: &[(&str, usize)]) -> Result<SampleShape> {
+    if of_network.len() > 1 {
+        return Ok(SampleShape::image([shapes.iter().map(FieldShape::numbers).sum(), 1, 1]));
+    }
+    let image = stacked(inputs, shapes)?;
+    let (channels, places) = (image.channels(), image.places());
+    match places[..] {
+        [] => Ok(SampleShape::image([channels, 1, 1])),
+        [width] => Ok(SampleShape::image([channels, 1, width])),
+        [height, width] => Ok(SampleShape::image([channels, height, width])),
+        [depth, height, width] => Ok(SampleShape::cube([channels, depth, height, width])),
+        _ => {
+            let axes = places.len();
+            Err(inputs[0].wrong(format!("samples with {axes} axes beside channels; there can be three")))
         }
-        let mut places = starts(&order);
-        let first: usize = self.numbers[..inputs].iter().sum();
-        let targets: Vec<usize> = starts(&(0..all).collect::<Vec<_>>());
-        places.extend(targets[inputs..].iter().map(|from| from - first));
-        Ok(places)
     }
 }
 
-/// The shape of one sample of a field.
-pub struct FieldShape {
-    pub channels: usize,
-    /// Whether an axis of the array is the channels.
-    pub has_channels: bool,
-    pub places: Vec<usize>,
-    /// What the axes of these are called: by the view, or as those of space.
-    letters: Vec<char>,
+/// In which order inputs come in what a network reads: in that of flags, but inputs that a network has by names are in
+/// its order.
+fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[(&str, usize)]) -> Result<Vec<usize>> {
+    let in_turn: Vec<usize> = (0..inputs.len()).collect();
+    if of_network.len() <= 1 {
+        return Ok(in_turn);
+    }
+    let names = of_network.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    if inputs.len() != of_network.len() {
+        return Err(Error::usage(format!(
+            "--input: {} arrays for a network with {} inputs: {names}",
+            inputs.len(),
+            of_network.len()
+        )));
+    }
+    let is_called = |field: &Field, name: &str| field.view.array.rsplit('/').next() == Some(name);
+    // By names where all are known; else in the order of the flags, if that gives no input the array that is called as
+    // another one.
+    let by_name = |(name, _): &(&str, usize)| inputs.iter().position(|field| is_called(field, name));
+    let known: Vec<Option<usize>> = of_network.iter().map(by_name).collect();
+    let order = match known.iter().copied().collect::<Option<Vec<usize>>>() {
+        Some(by_names) => by_names,
+        None if known.iter().enumerate().any(|(input, at)| at.is_some_and(|at| at != input)) => {
+            return Err(Error::usage(format!(
+                "--input: the network's inputs are {names}, of which only some are names of arrays: give the arrays in \
+                 this order"
+            )));
+        }
+        None => in_turn,
+    };
+    for (&at, (name, numbers)) in order.iter().zip(of_network) {
+        let own = shapes[at].numbers();
+        if own != *numbers {
+            let what = format!("{own} numbers a sample, and the network's input {name} has {numbers}");
+            return Err(inputs[at].wrong(what));
+        }
+    }
+    Ok(order)
 }
+
+/// The axes of one sample of a field, each with its length; channels come first.
+#[derive(Clone, Default)]
+pub struct FieldShape(Vec<(char, usize)>);
 
 impl FieldShape {
     /// An axis without a name is one of space, but the only one, which is of channels, as the first of three or four
@@ -215,38 +189,50 @@ impl FieldShape {
     pub fn of(samples: &ViewSamples) -> FieldShape {
         let (shape, letters) = (samples.shape(), samples.letters());
         let is_bare = letters.iter().all(|letter| matches!(letter, None | Some('s')));
-        let has_channels =
-            letters.first() == Some(&Some('c')) || (is_bare && [1, 3, 4].contains(&shape.len()));
-        let places = shape[usize::from(has_channels)..].to_vec();
+        let has_channels = is_bare && [1, 3, 4].contains(&shape.len());
         let of_space = |at: usize| "whd".chars().nth(shape.len() - 1 - at).unwrap_or('s');
-        let letter =
-            |(at, letter): (usize, &Option<char>)| letter.filter(|_| !is_bare).unwrap_or(of_space(at));
-        let letters = letters.iter().enumerate().map(letter).skip(usize::from(has_channels)).collect();
-        FieldShape { channels: if has_channels { shape[0] } else { 1 }, has_channels, places, letters }
+        let name = |(at, letter): (usize, Option<char>)| match letter.filter(|_| !is_bare) {
+            None if at == 0 && has_channels => 'c',
+            letter => letter.unwrap_or_else(|| of_space(at)),
+        };
+        FieldShape(letters.into_iter().enumerate().map(name).zip(shape.iter().copied()).collect())
     }
 
-    /// The axes of a sample, each with its length.
-    fn axes(&self) -> Vec<(char, usize)> {
-        let places = self.letters.iter().copied().zip(self.places.iter().copied());
-        self.has_channels.then_some(('c', self.channels)).into_iter().chain(places).collect()
+    pub fn channels(&self) -> usize {
+        if let [('c', channels), ..] = self.0[..] { channels } else { 1 }
+    }
+
+    /// Without that of channels.
+    fn places(&self) -> Vec<usize> {
+        self.0.iter().filter(|(name, _)| *name != 'c').map(|(_, along)| *along).collect()
+    }
+
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|(_, along)| *along)
     }
 
     pub fn numbers(&self) -> usize {
-        self.channels * self.places.iter().product::<usize>()
+        self.lengths().product()
     }
 }
 
 /// The shape of fields one behind the other as channels.
-fn stacked(shapes: &[FieldShape], texts: &[String], flag: &str) -> Result<FieldShape> {
-    if let Some(other) = (1..shapes.len()).find(|&other| shapes[other].places != shapes[0].places) {
+fn stacked(fields: &[Field], shapes: &[FieldShape]) -> Result<FieldShape> {
+    let places = shapes[0].places();
+    if let Some(other) = shapes.iter().position(|shape| shape.places() != places) {
         return Err(Error::usage(format!(
-            "{flag} {} and {}: they have {:?} and {:?} places; only arrays of the same places are put one behind the \
+            "{} {} and {}: they have {places:?} and {:?} places; only arrays of the same places are put one behind the \
              other as channels",
-            texts[0], texts[other], shapes[0].places, shapes[other].places
+            fields[0].flag,
+            fields[0].text,
+            fields[other].text,
+            shapes[other].places()
         )));
     }
-    let channels = shapes.iter().map(|shape| shape.channels).sum();
-    let has_channels = shapes.len() > 1 || shapes[0].has_channels;
-    let (places, letters) = (shapes[0].places.clone(), shapes[0].letters.clone());
-    Ok(FieldShape { channels, has_channels, places, letters })
+    if let [one] = shapes {
+        return Ok(one.clone());
+    }
+    let channels = ('c', shapes.iter().map(FieldShape::channels).sum());
+    let of_space = shapes[0].0.iter().filter(|(name, _)| *name != 'c');
+    Ok(FieldShape([channels].into_iter().chain(of_space.copied()).collect()))
 }

@@ -5,7 +5,6 @@ mod codes;
 mod coordinates;
 mod field;
 mod files;
-mod group;
 mod list;
 mod said;
 #[cfg(test)]
@@ -15,24 +14,39 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use ndarray::{ArrayView, ArrayViewMut, ShapeError};
+
 use codes::FieldCodes;
 pub use codes::{Codes, CodesMut};
 use field::Field;
 use files::FieldFile;
 use list::{FieldList, FieldShape};
 
-pub use group::ProcessGroup;
-
 use super::picture::Picture;
 use super::{Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::error::{Error, Result};
-use crate::fields::{ArrayReader, ArrayStorage, Universe, files_of, place_in};
+use crate::fields::{ArrayReader, ArrayStorage, FileArray, FileNumber, Universe, files_of, place_in};
 use crate::files::ChunkCache;
 use crate::graph::SampleShape;
 
+/// Finds the arrays of one file.
+pub type ArraysOf<'a> = &'a dyn Fn(&Path) -> Result<Vec<FileArray>>;
+
+/// Finds the arrays of files, of each by the given function.
+pub type FindArrays<'a> =
+    &'a dyn Fn(Result<Vec<PathBuf>>, ArraysOf<'_>) -> Result<Vec<(PathBuf, Vec<FileArray>)>>;
+
 /// A file, and the number of one of its samples on each axis that numbers samples.
 type SamplePlace<'a> = (&'a FieldFile, Vec<(char, i64)>);
+
+/// A field of the sample at a place, or some of its rows: of the first of so many axes that are its last.
+#[derive(Clone, Copy)]
+struct SampleField<'a> {
+    place: &'a SamplePlace<'a>,
+    at: usize,
+    rows: Option<(usize, &'a Range<usize>)>,
+}
 
 /// A data set of arrays.
 #[derive(Clone)]
@@ -41,12 +55,6 @@ pub struct FieldSet {
     files: Arc<Vec<FieldFile>>,
     /// How many samples come before each file, and all.
     before: Arc<Vec<usize>>,
-    /// What a network reads of a sample.
-    image: SampleShape,
-    /// The axes of a target, without that of samples.
-    target: Vec<usize>,
-    /// The axes of its weights, and which of them their array has.
-    weights: Vec<(usize, bool)>,
     scales: Arc<Vec<FieldScale>>,
     /// For each field the chunks that were decoded last.
     chunks: Arc<Vec<Arc<ChunkCache>>>,
@@ -57,18 +65,55 @@ pub struct FieldSet {
 impl FieldSet {
     /// Opens the arrays of `--input`, `--target` and `--weight`, and reads none of their numbers. `of_network`: the
     /// inputs of a network by their names, each with how many numbers it has of a sample; where there are several each
-    /// is given an array, and else all arrays are one behind the other. With ranks each opens some of the files, and
-    /// all know what it found; collective.
+    /// is given an array, and else all arrays are one behind the other. `find` finds the arrays of all files where
+    /// ranks share that, which is then collective.
     ///
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
     pub fn open(
-        ranks: Option<&dyn ProcessGroup>,
+        find: Option<FindArrays<'_>>,
         path: &Path,
         options: &FieldOptions,
         of_network: &[(&str, usize)],
     ) -> Result<FieldSet> {
-        Self::of_files(ranks, path, files_of(path), options, of_network)
+        let fields = Field::all(options)?;
+        let look = |path: &Path| files::arrays_of(path, &fields);
+        let found = match find {
+            Some(find) => find(files_of(path), &look)?,
+            None => files_of(path)?
+                .into_iter()
+                .map(|path| Ok((path.clone(), look(&path)?)))
+                .collect::<Result<_>>()?,
+        };
+        let arranged = |(path, arrays): (PathBuf, _)| files::arranged(&path, arrays, &fields);
+        let files = found.into_iter().map(arranged).collect::<Result<Vec<FieldFile>>>()?;
+        files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
+        let shapes = files[0].arrays.iter().map(|(_, samples)| FieldShape::of(samples)).collect();
+        let list = FieldList::new(options, fields, shapes, of_network)?;
+        let mut before = vec![0];
+        for file in &files {
+            before.push(before[before.len() - 1] + file.len());
+        }
+        if before[files.len()] > most::IMAGES {
+            let what = format!("{} samples; there can be {}", before[files.len()], most::IMAGES);
+            return Err(Error::data(path, what));
+        }
+        let unscaled = |at: usize| FieldScale {
+            field: list.fields[at].text.clone(),
+            scale: vec![1.0; list.shapes[at].channels()],
+            shift: vec![0.0; list.shapes[at].channels()],
+            unit: files[0].arrays[at].0.unit.clone(),
+        };
+        let scales = (0..list.compared).map(unscaled).collect();
+        let chunks = (0..list.fields.len()).map(|_| Arc::new(ChunkCache::default())).collect();
+        Ok(FieldSet {
+            list: Arc::new(list),
+            files: Arc::new(files),
+            before: Arc::new(before),
+            scales: Arc::new(scales),
+            chunks: Arc::new(chunks),
+            codes: Arc::default(),
+        })
     }
 
     /// The set, whose arrays have the shapes, types and units of another's, and which keeps chunks where that does.
@@ -80,88 +125,20 @@ impl FieldSet {
         Ok(FieldSet { chunks: other.chunks.clone(), ..self })
     }
 
-    /// What a network reads of a sample, and how many weights its target has, as the first file has it.
-    ///
-    /// # Errors
-    /// As for `open`.
-    pub fn shape(
-        ranks: Option<&dyn ProcessGroup>,
-        path: &Path,
-        options: &FieldOptions,
-        of_network: &[(&str, usize)],
-    ) -> Result<(SampleShape, usize)> {
-        let first = files_of(path).map(|files| files[..1].to_vec());
-        Self::of_files(ranks, path, first, options, of_network).map(|set| (set.image, set.weights()))
-    }
-
-    fn of_files(
-        ranks: Option<&dyn ProcessGroup>,
-        path: &Path,
-        files: Result<Vec<PathBuf>>,
-        options: &FieldOptions,
-        of_network: &[(&str, usize)],
-    ) -> Result<FieldSet> {
-        let texts = options.inputs.iter().chain(&options.targets).chain(&options.weight);
-        let texts: Vec<String> = texts.cloned().collect();
-        let (inputs, compared) = (options.inputs.len(), options.inputs.len() + options.targets.len());
-        let flag = |at: usize| match at {
-            at if at < inputs => "--input",
-            at if at < compared => "--target",
-            _ => "--weight",
-        };
-        let fields = texts.iter().enumerate().map(|(at, text)| {
-            text.parse::<Field>().map_err(|what| Error::usage(format!("{}: {what}", flag(at))))
-        });
-        let fields = fields.collect::<Result<Vec<Field>>>()?;
-        let files = files::opened(ranks, files, &fields, &flag)?;
-        files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
-        let shapes: Vec<FieldShape> =
-            files[0].arrays.iter().map(|(_, samples)| FieldShape::of(samples)).collect();
-        let list = FieldList::new(options, (fields, texts), &shapes, of_network)?;
-        let (image, target) = (list.image(&shapes, of_network)?, list.target(&shapes)?);
-        let weights = list.weights(&shapes)?;
-        let mut before = vec![0];
-        for file in &files {
-            before.push(before[before.len() - 1] + file.len());
-        }
-        if before[files.len()] > most::IMAGES {
-            let what = format!("{} samples; there can be {}", before[files.len()], most::IMAGES);
-            return Err(Error::data(path, what));
-        }
-        let unscaled = |at: usize| FieldScale {
-            field: list.texts[at].clone(),
-            scale: vec![1.0; list.channels[at]],
-            shift: vec![0.0; list.channels[at]],
-            unit: files[0].arrays[at].0.unit.clone(),
-        };
-        let scales = (0..list.compared).map(unscaled).collect();
-        let chunks = (0..list.fields.len()).map(|_| Arc::new(ChunkCache::default())).collect();
-        Ok(FieldSet {
-            list: Arc::new(list),
-            files: Arc::new(files),
-            before: Arc::new(before),
-            image,
-            target,
-            weights,
-            scales: Arc::new(scales),
-            chunks: Arc::new(chunks),
-            codes: Arc::default(),
-        })
-    }
-
     /// What a network reads of a sample: vectors have (F, 1, 1), and sequences (C, 1, L).
     pub fn image(&self) -> SampleShape {
-        self.image
+        self.list.image
     }
 
     /// The axes of a target, without that of samples; `None` where there is none.
     pub fn target(&self) -> Option<&[usize]> {
-        Some(&self.target[..]).filter(|_| self.list.compared > self.list.inputs)
+        Some(&self.list.target[..]).filter(|_| self.list.compared > self.list.inputs)
     }
 
     /// How long a target is along the first axis of space of what a network reads, where it has as many as that.
     pub fn target_rows(&self) -> Option<usize> {
-        self.target.len().checked_sub(self.image.len() - 1).map(|axis| self.target[axis])
+        let (target, places) = (&self.list.target, self.list.image.len() - 1);
+        target.len().checked_sub(places).map(|axis| target[axis])
     }
 
     /// Numbers of a target, with the weights behind it.
@@ -170,10 +147,10 @@ impl FieldSet {
         own + self.weights()
     }
 
-    /// Weights of a target's points.
-    fn weights(&self) -> usize {
+    /// How many weights a target's points have.
+    pub fn weights(&self) -> usize {
         match self.list.fields.len() > self.list.compared {
-            true => self.weights.iter().map(|(along, _)| along).product(),
+            true => self.list.weights.iter().map(|(along, _)| along).product(),
             false => 0,
         }
     }
@@ -219,20 +196,17 @@ impl FieldSet {
     /// # Errors
     /// `Usage`: they are of other fields.
     pub fn scaled(self, scales: &[FieldScale]) -> Result<FieldSet> {
-        let lengths = self.list.channels.iter().copied();
+        let lengths = self.list.shapes.iter().map(FieldShape::channels);
         let fits = |(scale, channels): (&FieldScale, usize)| {
             scale.scale.len() == channels && scale.shift.len() == channels
         };
         let (all, inputs) = (self.list.compared, self.list.inputs);
         let are_as_many = scales.len() == all || (all == inputs && scales.len() > all);
         if !are_as_many || !scales.iter().zip(lengths).all(fits) {
-            let names =
-                |of: &[FieldScale]| of.iter().map(|of| of.field.clone()).collect::<Vec<_>>().join(", ");
-            return Err(Error::usage(format!(
-                "the weights have learned from {}; --input and --target say {}",
-                names(scales),
-                self.list.texts.join(", ")
-            )));
+            let names: Vec<&str> = scales.iter().map(|of| &*of.field).collect();
+            let (names, texts) = (names.join(", "), self.list.texts().join(", "));
+            let what = format!("the weights have learned from {names}; --input and --target say {texts}");
+            return Err(Error::usage(what));
         }
         let mut list = FieldList::clone(&self.list);
         for (scale, field) in scales.iter().zip(&mut list.fields) {
@@ -276,43 +250,35 @@ impl FieldSet {
         file.arrays[at].1.index(of)
     }
 
-    /// The numbers of one field of the sample at a place, or of some of its rows, as the file has them, or their
-    /// logarithms.
-    fn raw(
-        &self,
-        place: &SamplePlace,
-        (at, rows): (usize, Option<&Range<usize>>),
-        readers: &mut Vec<ArrayReader>,
-        to: &mut [f32],
-    ) -> Result<()> {
-        let (array, samples) = &place.0.arrays[at];
-        let rows = rows.map(|rows| (self.image.len() - 1, rows));
-        self.reader(at, readers).read_rows(array, samples, Self::index(place, at), rows, to)?;
-        self.logarithms(at, to).map_err(|wrong| self.wrong(place, at, &wrong))
+    /// The numbers of a field as the file has them, or their logarithms.
+    fn raw(&self, of: SampleField, readers: &mut Vec<ArrayReader>, to: &mut [f32]) -> Result<()> {
+        self.stored(of, readers, to)?.meanings(to);
+        self.logarithms(of.at, to).map_err(|wrong| self.wrong(of, &wrong))
     }
 
-    /// What reads a field.
-    fn reader<'a>(&self, at: usize, readers: &'a mut Vec<ArrayReader>) -> &'a mut ArrayReader {
+    /// Reads the numbers of a field as its array has them.
+    fn stored<'a, T: FileNumber>(
+        &self,
+        SampleField { place, at, rows }: SampleField<'a>,
+        readers: &mut Vec<ArrayReader>,
+        to: &mut [T],
+    ) -> Result<&'a FileArray> {
         if readers.len() <= at {
             readers.resize_with(at + 1, ArrayReader::default);
         }
+        let (array, samples) = &place.0.arrays[at];
         readers[at].share(&self.chunks[at]);
-        &mut readers[at]
+        readers[at].read_codes(array, &samples.part(Self::index(place, at), rows), to)?;
+        Ok(array)
     }
 
     /// The same as the network reads or is to give them.
-    fn numbers(
-        &self,
-        place: &SamplePlace,
-        (at, rows): (usize, Option<&Range<usize>>),
-        readers: &mut Vec<ArrayReader>,
-        to: &mut [f32],
-    ) -> Result<()> {
-        self.raw(place, (at, rows), readers, to)?;
-        let channels = self.list.channels[at];
+    fn numbers(&self, of: SampleField, readers: &mut Vec<ArrayReader>, to: &mut [f32]) -> Result<()> {
+        self.raw(of, readers, to)?;
+        let channels = self.list.shapes[of.at].channels();
         let each = to.len() / channels;
-        (0..channels).for_each(|channel| self.rescale(at, channel, &mut to[channel * each..][..each]));
-        self.settle(at, to).map_err(|wrong| self.wrong(place, at, &wrong))
+        (0..channels).for_each(|channel| self.rescale(of.at, channel, &mut to[channel * each..][..each]));
+        self.settle(of.at, to).map_err(|wrong| self.wrong(of, &wrong))
     }
 
     /// Takes logarithms, where they are wanted.
@@ -337,7 +303,7 @@ impl FieldSet {
     pub fn read_sample(
         &self,
         index: usize,
-        mut parts: [CodesMut<'_>; 2],
+        parts: &mut [CodesMut<'_>; 2],
         rows: [Option<&Range<usize>>; 2],
         readers: &mut Vec<ArrayReader>,
     ) -> Result<()> {
@@ -346,9 +312,9 @@ impl FieldSet {
         {
             target.fill(0.0);
         }
-        let heights = [Some(self.image[1]), self.target_rows()];
-        let (FieldList { inputs, numbers, places, .. }, place) = (&*self.list, self.place(index));
-        for (at, (&count, &from)) in numbers.iter().zip(places).enumerate() {
+        let heights = [Some(self.list.image[1]), self.target_rows()];
+        let (FieldList { inputs, shapes, places, .. }, place) = (&*self.list, self.place(index));
+        for (at, (shape, &from)) in shapes.iter().zip(places).enumerate() {
             let is_target = at >= *inputs;
             let (rows, height) = (rows[usize::from(is_target)], heights[usize::from(is_target)]);
             // All of a sample's fields have as many rows.
@@ -356,11 +322,13 @@ impl FieldSet {
                 (Some(rows), Some(height)) => whole / height * rows.len(),
                 _ => whole,
             };
-            let own = some(from)..some(from) + some(count);
+            let own = some(from)..some(from) + some(shape.numbers());
+            let of =
+                SampleField { place: &place, at, rows: rows.map(|rows| (self.list.image.len() - 1, rows)) };
             match &mut parts[usize::from(is_target)] {
-                CodesMut::Numbers(part) => self.numbers(&place, (at, rows), readers, &mut part[own])?,
-                CodesMut::Bytes(part) => self.coded(&place, (at, rows), readers, &mut part[own])?,
-                CodesMut::Words(part) => self.coded(&place, (at, rows), readers, &mut part[own])?,
+                CodesMut::Numbers(part) => self.numbers(of, readers, &mut part[own])?,
+                CodesMut::Bytes(part) => self.coded(of, readers, &mut part[own])?,
+                CodesMut::Words(part) => self.coded(of, readers, &mut part[own])?,
             }
         }
         match &mut parts[1] {
@@ -377,37 +345,31 @@ impl FieldSet {
         readers: &mut Vec<ArrayReader>,
         target: &mut [f32],
     ) -> Result<()> {
-        let (at, mut axes) = (self.list.compared, self.weights.clone());
+        let (at, mut axes) = (self.list.compared, self.list.weights.clone());
         let mut own = None;
-        if let Some((rows, axis)) = rows.zip(axes.len().checked_sub(self.image.len() - 1)) {
+        if let Some((rows, axis)) = rows.zip(axes.len().checked_sub(self.list.image.len() - 1)) {
             axes[axis].0 = rows.len();
             let behind = axes[axis..].iter().filter(|(_, has)| *has).count();
             own = Some((behind, rows)).filter(|_| axes[axis].1);
         }
-        let (array, samples) = &place.0.arrays[at];
-        let mut weights = vec![0.0; axes.iter().filter(|(_, has)| *has).map(|(along, _)| along).product()];
-        self.reader(at, readers).read_rows(array, samples, Self::index(place, at), own, &mut weights)?;
+        let shape = axes.iter().map(|&(along, has)| if has { along } else { 1 }).collect::<Vec<_>>();
+        let mut weights = vec![0.0; shape.iter().product()];
+        let of = SampleField { place, at, rows: own };
+        self.stored(of, readers, &mut weights)?.meanings(&mut weights);
         if let Some(weight) = weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
             let what = if weight.is_nan() {
                 "a weight is missing or none (NaN)".into()
             } else {
                 format!("{weight} is no weight")
             };
-            return Err(self.wrong(place, at, &BadNumber(what, "weights are 0 or more")));
+            return Err(self.wrong(of, &BadNumber(what, "weights are 0 or more")));
         }
         let grid: Vec<usize> = axes.iter().map(|&(along, _)| along).collect();
-        let along = grid.last().copied().unwrap_or(1);
-        let from = target.len() - grid.iter().product::<usize>();
-        for (line, to) in target[from..].chunks_exact_mut(along).enumerate() {
-            // The first of a line's weights: the last axis of which there is none has no place.
-            let places = place_in(&grid, line * along);
-            let known = axes.iter().zip(places).filter(|((_, has), _)| *has);
-            let first = known.fold(0, |first, ((along, _), place)| first * along + place);
-            match axes.last() {
-                Some((_, true)) => to.copy_from_slice(&weights[first..first + along]),
-                _ => to.fill(weights[first]),
-            }
-        }
+        let to = target.len() - grid.iter().product::<usize>();
+        let wrong = |error: ShapeError| Error::internal(format!("weights of points: {error}"));
+        let weights = ArrayView::from_shape(shape, &weights).map_err(wrong)?;
+        // Along axes that they lack weights are the same.
+        ArrayViewMut::from_shape(grid, &mut target[to..]).map_err(wrong)?.assign(&weights);
         Ok(())
     }
 
@@ -434,25 +396,31 @@ impl FieldSet {
         if own.iter().all(|value| value.is_finite()) {
             return Ok(());
         }
-        let instead = match self.list.missing {
-            Missing::Refuse => return Err(missing()),
-            Missing::Mask if is_target => f32::NAN,
-            Missing::Mask | Missing::Zero => 0.0,
-        };
+        let instead = self.instead(is_target)?;
         own.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = instead);
         Ok(())
+    }
+
+    /// What takes the place of a number that is missing.
+    fn instead(&self, is_target: bool) -> std::result::Result<f32, BadNumber> {
+        match self.list.missing {
+            Missing::Refuse => Err(BadNumber(
+                "a number is missing, NaN or infinite".into(),
+                "--missing mask leaves such points out, --missing zero takes 0 for them",
+            )),
+            Missing::Mask if is_target => Ok(f32::NAN),
+            Missing::Mask | Missing::Zero => Ok(0.0),
+        }
     }
 
     /// Checks numbers of classes; those that do not count become NaN.
     fn classes(&self, classes: usize, values: &mut [f32]) -> std::result::Result<(), BadNumber> {
         let ignored = self.list.ignored.map(|label| label as f32);
         for value in values {
-            if Some(*value) == ignored || (value.is_nan() && self.list.missing == Missing::Mask) {
+            if Some(*value) == ignored {
                 *value = f32::NAN;
-            } else if value.is_nan() && self.list.missing == Missing::Zero {
-                *value = 0.0;
             } else if value.is_nan() {
-                return Err(missing());
+                *value = self.instead(true)?;
             } else if value.fract() != 0.0 || *value < 0.0 || *value >= classes as f32 {
                 let what = format!("{value} is none of the {classes} classes that the network tells apart");
                 let advice = "where such points are not to count, say --ignore-label";
@@ -462,19 +430,14 @@ impl FieldSet {
         Ok(())
     }
 
-    fn wrong(&self, place: &SamplePlace, at: usize, BadNumber(what, advice): &BadNumber) -> Error {
-        let text = format!("{}, sample {}: {what}; {advice}", self.list.texts[at], name(place));
-        Error::data(&place.0.path, text)
+    fn wrong(&self, of: SampleField, BadNumber(what, advice): &BadNumber) -> Error {
+        let text = format!("{}, sample {}: {what}; {advice}", self.list.fields[of.at].text, name(of.place));
+        Error::data(&of.place.0.path, text)
     }
 }
 
 /// What is wrong with a number, and what settles it.
 struct BadNumber(String, &'static str);
-
-fn missing() -> BadNumber {
-    let advice = "--missing mask leaves such points out, --missing zero takes 0 for them";
-    BadNumber("a number is missing, NaN or infinite".into(), advice)
-}
 
 /// What to call a sample: "a.h5 n 3".
 fn name((file, numbers): &SamplePlace) -> String {
@@ -486,14 +449,6 @@ fn name((file, numbers): &SamplePlace) -> String {
 impl Dataset for FieldSet {
     fn len(&self) -> usize {
         self.before[self.files.len()]
-    }
-
-    fn class_names(&self) -> &[String] {
-        &[]
-    }
-
-    fn label(&self, _: usize) -> i32 {
-        0
     }
 
     fn read(&self, index: usize, _: &mut Picture) -> Result<()> {
@@ -516,7 +471,7 @@ impl Dataset for FieldSet {
         format!(
             "{} samples of {} in {files} files, CRC-32 {:08x}",
             self.len(),
-            self.list.texts.join(" "),
+            self.list.texts().join(" "),
             sum.sum()
         )
     }

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::files::FieldFile;
-use super::{CodesMut, FieldSet, files};
+use super::{CodesMut, FieldSet, FieldShape, SampleField, files};
 use crate::config::Missing;
 use crate::data::Dataset;
 use crate::error::{Error, Result};
-use crate::fields::{Amount, ArrayReader, ArrayStorage, FileArray, ViewSamples, better_chunk};
+use crate::fields::{Amount, ArrayReader, ArrayStorage, FileArray, ViewSamples, better_chunk, extents};
 use crate::files::ChunkCache;
 
 /// Seconds after which no other sample is tried before a run.
@@ -30,22 +30,14 @@ impl FieldSet {
             (None, "train") => ", none to test on (--test-data)".into(),
             (None, _) => String::new(),
         };
-        let all = format!(
-            "data: {}, {}: {} samples to {purpose} on{of_test}",
-            path.display(),
-            files(self),
-            self.len()
-        );
+        let (all, len, path) = (files(self), self.len(), path.display());
+        let all = format!("data: {path}, {all}: {len} samples to {purpose} on{of_test}");
         let of = |at: usize| {
-            let shape: Vec<String> =
-                self.files[0].arrays[at].1.shape().iter().map(ToString::to_string).collect();
-            let shape = if shape.is_empty() { "1".into() } else { shape.join("×") };
-            let unit = self.files[0].arrays[at].0.unit.as_ref();
-            format!(
-                "{} ({shape}{})",
-                self.list.texts[at],
-                unit.map_or(String::new(), |unit| format!(" {unit}"))
-            )
+            let (array, samples) = &self.files[0].arrays[at];
+            let shape = samples.shape();
+            let shape = if shape.is_empty() { "1".into() } else { extents(&shape) };
+            let unit = array.unit.as_ref().map_or(String::new(), |unit| format!(" {unit}"));
+            format!("{} ({shape}{unit})", self.list.fields[at].text)
         };
         let list = |range: Range<usize>| range.map(of).collect::<Vec<_>>().join(", ");
         let (inputs, compared, count) = (self.list.inputs, self.list.compared, self.list.fields.len());
@@ -56,7 +48,7 @@ impl FieldSet {
         let gives = said(" gives", inputs..compared) + &said(", weighted by", compared..count);
         let mut lines =
             vec![all, format!("a sample: {}{gives}; the first is {}", list(0..inputs), self.name(0))];
-        lines.extend(self.list.texts.iter().enumerate().filter_map(|(at, text)| {
+        lines.extend(self.list.texts().into_iter().enumerate().filter_map(|(at, text)| {
             let why = |file: &'_ FieldFile| match &file.arrays[at].0.storage {
                 ArrayStorage::Library(why) => Some(why.clone()),
                 _ => None,
@@ -69,7 +61,7 @@ impl FieldSet {
             };
             Some(format!("{text}{files} is read through the HDF5 library, one thread at a time: {first}"))
         }));
-        lines.extend(self.files[0].arrays.iter().zip(&self.list.texts).filter_map(|((array, _), text)| {
+        lines.extend(self.files[0].arrays.iter().zip(self.list.texts()).filter_map(|((array, _), text)| {
             let names = (!array.not_applied.is_empty()).then(|| array.not_applied.join(", "))?;
             Some(format!("{text}: what its file says by {names} is not applied"))
         }));
@@ -90,20 +82,21 @@ impl FieldSet {
         const TRIED: usize = 8;
         if let Some(computed) = self.computing() {
             let count = orders.map(|order| order.len() as u64).sum::<u64>();
-            let of = |(bytes, used): (u64, u64)| [bytes, used].map(|each| each * count);
-            let arrays = self.files[0].arrays.iter().zip(&self.list.numbers);
-            let each = arrays
-                .map(|((array, _), &numbers)| (array.bytes(), (numbers * array.element.bytes()) as u64));
-            let amounts = each.map(of).map(|[decoded, used]| Amount { read: 0, decoded, used });
+            let amount = |((array, _), shape): (&(FileArray, ViewSamples), &FieldShape)| Amount {
+                read: 0,
+                decoded: array.bytes() * count,
+                used: (shape.numbers() * array.element.bytes()) as u64 * count,
+            };
+            let amounts = self.files[0].arrays.iter().zip(&self.list.shapes).map(amount);
             return Ok((amounts.collect(), computed));
         }
         let (mut readers, mut alone) = (Vec::new(), 0);
-        let mut sample = [vec![0.0; self.image.iter().product()], vec![0.0; self.target_len()]];
+        let mut sample = [vec![0.0; self.list.image.iter().product()], vec![0.0; self.target_len()]];
         let most = self.len().min(TRIED);
         let (begun, mut tried) = (Instant::now(), 0);
         while tried < most && (tried == 0 || begun.elapsed().as_secs_f64() < LONG) {
-            let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
-            self.read_sample(tried * self.len() / most, parts, [None; 2], &mut readers)?;
+            let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+            self.read_sample(tried * self.len() / most, &mut parts, [None; 2], &mut readers)?;
             for reader in &mut readers {
                 alone += reader.take_amount().decoded;
                 reader.forget();
@@ -145,8 +138,9 @@ impl FieldSet {
         }
         let mut readers = Vec::new();
         let mut count = |at: usize, index: usize| -> Result<usize> {
-            let mut values = vec![0.0; self.list.numbers[at]];
-            self.raw(&self.place(index), (at, None), &mut readers, &mut values)?;
+            let mut values = vec![0.0; self.list.shapes[at].numbers()];
+            let place = self.place(index);
+            self.raw(SampleField { place: &place, at, rows: None }, &mut readers, &mut values)?;
             Ok(values.iter().filter(|value| !value.is_finite()).count())
         };
         let [few, many] = LOOKED_AT.map(|most| self.len().min(most));
@@ -159,7 +153,7 @@ impl FieldSet {
         }
         let mut said = Vec::new();
         for (at, missing) in missing.into_iter().enumerate() {
-            let (text, numbers) = (&self.list.texts[at], self.list.numbers[at]);
+            let (text, numbers) = (&self.list.fields[at].text, self.list.shapes[at].numbers());
             let mut is_empty = at >= self.list.inputs && missing == looked_at * numbers;
             for sample in 0..many {
                 is_empty = is_empty && count(at, sample * self.len() / many)? == numbers;
@@ -170,10 +164,8 @@ impl FieldSet {
                 return Err(Error::data(&self.files[0].path, what));
             }
             if missing > 0 {
-                said.push(format!(
-                    "{:.2} % of {text}",
-                    100.0 * missing as f64 / (looked_at * numbers) as f64
-                ));
+                let share = 100.0 * missing as f64 / (looked_at * numbers) as f64;
+                said.push(format!("{share:.2} % of {text}"));
             }
         }
         let of = format!("missing, in {looked_at} of {} samples: ", self.len());
@@ -251,18 +243,18 @@ impl FieldSet {
     /// Which arrays lack an axis by which others number samples.
     fn repeated(&self) -> Option<String> {
         let file = &self.files[0];
-        let of = |((_, samples), text): (&(FileArray, ViewSamples), &String)| {
+        let of = |((_, samples), text): (&(FileArray, ViewSamples), &str)| {
             let along =
                 files::repeated(samples, &file.numbered).iter().map(char::to_string).collect::<Vec<_>>();
             (!along.is_empty()).then(|| format!("{text} along {}", along.join(" and ")))
         };
-        let of_all: Vec<String> = file.arrays.iter().zip(&self.list.texts).filter_map(of).collect();
+        let of_all: Vec<String> = file.arrays.iter().zip(self.list.texts()).filter_map(of).collect();
         (!of_all.is_empty()).then(|| format!("the same for all samples: {}", of_all.join(", ")))
     }
 
     /// What of the files belongs to no sample.
     fn left(&self) -> Option<String> {
-        let of = |(at, text): (usize, &String)| {
+        let of = |(at, text): (usize, &str)| {
             let (first, samples) = &self.files[0].arrays[at];
             let behind = (0..first.shape.len()).filter_map(|axis| {
                 let left = |file: &FieldFile| {
@@ -286,7 +278,7 @@ impl FieldSet {
             let left: Vec<String> = behind.chain(numbered).collect();
             (!left.is_empty()).then(|| format!("{text}: {}", left.join(", ")))
         };
-        let left: Vec<String> = self.list.texts.iter().enumerate().filter_map(of).collect();
+        let left: Vec<String> = self.list.texts().into_iter().enumerate().filter_map(of).collect();
         (!left.is_empty()).then(|| format!("in no sample: {}", left.join("; ")))
     }
 

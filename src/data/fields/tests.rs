@@ -29,8 +29,8 @@ fn options(inputs: &[&str], targets: &[&str]) -> FieldOptions {
 
 fn read(set: &FieldSet, index: usize) -> [Vec<f32>; 2] {
     let mut sample = [vec![0.0; set.image().iter().product()], vec![0.0; set.target_len()]];
-    let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
-    set.read_sample(index, parts, [None; 2], &mut Vec::new()).unwrap();
+    let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+    set.read_sample(index, &mut parts, [None; 2], &mut Vec::new()).unwrap();
     sample
 }
 
@@ -161,9 +161,9 @@ fn weights_are_behind_targets_and_the_same_along_axes_that_they_lack() {
         let channels = if subset & 2 == 0 { 1 } else { 2 };
         assert_eq!(set.target_len(), (2 + channels) * 20);
         let mut sample = [vec![0.0; 40], vec![f32::NAN; (2 + channels) * height * 5]];
-        let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+        let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
         let cut = Some(&rows).filter(|rows| rows.len() < 4);
-        set.read_sample(2, parts, [None, cut], &mut Vec::new()).unwrap();
+        set.read_sample(2, &mut parts, [None, cut], &mut Vec::new()).unwrap();
         let points = |channels| {
             let rows = rows.clone();
             (0..channels).flat_map(move |c| rows.clone().flat_map(move |h| (0..5).map(move |w| [2, c, h, w])))
@@ -178,8 +178,8 @@ fn weights_are_behind_targets_and_the_same_along_axes_that_they_lack() {
     }
     let set = open(view("negative", 15)).unwrap();
     let mut sample = [vec![0.0; 40], vec![0.0; 80]];
-    let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
-    let error = set.read_sample(1, parts, [None; 2], &mut Vec::new()).err().unwrap().message;
+    let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+    let error = set.read_sample(1, &mut parts, [None; 2], &mut Vec::new()).err().unwrap().message;
     assert!(error.contains("sample w.h5 n 1: -1000 is no weight; weights are 0 or more"), "{error}");
     for (weight, expected) in [
         (
@@ -207,8 +207,8 @@ fn rows_of_a_sample_are_read_alone() {
     let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
     let [whole, goal] = read(&set, 1);
     let (mut part, mut wanted, mut readers) = (vec![0.0; 4 * 3 * 6], vec![0.0; 2 * 6], Vec::new());
-    let parts = [&mut part[..], &mut wanted[..]].map(CodesMut::Numbers);
-    set.read_sample(1, parts, [Some(&(2..5)), Some(&(4..6))], &mut readers).unwrap();
+    let mut parts = [&mut part[..], &mut wanted[..]].map(CodesMut::Numbers);
+    set.read_sample(1, &mut parts, [Some(&(2..5)), Some(&(4..6))], &mut readers).unwrap();
     let rows = (0..4).flat_map(|c| whole[48 * c + 12..48 * c + 30].to_vec());
     assert_eq!(part, rows.collect::<Vec<_>>());
     assert_eq!(wanted, goal[24..36]);
@@ -298,8 +298,8 @@ fn what_a_target_must_not_have_is_named_or_left_out() {
         };
         let set = FieldSet::open(None, &path, &fields, &[]).unwrap().telling_apart(classes);
         let mut sample = [vec![0.0; 24], vec![0.0; 24]];
-        let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
-        set.read_sample(0, parts, [None; 2], &mut Vec::new()).map(|()| sample[1].clone())
+        let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+        set.read_sample(0, &mut parts, [None; 2], &mut Vec::new()).map(|()| sample[1].clone())
     };
     assert_eq!(of_classes(None, 3).unwrap()[..4], [0.0, 1.0, 2.0, 0.0]);
     let error = of_classes(None, 2).unwrap_err().message;
@@ -364,12 +364,12 @@ fn a_view_with_a_rescaling_is_read_and_others_are_named() {
     let field: Field = "a/b[n,c]:log1p:standard".parse().unwrap();
     assert_eq!(
         (field.view.to_string(), field.log1p, field.rescaling),
-        ("a/b[n,c]".into(), true, Rescaling::Standard)
+        ("a/b[n,c]".into(), true, Some((Rescaling::Standard, None)))
     );
     let field: Field = "a:minmax(b/stats.h5)".parse().unwrap();
-    assert_eq!(field.rescaling, Rescaling::MinMaxOf("b/stats.h5".into()));
+    assert_eq!(field.rescaling, Some((Rescaling::MinMax, Some("b/stats.h5".into()))));
     let field: Field = "a:standard(stats.h5)".parse().unwrap();
-    assert_eq!(field.rescaling, Rescaling::StandardOf("stats.h5".into()));
+    assert_eq!(field.rescaling, Some((Rescaling::Standard, Some("stats.h5".into()))));
     assert_eq!("a:b[n]:minmax".parse::<Field>().unwrap().view.array, "a:b");
     for wrong in ["a:std", "a:standard:log1p", "a[n]:", "a:log1p(b)"] {
         let error = wrong.parse::<Field>();
@@ -433,7 +433,7 @@ fn read_and_said(path: &Path, fields: &FieldOptions, ranks: usize, batch: usize)
     for rank in 0..ranks {
         let set = samples();
         let numbers = set.fields().unwrap().image().iter().product();
-        let mut memory = Batch::new(batch, numbers).with_targets(set.target_len());
+        let mut memory = Batch::of_parts(batch, [numbers, set.target_len()].map(|count| (DType::F32, count)));
         let mut loader = TrainingLoader::new(set, sharding(rank), 5, Reading::inline()).unwrap();
         let begun = read_so_far();
         (0..loader.steps()).for_each(|step| loader.fill(step, 0, &mut memory).unwrap());
@@ -519,11 +519,11 @@ fn looked_up(set: &FieldSet, index: usize) -> Result<[Vec<u32>; 2]> {
     let mut codes = [0, 1].map(|at| Codes::new(tables[at].map_or(DType::F32, |of| of.dtype), counts[at]));
     let mut numbers = counts.map(|count| vec![0.0; count]);
     let mut places = numbers.iter_mut().zip(counts);
-    let parts = codes.each_mut().map(|codes| {
+    let mut parts = codes.each_mut().map(|codes| {
         let (numbers, count) = places.next().unwrap();
         codes.samples(count.max(1)).next().unwrap_or(CodesMut::Numbers(numbers))
     });
-    set.read_sample(index, parts, [None; 2], &mut Vec::new())?;
+    set.read_sample(index, &mut parts, [None; 2], &mut Vec::new())?;
     let of = |at: usize| {
         let Some(CodeTables { dtype, which, tables }) = tables[at] else { return Vec::new() };
         let codes: Vec<usize> = match &codes[at] {
@@ -565,7 +565,7 @@ fn codes_become_the_numbers_that_are_read_as_such() {
         (of_classes(options(&["temperature[t,c=0..2,w]"], &["labels[t,h,w]"])), "", 0),
     ] {
         let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
-        let width = 5 * set.list.channels.iter().sum::<usize>();
+        let width = 5 * set.list.shapes.iter().map(FieldShape::channels).sum::<usize>();
         let moments = (0..set.len())
             .fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), width));
         let scales = set.rescaling(&moments).unwrap();
@@ -607,8 +607,8 @@ fn codes_that_end_a_run_are_named() {
         let messages: Vec<[String; 2]> = (0..set.len())
             .filter_map(|index| {
                 let mut sample = [vec![0.0; set.image().iter().product()], vec![0.0; set.target_len()]];
-                let parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
-                let numbers = set.read_sample(index, parts, [None; 2], &mut Vec::new()).err();
+                let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+                let numbers = set.read_sample(index, &mut parts, [None; 2], &mut Vec::new()).err();
                 let codes = looked_up(&set, index).err();
                 assert_eq!(numbers.is_some(), codes.is_some(), "{expected} {index}");
                 Some([numbers?.message, codes?.message])

@@ -91,6 +91,16 @@ impl TrainingLoader {
         self.start_epoch(epoch);
     }
 
+    /// Nothing is read ahead behind so many updates of this epoch and of those that follow.
+    pub fn ends_after(&mut self, updates: usize) {
+        let more = updates.saturating_mul(self.order.sharding.accumulation) as u64;
+        let end = self.order.number(self.epoch, 0, 0).saturating_add(more);
+        if self.order.end != end {
+            self.order.end = end;
+            self.reader.reorder(self.order.clone());
+        }
+    }
+
     /// Fills the batch of one micro-step (0..accumulation) of a step (0..steps) of this epoch, or exchanges it for a
     /// filled one. An image that cannot be read is zeros with the label `PADDING`. Steps in order are read ahead; any
     /// other is found too.
@@ -136,6 +146,8 @@ struct TrainingOrder {
     /// Whether each image is mixed with another.
     mixes: bool,
     start: BatchStart,
+    /// The batch at which the run ends.
+    end: u64,
     /// The epoch in hand and its order.
     shuffled: Option<(usize, Vec<u32>)>,
 }
@@ -149,6 +161,7 @@ impl TrainingOrder {
             blocks: samples.blocks(),
             mixes: samples.augment().mixes(),
             start: BatchStart { epoch: 0, seen: 0, shuffled_for: sharding.global_batch() },
+            end: u64::MAX,
             shuffled: None,
         }
     }
@@ -216,6 +229,9 @@ impl TrainingOrder {
 
 impl Order for TrainingOrder {
     fn images(&mut self, batch: u64) -> Option<Chosen> {
+        if batch >= self.end {
+            return None;
+        }
         let (epoch, step, micro) = self.place(batch);
         let seen = if epoch == self.start.epoch { self.start.seen } else { 0 };
         let apart = self.apart(epoch);

@@ -50,6 +50,9 @@ impl Sum for Amount {
 /// What is read of a contiguous array at once, in bytes, also where some of it is not needed.
 pub(super) const PIECE: usize = 1 << 20;
 
+/// Bytes that are read along with what lies on both sides of them.
+const CLOSE: usize = 4096;
+
 /// Numbers that are converted at a time where they do not go to their place one after the other: they stay near.
 const NEAR: usize = 1024;
 
@@ -254,7 +257,13 @@ fn read_at_once(array: &FileArray, ArrayBox { len, .. }: &ArrayBox) -> (usize, u
         let last: usize = (axis..len.len()).map(|axis| (len[axis] - 1) * from[axis]).sum();
         (last + 1) * array.element.bytes()
     };
-    let inner = (0..len.len()).find(|&axis| span(axis) <= PIECE).unwrap_or(len.len().saturating_sub(1));
+    // Between places of an axis lies what others read, as other rows of a channel.
+    let is_near = |axis: usize| {
+        len[axis] == 1 || from[axis] * array.element.bytes() <= span(axis + 1).saturating_add(CLOSE)
+    };
+    let last = len.len().saturating_sub(1);
+    let near = (0..last).rev().take_while(|&axis| is_near(axis)).last().unwrap_or(last);
+    let inner = (near..last).find(|&axis| span(axis) <= PIECE).unwrap_or(last);
     (inner, span(inner))
 }
 

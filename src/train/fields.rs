@@ -213,11 +213,13 @@ fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(Vec<String
     if !world.is_first() {
         return Ok((Vec::new(), None));
     }
-    let missing = set.missing()?;
+    let missing = set.missing(config.spatial)?;
     let samples = Samples::of_fields(set.clone(), config.input.repeat);
-    let sharding = source::training_sharding(world, config);
+    let mut sharding = source::training_sharding(world, config);
+    // The stages of a pipeline share samples.
+    sharding.ranks = (sharding.ranks / config.stages()).max(1);
     let orders = TrainingLoader::first_epoch(&samples, sharding, config.seed)?;
-    let (amounts, seconds) = set.reading(orders)?;
+    let (amounts, seconds) = set.reading(orders, config.spatial)?;
     let is_advised = set.has_better_chunks(&amounts);
     let Amount { read, decoded, used } = amounts.into_iter().sum();
     let count = sharding.steps(samples.len())? * sharding.global_batch();
@@ -233,7 +235,7 @@ fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(Vec<String
         "reading: {about}{} an epoch, {} a rank, {} a sample{beside}, {times:.2} times what it uses is \
          decoded{advice}; of {} files each rank opens those that it reads; {:.2} ms of a thread a sample",
         bytes(read as usize),
-        bytes(read as usize / world.size()),
+        bytes(read as usize / (sharding.ranks * config.spatial)),
         bytes(read as usize / count),
         set.files(),
         1000.0 * seconds

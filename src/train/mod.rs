@@ -150,7 +150,7 @@ fn epochs(world: &World, job: &mut Job, recorder: &mut Recorder) -> Result<()> {
         if at.images == 0 {
             at.shuffled_for = job.source.global_batch();
         }
-        job.source.start_epoch(at);
+        job.source.start_epoch(at, job.length.steps);
         job.standing.totals.begin();
         epoch_steps(world, job, recorder)?;
         // A run that ends in the middle of an epoch may be made longer: then this evaluation has not been.

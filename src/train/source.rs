@@ -63,11 +63,16 @@ impl Source {
         self.parts().1.global_batch()
     }
 
-    /// Begins an epoch where the run stands: step 0 comes after the images that are behind.
-    pub fn start_epoch(&mut self, at: &Position) {
+    /// Begins an epoch where a run of so many steps stands: step 0 comes after the images that are behind.
+    pub fn start_epoch(&mut self, at: &Position, steps: usize) {
         match self {
-            Source::Data(loader, _) if at.images > 0 => loader.go_on(at.epoch, at.images, at.shuffled_for),
-            Source::Data(loader, _) => loader.start_epoch(at.epoch),
+            Source::Data(loader, _) => {
+                match at.images {
+                    0 => loader.start_epoch(at.epoch),
+                    seen => loader.go_on(at.epoch, seen, at.shuffled_for),
+                }
+                loader.ends_after(steps.saturating_sub(at.done));
+            }
             Source::Synthetic(_, _, resumed) => *resumed = at.images > 0,
             Source::Shards(..) => {}
         }

@@ -25,6 +25,7 @@ use list::{FieldList, FieldShape};
 use super::picture::Picture;
 use super::{Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
+use crate::cuts::even_split;
 use crate::error::{Error, Result};
 use crate::fields::{ArrayReader, ArrayStorage, FileArray, FileNumber, Universe, files_of, place_in};
 use crate::files::ChunkCache;
@@ -312,16 +313,11 @@ impl FieldSet {
         {
             target.fill(0.0);
         }
-        let heights = [Some(self.list.image[1]), self.target_rows()];
         let (FieldList { inputs, shapes, places, .. }, place) = (&*self.list, self.place(index));
         for (at, (shape, &from)) in shapes.iter().zip(places).enumerate() {
             let is_target = at >= *inputs;
-            let (rows, height) = (rows[usize::from(is_target)], heights[usize::from(is_target)]);
-            // All of a sample's fields have as many rows.
-            let some = |whole: usize| match (rows, height) {
-                (Some(rows), Some(height)) => whole / height * rows.len(),
-                _ => whole,
-            };
+            let rows = rows[usize::from(is_target)];
+            let some = |whole: usize| self.in_rows(is_target, rows, whole);
             let own = some(from)..some(from) + some(shape.numbers());
             let of =
                 SampleField { place: &place, at, rows: rows.map(|rows| (self.list.image.len() - 1, rows)) };
@@ -335,6 +331,24 @@ impl FieldSet {
             CodesMut::Numbers(target) if self.weights() > 0 => self.weigh(&place, rows[1], readers, target),
             _ => Ok(()),
         }
+    }
+
+    /// How many of so many numbers of a sample's input, or of its target, lie in some of its rows: all of a sample's
+    /// fields have as many rows.
+    fn in_rows(&self, is_target: bool, rows: Option<&Range<usize>>, whole: usize) -> usize {
+        let height = if is_target { self.target_rows() } else { Some(self.list.image[1]) };
+        match (rows, height) {
+            (Some(rows), Some(height)) => whole / height * rows.len(),
+            _ => whole,
+        }
+    }
+
+    /// The rows that the first of so many ranks has of a sample's input and target, where samples are cut into so many
+    /// parts; `None` where it has all.
+    fn first_rows(&self, parts: usize) -> [Option<Range<usize>>; 2] {
+        let height = self.list.image[1];
+        let own = |height: usize| (parts > 1).then(|| even_split(height, parts, 0));
+        [own(height), own(height).filter(|_| self.target_rows() == Some(height))]
     }
 
     /// Writes the weights of a sample's points behind its target, or those of some of its rows.

@@ -73,11 +73,15 @@ impl FieldSet {
     /// What reading takes of ranks that go through samples in these orders: for each field bytes of the files, bytes
     /// that are decoded and bytes that are used, and seconds of one thread for each sample. Some samples are read for
     /// the seconds, each as if it came alone; how often chunks are read that several samples have follows from what is
-    /// kept of them.
+    /// kept of them. Of samples that are cut into parts the first is read.
     ///
     /// # Errors
     /// `Data`.
-    pub fn reading(&self, orders: impl Iterator<Item = Vec<u32>>) -> Result<(Vec<Amount>, f64)> {
+    pub fn reading(
+        &self,
+        orders: impl Iterator<Item = Vec<u32>>,
+        parts: usize,
+    ) -> Result<(Vec<Amount>, f64)> {
         /// Samples that are read, evenly spread.
         const TRIED: usize = 8;
         if let Some(computed) = self.computing() {
@@ -91,12 +95,17 @@ impl FieldSet {
             return Ok((amounts.collect(), computed));
         }
         let (mut readers, mut alone) = (Vec::new(), 0);
-        let mut sample = [vec![0.0; self.list.image.iter().product()], vec![0.0; self.target_len()]];
+        let rows = self.first_rows(parts);
+        let own = |is_target: bool, whole: usize| {
+            vec![0.0; self.in_rows(is_target, rows[usize::from(is_target)].as_ref(), whole)]
+        };
+        let mut sample = [own(false, self.list.image.iter().product()), own(true, self.target_len())];
+        let rows = [rows[0].as_ref(), rows[1].as_ref()];
         let most = self.len().min(TRIED);
         let (begun, mut tried) = (Instant::now(), 0);
         while tried < most && (tried == 0 || begun.elapsed().as_secs_f64() < LONG) {
-            let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
-            self.read_sample(tried * self.len() / most, &mut parts, [None; 2], &mut readers)?;
+            let mut both = sample.each_mut().map(|part| CodesMut::Numbers(part));
+            self.read_sample(tried * self.len() / most, &mut both, rows, &mut readers)?;
             for reader in &mut readers {
                 alone += reader.take_amount().decoded;
                 reader.forget();
@@ -126,21 +135,27 @@ impl FieldSet {
         arrays.any(|(array, _)| matches!(array.storage, ArrayStorage::Library(_)))
     }
 
-    /// How many of the arrays' numbers are missing in some samples, where a run goes on without them (`--missing`).
+    /// How many of the arrays' numbers are missing in some samples, where a run goes on without them (`--missing`); of
+    /// samples that are cut into parts in the first.
     ///
     /// # Errors
     /// `Data`: a sample cannot be read, or none that is looked at has a number of a target.
-    pub fn missing(&self) -> Result<Option<String>> {
+    pub fn missing(&self, parts: usize) -> Result<Option<String>> {
         /// Samples that are looked at, and those of which one has to have a number of each target: evenly spread.
         const LOOKED_AT: [usize; 2] = [16, 1024];
         if self.list.missing == Missing::Refuse || self.universe().is_some() {
             return Ok(None);
         }
         let mut readers = Vec::new();
+        let rows = self.first_rows(parts);
+        let rows = |at: usize| rows[usize::from(at >= self.list.inputs)].as_ref();
+        let numbers =
+            |at: usize| self.in_rows(at >= self.list.inputs, rows(at), self.list.shapes[at].numbers());
         let mut count = |at: usize, index: usize| -> Result<usize> {
-            let mut values = vec![0.0; self.list.shapes[at].numbers()];
+            let mut values = vec![0.0; numbers(at)];
             let place = self.place(index);
-            self.raw(SampleField { place: &place, at, rows: None }, &mut readers, &mut values)?;
+            let rows = rows(at).map(|rows| (self.list.image.len() - 1, rows));
+            self.raw(SampleField { place: &place, at, rows }, &mut readers, &mut values)?;
             Ok(values.iter().filter(|value| !value.is_finite()).count())
         };
         let [few, many] = LOOKED_AT.map(|most| self.len().min(most));
@@ -153,7 +168,7 @@ impl FieldSet {
         }
         let mut said = Vec::new();
         for (at, missing) in missing.into_iter().enumerate() {
-            let (text, numbers) = (&self.list.fields[at].text, self.list.shapes[at].numbers());
+            let (text, numbers) = (&self.list.fields[at].text, numbers(at));
             let mut is_empty = at >= self.list.inputs && missing == looked_at * numbers;
             for sample in 0..many {
                 is_empty = is_empty && count(at, sample * self.len() / many)? == numbers;
@@ -168,7 +183,8 @@ impl FieldSet {
                 said.push(format!("{share:.2} % of {text}"));
             }
         }
-        let of = format!("missing, in {looked_at} of {} samples: ", self.len());
+        let part = if parts > 1 { format!("the first of {parts} parts of ") } else { String::new() };
+        let of = format!("missing, in {part}{looked_at} of {} samples: ", self.len());
         Ok((!said.is_empty()).then(|| of + &said.join(", ")))
     }
 

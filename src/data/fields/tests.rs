@@ -1,6 +1,6 @@
 use super::field::Rescaling;
 use super::*;
-use crate::config::FieldOptions;
+use crate::config::{FieldOptions, Missing};
 use crate::data::shard::Sharding;
 use crate::data::{Batch, Reading, Samples, TrainingLoader};
 use crate::fields::Amount;
@@ -326,7 +326,7 @@ fn how_much_is_missing_is_said_and_a_target_of_nothing_refused() {
     file.close().unwrap();
     let said = |missing, input: &str, target: &str| {
         let fields = FieldOptions { missing, ..options(&[input], &[target]) };
-        FieldSet::open(None, &path, &fields, &[]).unwrap().missing()
+        FieldSet::open(None, &path, &fields, &[]).unwrap().missing(1)
     };
     assert_eq!(said(Missing::Mask, "whole", "whole").unwrap(), None);
     assert_eq!(said(Missing::Refuse, "half", "none").unwrap(), None);
@@ -428,7 +428,7 @@ fn read_and_said(path: &Path, fields: &FieldOptions, ranks: usize, batch: usize)
     let sharding = |rank| Sharding { ranks, rank, batch, accumulation: 1, global: None };
     let of_all = samples();
     let orders = TrainingLoader::first_epoch(&of_all, sharding(0), 5).unwrap();
-    let (amounts, _) = of_all.fields().unwrap().reading(orders).unwrap();
+    let (amounts, _) = of_all.fields().unwrap().reading(orders, 1).unwrap();
     let mut counted = 0;
     for rank in 0..ranks {
         let set = samples();
@@ -506,7 +506,7 @@ fn better_chunks_are_named_where_inspect_has_some() {
         let fields = options(&[&format!("x[n,h/{},w]", rows / 2)], &[]);
         let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
         let order = (0..8).flat_map(|tile| [tile, 8 + tile]).collect();
-        let (amounts, _) = set.reading([order].into_iter()).unwrap();
+        let (amounts, _) = set.reading([order].into_iter(), 1).unwrap();
         assert_eq!(amounts[0].decoded, 8 * amounts[0].used);
         assert_eq!(set.has_better_chunks(&amounts), is_advised);
     }
@@ -641,4 +641,64 @@ fn files_that_are_packed_unlike_have_no_codes() {
     write("b.h5", 0.25);
     assert_eq!(tables(directory.path()), None);
     assert_eq!(tables(&directory.path().join("b.h5")), Some(DType::U16));
+}
+
+/// Rows of a channel lie between those of the channels beside it, and these are not read; nor are they by the look at
+/// samples before a run.
+#[test]
+fn of_rows_no_others_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    let x = ndarray::Array::from_shape_fn((2, 3, 8, 32, 32), |(n, c, d, h, w)| (n + c + d + h + w) as f32);
+    file.new_dataset_builder().with_data(&x).create("x").unwrap();
+    file.close().unwrap();
+    let fields = FieldOptions { missing: Missing::Zero, ..options(&["x[n,c,d,h,w]"], &["x[n,c,d,h,w]"]) };
+    let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
+    let own = 3 * 2 * 32 * 32;
+    let mut sample = [vec![0.0; own], vec![0.0; own]];
+    let (rows, mut readers) = (2..4, Vec::new());
+    let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
+    set.read_sample(1, &mut parts, [Some(&rows); 2], &mut readers).unwrap();
+    let read: u64 = readers.iter_mut().map(|reader| reader.take_amount().read).sum();
+    assert_eq!(read, 2 * 4 * own as u64);
+    assert_eq!(sample[1], x.slice(ndarray::s![1, .., 2..4, .., ..]).iter().copied().collect::<Vec<f32>>());
+    let read_so_far = || -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    };
+    let begun = read_so_far();
+    set.missing(4).unwrap();
+    set.reading([vec![0, 1]].into_iter(), 4).unwrap();
+    // Two samples are looked at, and tried, by two fields each.
+    let (looked, most) = (read_so_far() - begun, 2 * 2 * 2 * 4 * own as u64);
+    assert!(looked < most + 4096, "{looked} bytes, of {most}");
+}
+
+/// Behind the last step of a run nothing is read ahead.
+#[test]
+fn nothing_is_read_behind_the_end_of_a_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = file(&directory, "a.h5");
+    let waited = |end: Option<usize>| {
+        let samples =
+            Samples::of_fields(FieldSet::open(None, &path, &options(&["t"], &["s"]), &[]).unwrap(), 1);
+        let sharding = Sharding { ranks: 1, rank: 0, batch: 2, accumulation: 1, global: None };
+        let set = samples.fields().unwrap();
+        let mut batch = Batch::new(2, set.image().iter().product()).with_targets(set.target_len());
+        let reading = Reading::new(1, false).unwrap();
+        let mut loader = TrainingLoader::new(samples, sharding, 1, reading).unwrap();
+        loader.start_epoch(0);
+        if let Some(end) = end {
+            loader.ends_after(end);
+        }
+        loader.fill(0, 0, &mut batch).unwrap();
+        loader.fill(1, 0, &mut batch).unwrap();
+        let begun = std::time::Instant::now();
+        while !loader.has(2, 0) && begun.elapsed().as_millis() < 300 {
+            std::thread::yield_now();
+        }
+        loader.has(2, 0)
+    };
+    assert_eq!([None, Some(3), Some(2)].map(waited), [true, true, false]);
 }

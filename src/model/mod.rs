@@ -30,7 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Builder, Graph, SampleShape, TensorId};
+use crate::graph::{Builder, Graph, SampleShape, Shape, TensorId};
 pub use preprocessing::{CLASS_NAMES, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
 
 /// A model that `--model` can name.
@@ -234,6 +234,25 @@ impl Model {
         self.build_or_advise(batch, image.into(), classes, false)
     }
 
+    /// Refuses cubes for a network of images by name, and the other way round. One of vectors takes any.
+    fn takes(&self, image: SampleShape) -> Result<()> {
+        if self.file().is_some() || image.len() == self.image.len() || self.image[1..] == [1, 1] {
+            return Ok(());
+        }
+        let of_axes = |axes: usize| all().filter(move |model| model.image.len() == axes);
+        let (own, others) = if image.len() == 4 { ("images", "cubes") } else { ("cubes", "images") };
+        let names = match image.len() {
+            4 => of_axes(4).map(|model| model.name).collect::<Vec<_>>().join(" and "),
+            _ => "unet, deepcam and others (dltrain models)".into(),
+        };
+        Err(Error::usage(format!(
+            "--model {}: is for {own}, and the samples are {}; for {others} there are {names}, and networks from ONNX \
+             files",
+            self.name(),
+            Shape(image.to_vec()),
+        )))
+    }
+
     fn build_or_advise(
         &self,
         batch: usize,
@@ -241,6 +260,7 @@ impl Model {
         classes: usize,
         trains: bool,
     ) -> Result<Graph> {
+        self.takes(image)?;
         self.try_build(batch, image, classes, trains).map_err(|mut error| {
             // Whether a size works is found by trying: no second description of the layers can go wrong.
             let works = |size: &usize| self.try_build(batch, image.of_size(*size), classes, trains).is_ok();
@@ -590,6 +610,30 @@ mod tests {
             error.message.ends_with("larger samples; the smallest edge of a cube that works is 16"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn networks_of_images_and_of_cubes_are_not_given_the_other() {
+        let cube = SampleShape::cube([4, 32, 32, 32]);
+        for (name, image, part) in [
+            (
+                "resnet18",
+                cube,
+                "--model resnet18: is for images, and the samples are 4×32×32×32; for cubes there are \
+                                unet3d and cosmoflow",
+            ),
+            ("vit_b_16", cube, "is for images"),
+            ("unet:depth=2,width=8", cube, "is for images"),
+            (
+                "unet3d",
+                SampleShape::image([4, 32, 32]),
+                "is for cubes, and the samples are 4×32×32; for images",
+            ),
+        ] {
+            let error = find(name).unwrap().build(2, image, 4).unwrap_err();
+            assert!(error.message.contains(part), "{error}");
+        }
+        assert!(find("mlp").unwrap().build(2, cube, 4).is_ok());
     }
 
     /// Names, shapes and first values as torchvision's `state_dict` has them.

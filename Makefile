@@ -87,6 +87,7 @@ test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and 
 	@$(WITH_MPI) .deps/fields/bin/python tests/fields/read.py $(DLTRAIN) .deps/fields/lib
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/train.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/cubes.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
+	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/ops.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/layouts.py $(DLTRAIN) .deps/fields/lib \
 	    $$DLTRAIN_MPIRUN -n 2
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/torch/bin/python tests/fields/deepcam.py $(DLTRAIN) $$DLTRAIN_MPIRUN -n 2

@@ -94,12 +94,13 @@ impl Args {
         }
         let build = |batch| model.build_to_test(batch, image, classes);
         let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
+        let axes = model.file().map_or(image.len() + 1, onnx::OnnxFile::axes);
         // One rank reads and writes, and says so.
         start.note().into_iter().for_each(record::print);
         let values = |name: &str| {
             start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))
         };
-        let mut network = onnx::export::network(build, self.network.fold, &values)?;
+        let mut network = onnx::export::network(build, axes, self.network.fold, &values)?;
         network.say(&about.texts());
         if let Some(bytes) = network.write(&self.to, onnx::export::LARGEST)? {
             let beside = onnx::export::beside(&self.to);

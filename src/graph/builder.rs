@@ -236,6 +236,13 @@ impl Builder {
         self.parameter(name.into(), shape, init, decay)
     }
 
+    /// Makes a parameter numbers that stay as they are, last dimension fastest.
+    pub fn fix(&mut self, parameter: TensorId, numbers: &[f32]) {
+        let tensor = &mut self.tensors[parameter.0];
+        (tensor.role, tensor.init, tensor.decay) = (Role::Constant, None, false);
+        tensor.values = Some(Arc::from(numbers));
+    }
+
     /// What several layers read of a parameter, of which an op reads another tensor alone: all have its gradient.
     pub fn shared(&mut self, parameter: TensorId) -> TensorId {
         let Tensor { name, spec, .. } = self.tensors[parameter.0].clone();

@@ -173,7 +173,7 @@ mod tests {
 
     fn exported(model: &Model, values: TensorValues, to: &Path) {
         let build = |batch| model.build_to_test(batch, model.image, model.classes);
-        std::fs::write(to, onnx::export::network(build, false, values).unwrap().bytes()).unwrap();
+        std::fs::write(to, onnx::export::network(build, 4, false, values).unwrap().bytes()).unwrap();
     }
 
     proptest! {
@@ -185,7 +185,7 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let at = |name: &str| directory.path().join(name);
             let layers = ["conv", "fc", "relu", "pool"].map(String::from);
-            let bytes = onnx::export::network(|batch| network(&layers, batch), false, &|name| {
+            let bytes = onnx::export::network(|batch| network(&layers, batch), 4, false, &|name| {
                 let graph = network(&layers, 1)?;
                 let tensor = graph.tensors.iter().find(|tensor| tensor.name == name).unwrap();
                 Ok((0..tensor.spec.shape.elements()).map(|at| at as f32 + name.len() as f32).collect())
@@ -229,7 +229,7 @@ mod tests {
             let graph = network(&layers, 1).unwrap();
             let wanted: HashSet<&str> = parameters(&graph).map(|tensor| tensor.name.as_str()).collect();
             prop_assume!(wanted.len() == 4);
-            let bytes = onnx::export::network(|batch| network(&layers, batch), false, &|name| {
+            let bytes = onnx::export::network(|batch| network(&layers, batch), 4, false, &|name| {
                 let tensor = parameters(&graph).find(|tensor| tensor.name == name).unwrap();
                 Ok(vec![1.0; tensor.spec.shape.elements()])
             });

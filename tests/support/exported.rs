@@ -122,7 +122,8 @@ impl Files {
         let shapes: std::collections::HashMap<&str, &[usize]> =
             shapes.map(|tensor| (&*tensor.name, &tensor.spec.shape.0[..])).collect();
         let values = |name: &str| Ok(weights(name, shapes[name]));
-        let network = onnx::export::network(build, fold, &values).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let network =
+            onnx::export::network(build, 4, fold, &values).unwrap_or_else(|e| panic!("{name}: {e}"));
         network.write(&self.path(&format!("{name}.onnx")), most).unwrap();
     }
 

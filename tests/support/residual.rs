@@ -46,7 +46,7 @@ fn make() -> String {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("residual.onnx");
     // Other processes may read it.
     let new = path.with_extension(std::process::id().to_string());
-    std::fs::write(&new, onnx::export::network(build, false, &values).unwrap().bytes()).unwrap();
+    std::fs::write(&new, onnx::export::network(build, 4, false, &values).unwrap().bytes()).unwrap();
     std::fs::rename(new, &path).unwrap();
     format!("--model {} --fresh-weights", path.display())
 }

@@ -260,7 +260,10 @@ fn given<'a>(file: &'a OnnxFile, net: &mut Builder, images: TensorId) -> Result<
             part = net.reshape(&format!("{}.sample", input.name), part, shape)?;
         }
         let last: Vec<usize> = [0].into_iter().chain(2..input.axes).chain([1]).collect();
-        let value = match Permutation::new(&last).filter(|_| input.channels_last) {
+        // Arrays say which of their axes are channels: where these are as many as the file's second axis has, that is
+        // theirs, and not the last.
+        let is_last = input.channels_last && net.shape(part).0.get(1) == input.image.first();
+        let value = match Permutation::new(&last).filter(|_| is_last) {
             Some(order) => Value::Partly(PartialActivation::Turned(order), part),
             None => Value::Tensor(with_axes(net, part, input.axes)?),
         };
@@ -673,7 +676,12 @@ impl<'a> Import<'a> {
 
     /// Whether no layer has this weight yet.
     pub fn is_free(&self, stored: &StoredTensor) -> bool {
-        !self.weights.iter().any(|weight| weight.name == stored.name)
+        !self.is_said_fixed(stored) && !self.weights.iter().any(|weight| weight.name == stored.name)
+    }
+
+    /// Whether the file says that it is not learned.
+    pub fn is_said_fixed(&self, stored: &StoredTensor) -> bool {
+        self.file.is_said_fixed(stored.index)
     }
 
     /// Whether arithmetic reads it: a layer then has what that reads, so that it has the gradient of both.

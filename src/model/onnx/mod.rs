@@ -14,6 +14,7 @@ mod notes;
 mod open_batch;
 mod order;
 pub mod schema;
+mod signature;
 mod tensor;
 
 use std::collections::{HashMap, HashSet};
@@ -23,9 +24,10 @@ use prost::Message;
 
 use crate::error::{Error, OrError, Result};
 use crate::files::{self, Crc};
-use crate::graph::{Builder, SampleShape, TensorId};
+use crate::graph::{Builder, SampleShape, Shape, TensorId};
 use crate::model::{CLASS_NAMES, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
+use signature::Signature;
 use tensor::OnnxTensor;
 
 /// Height and width of images where the file leaves them open, as ImageNet's are cut.
@@ -73,6 +75,8 @@ pub struct OnnxFile {
     initializers: usize,
     /// Which of them say yes or no: zeros and one other number.
     is_mask: Vec<bool>,
+    /// Whether each initializer is learned, where the file says it.
+    said_learned: Vec<Option<bool>>,
     classes: usize,
     weights: Vec<Weight>,
     /// What a user should know, and what whoever trains it should.
@@ -116,17 +120,20 @@ impl OnnxFile {
         let said = SaidByWriter::of(&model).or_data(path)?;
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
         put_first(&mut graph, loss)?;
+        signature::untie(&mut graph);
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
         let inputs = FileInput::all(&graph, &tensor_of).or_data(path)?;
+        let said_learned = learned_as_said(&graph, &tensors[..initializers], &tensor_of);
         let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
             graph,
             is_mask: tensors.iter().map(is_mask).collect(),
+            said_learned,
             tensors,
             tensor_of,
             inputs,
@@ -161,6 +168,13 @@ impl OnnxFile {
         let logits = import::run(self, net, images, other)?.logits;
         match classes_of(net, logits) {
             found if found == classes => Ok(logits),
+            found if other.is_none() => Err(Error::usage(format!(
+                "{}: gives {found} classes for such samples, and {} for those that it was made for, {}; the samples \
+                 have another shape than it reads",
+                self.path.display(),
+                self.classes,
+                Shape(self.image().to_vec())
+            ))),
             _ => Err(Error::usage(format!(
                 "--classes {classes}: {} gives the scores of {} classes, and has no last layer that could be begun \
                  anew for others; leave --classes out",
@@ -186,6 +200,14 @@ impl OnnxFile {
         match &self.inputs[..] {
             [input] => input.image,
             inputs => SampleShape::image([inputs.iter().map(FileInput::numbers).sum(), 1, 1]),
+        }
+    }
+
+    /// Axes that the file's samples have with the batch: 2 of vectors, 3 of sequences, 4 of images and 5 of cubes.
+    pub fn axes(&self) -> usize {
+        match &self.inputs[..] {
+            [input] => input.axes,
+            _ => self.image().len() + 1,
         }
     }
 
@@ -249,14 +271,20 @@ impl OnnxFile {
         self.version
     }
 
-    /// Whether one of its tensors may be learned: real numbers, and more than one.
+    /// Whether one of its tensors may be learned: as the file says, or else real numbers, and more than one.
     fn may_be_learned(&self, tensor: usize) -> bool {
-        self.is_initializer(tensor) && self.tensors[tensor].elements() > 1 && !self.is_mask[tensor]
+        let is_like_it = || self.tensors[tensor].elements() > 1 && !self.is_mask[tensor];
+        self.is_initializer(tensor) && self.said_learned[tensor].unwrap_or_else(is_like_it)
     }
 
-    /// Whether one of its tensors stands where what was learned does.
+    /// Whether one of its tensors stands where what was learned does, and the file does not say that it was not.
     fn is_initializer(&self, tensor: usize) -> bool {
-        tensor < self.initializers && self.tensors[tensor].is_real()
+        tensor < self.initializers && self.tensors[tensor].is_real() && !self.is_said_fixed(tensor)
+    }
+
+    /// Whether the file says that one of its tensors is not learned.
+    fn is_said_fixed(&self, tensor: usize) -> bool {
+        self.said_learned.get(tensor).is_some_and(|said| *said == Some(false))
     }
 
     /// Whether a tensor has the same numbers for each image of the file's batch: then it is learned once.
@@ -351,6 +379,33 @@ fn put_first(graph: &mut GraphProto, loss: Option<&str>) -> Result<()> {
     Ok(())
 }
 
+/// Whether an input has its channels on the last axis, as the first nodes say that do more than arithmetic with it: an
+/// order of axes brings them to the second, or there is a layer, which ONNX has for channels on the second alone. `None`
+/// where the first does neither.
+fn channels_last(graph: &GraphProto, input: &str) -> Option<bool> {
+    const ARITHMETIC: &str =
+        "Add Cast Clip Div Identity LeakyRelu Mul Neg Pad Pow Relu Sigmoid Sqrt Sub Tanh";
+    const OF_CHANNELS: &str = "AveragePool BatchNormalization Conv ConvTranspose GlobalAveragePool GlobalMaxPool \
+        GroupNormalization InstanceNormalization LRN MaxPool PRelu";
+    let is_one_of = |names: &str, op: &str| names.split_whitespace().any(|name| name == op);
+    let mut names = HashSet::from([input]);
+    for node in &graph.node {
+        if !node.input.iter().any(|name| names.contains(&**name)) {
+            continue;
+        }
+        if is_one_of(ARITHMETIC, &node.op_type) {
+            names.extend(node.output.iter().map(String::as_str));
+        } else if is_one_of(OF_CHANNELS, &node.op_type) {
+            return Some(false);
+        } else if let Some(perm) = node.attribute.iter().find(|attribute| attribute.name == "perm") {
+            let last = perm.ints.len() as i64 - 1;
+            let moved: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
+            return (perm.ints == moved).then_some(true);
+        }
+    }
+    None
+}
+
 /// The names that the first output needs.
 fn read_for(graph: &GraphProto) -> HashSet<&str> {
     let mut read: HashSet<&str> = graph.output.iter().take(1).map(|output| &*output.name).collect();
@@ -395,6 +450,23 @@ fn take_constants(graph: &mut GraphProto, constants: &mut Vec<TensorProto>) {
             }
         }
     }
+}
+
+/// Whether each initializer is learned, where the file says it.
+fn learned_as_said(
+    graph: &GraphProto,
+    initializers: &[OnnxTensor],
+    tensor_of: &HashMap<String, usize>,
+) -> Vec<Option<bool>> {
+    /// Numbers of a scale or a shift at most.
+    const FEW: usize = 1 << 16;
+    let mut learned = vec![None; initializers.len()];
+    let Some(signature) = Signature::of(graph, tensor_of) else { return learned };
+    let numbers = |tensor: &OnnxTensor| (tensor.elements() <= FEW).then(|| tensor.reals().ok()).flatten();
+    for (name, &index) in tensor_of.iter().filter(|(_, index)| **index < initializers.len()) {
+        learned[index] = signature.is_learned(name, || numbers(&initializers[index]));
+    }
+    learned
 }
 
 /// The version of ONNX's ops that a file uses.
@@ -443,7 +515,12 @@ impl FileInput {
             let read = read_for(graph);
             inputs.retain(|input| read.contains(&*input.name));
         }
-        let inputs = inputs.into_iter().map(FileInput::of).collect::<std::result::Result<Vec<_>, _>>()?;
+        let one_of_one = inputs.len() == 1;
+        let of = |input: &ValueInfoProto| {
+            // Several are arrays, whose axes are in the order of networks.
+            FileInput::of(input, channels_last(graph, &input.name).or((!one_of_one).then_some(false)))
+        };
+        let inputs = inputs.into_iter().map(of).collect::<std::result::Result<Vec<_>, _>>()?;
         if inputs.is_empty() { Err("has no input".into()) } else { Ok(inputs) }
     }
 
@@ -466,7 +543,8 @@ impl FileInput {
         }
     }
 
-    fn of(input: &ValueInfoProto) -> std::result::Result<FileInput, String> {
+    /// `channels_last`: what the nodes say that read it.
+    fn of(input: &ValueInfoProto, channels_last: Option<bool>) -> std::result::Result<FileInput, String> {
         let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
         let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
         let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
@@ -477,7 +555,9 @@ impl FileInput {
             (Some(&[batch, a, ref between @ .., c]), true)
                 if [1, 2].contains(&between.len()) && (a > 0 || PICTURE.contains(&c)) =>
             {
-                let channels_last = PICTURE.contains(&c) && !PICTURE.contains(&a);
+                let is_picture = PICTURE.contains(&c) && !PICTURE.contains(&a);
+                let channels_last = channels_last.filter(|&last| if last { c > 0 } else { a > 0 });
+                let channels_last = channels_last.unwrap_or(is_picture);
                 let (name, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
                 let image = match channels_last {
                     true => FileInput::of_places(c, &[&[a], between].concat()),

@@ -52,6 +52,9 @@ pub struct GraphProto {
     /// What it gives.
     #[prost(message, repeated, tag = "12")]
     pub output: Vec<ValueInfoProto>,
+    /// What its writer says of it.
+    #[prost(message, repeated, tag = "16")]
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
 /// An op applied to values, which have names.
@@ -75,6 +78,9 @@ pub struct NodeProto {
     /// The set that the op is of.
     #[prost(string, tag = "7")]
     pub domain: String,
+    /// What its writer says of it.
+    #[prost(message, repeated, tag = "9")]
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
 /// A setting of an op.

@@ -7,6 +7,7 @@ use bound::Bound;
 use dltrain::device::Scalars;
 use dltrain::device::reference::Reference;
 use dltrain::graph::{Op, Role};
+use dltrain::model::onnx::export;
 use dltrain::model::onnx::schema::{
     AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetId, StringStringEntryProto,
     TensorProto, TensorShapeProto, TensorType, TypeProto, ValueInfoProto, data_type, kind,
@@ -214,6 +215,169 @@ fn a_bias_of_a_single_number_is_learned() {
     });
     let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
     assert_eq!(names, ["up.weight", "up.bias"]);
+}
+
+/// What a convolution's way back and global poolings are for images and cubes they are for sequences; what is written
+/// of such a network takes sequences again.
+#[test]
+fn layers_of_images_are_layers_of_sequences_too() {
+    let (place, model) = opened(|graph| {
+        graph.initializer = vec![weight("up.weight", &[1, 2, 3]), weight("up.bias", &[2])];
+        graph.initializer.extend([weight("fc.weight", &[2, 3]), weight("fc.bias", &[3])]);
+        graph.node[0] = node("flat", "Flatten", &["p"], "a");
+        graph.node.insert(0, node("up", "ConvTranspose", &["x", "up.weight", "up.bias"], "u"));
+        graph.node.insert(1, node("norm", "LRN", &["u"], "n"));
+        let size = AttributeProto { name: "size".into(), i: 1, kind: kind::INT, ..Default::default() };
+        let alpha = AttributeProto { name: "alpha".into(), kind: kind::FLOAT, ..Default::default() };
+        graph.node[1].attribute = vec![size, alpha];
+        graph.node.insert(2, node("mean", "GlobalAveragePool", &["n"], "p"));
+        graph.input = vec![value("x", &[0, 1, 4])];
+    });
+    let number = |place: usize| place as f32 * 0.125 - 1.0;
+    let scores = scores_of(&model);
+    for (place, found) in scores.iter().enumerate() {
+        let (image, class) = (place / 3, place % 3);
+        let sum: f32 = (4 * image..4 * image + 4).map(|x| x as f32).sum();
+        // Each place of the input meets each of the kernel, in six places of the output.
+        let mean = |c: usize| sum * (3 * c..3 * c + 3).map(number).sum::<f32>() / 6.0 + number(c);
+        let wanted = number(class) + (0..2).map(|c| mean(c) * number(3 * c + class)).sum::<f32>();
+        assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{found} and {wanted}");
+    }
+    let file = model.file().unwrap();
+    let build = |batch| model.build_to_test(batch, model.image, model.classes);
+    let written = export::network(build, file.axes(), false, &|name| file.values(name)).unwrap();
+    let again = place.path().join("again.onnx");
+    std::fs::write(&again, written.bytes()).unwrap();
+    let graph = ModelProto::decode(&*std::fs::read(&again).unwrap()).unwrap().graph.unwrap();
+    assert_eq!(graph.input, [ValueInfoProto { name: "images".into(), ..open_batch("images", &[1, 4]) }]);
+    let apart = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
+    assert!(scores_of(&model::open(&again).unwrap()).iter().zip(&scores).all(apart));
+}
+
+/// What the file says of an input whose batch is open.
+fn open_batch(name: &str, sample: &[i64]) -> ValueInfoProto {
+    let mut all = value(name, &[&[0], sample].concat());
+    let shape = all.value_type.as_mut().and_then(|of| of.tensor_type.as_mut()?.shape.as_mut()).unwrap();
+    shape.dim[0].dim_param = "N".into();
+    all
+}
+
+#[test]
+fn what_is_around_may_be_places_of_its_own() {
+    for (mode, around) in [
+        ("reflect", Ok([1, 0, 1, 2, 3, 2, 1])),
+        ("edge", Ok([0, 0, 1, 2, 3, 3, 3])),
+        ("wrap", Ok([3, 0, 1, 2, 3, 0, 1])),
+        ("mirror", Err("pad (Pad): mode mirror")),
+    ] {
+        let padded = |graph: &mut GraphProto| {
+            let mut pad = node("pad", "Pad", &["x", "pads"], "b");
+            let (name, kind) = ("mode".into(), 3);
+            pad.attribute =
+                vec![AttributeProto { name, s: mode.as_bytes().into(), kind, ..Default::default() }];
+            let (dims, int64_data) = (vec![6], vec![0, 0, 1, 0, 0, 2]);
+            let data_type = data_type::INT64;
+            graph.initializer[0] = weight("fc.weight", &[7, 3]);
+            graph.initializer.push(TensorProto {
+                name: "pads".into(),
+                dims,
+                data_type,
+                int64_data,
+                ..Default::default()
+            });
+            graph.node.insert(0, pad);
+            graph.node[1].input = vec!["b".into()];
+            graph.input = vec![value("x", &[0, 1, 4])];
+        };
+        let places: [usize; 7] = match around {
+            Ok(places) => places,
+            Err(wrong) => {
+                assert!(said(padded).contains(wrong), "{}", said(padded));
+                continue;
+            }
+        };
+        let (_place, model) = opened(padded);
+        let number = |place: usize| place as f32 * 0.125 - 1.0;
+        for (place, found) in scores_of(&model).iter().enumerate() {
+            let (image, class) = (place / 3, place % 3);
+            let product = |(at, from): (usize, &usize)| (4 * image + from) as f32 * number(3 * at + class);
+            let wanted = number(class) + places.iter().enumerate().map(product).sum::<f32>();
+            assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{mode}: {found} and {wanted}");
+        }
+    }
+}
+
+/// PyTorch's newer exporter says which tensors are parameters. What it has computed in advance is learned in the modules
+/// whose parameters are no longer there, and nowhere else.
+#[test]
+fn what_the_writer_names_as_parameters_is_learned_and_no_more() {
+    let said = |key: &str, value: &str| StringStringEntryProto { key: key.into(), value: value.into() };
+    let (_place, model) = opened(|graph| {
+        let signature = "\n# inputs\np_w: PARAMETER target='w'\np_g_weight: PARAMETER target='g.weight'\n\
+                         p_fc_weight: PARAMETER target='fc.weight'\np_fc_bias: PARAMETER target='fc.bias'\n\
+                         b_buf: BUFFER target='buf' persistent=True\nx: USER_INPUT\n";
+        let key = "pkg.torch.export.ExportedProgram.graph_signature";
+        graph.metadata_props = vec![said(key, signature)];
+        graph.initializer.extend(["w", "lone"].map(|name| weight(name, &[1])));
+        graph.initializer.extend(["buf", "val_1", "val_2"].map(|name| weight(name, &[1, 1, 2, 2])));
+        let scaled = |name: &str, module: &str, by: [&str; 2], to: &str| NodeProto {
+            metadata_props: vec![said("pkg.torch.onnx.name_scopes", &format!("['', {module}'mul']"))],
+            ..node(name, "Mul", &by, to)
+        };
+        graph.node[0].input = vec!["e".into()];
+        for (place, node) in [
+            scaled("one", "", ["x", "w"], "a1"),
+            scaled("two", "", ["a1", "buf"], "b1"),
+            scaled("three", "'up', ", ["b1", "val_1"], "c1"),
+            scaled("four", "'g', ", ["c1", "val_2"], "d1"),
+            scaled("five", "'g', ", ["d1", "lone"], "e"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            graph.node.insert(place, node);
+        }
+    });
+    let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
+    assert_eq!(names, ["w", "val_2", "fc.weight", "fc.bias"]);
+}
+
+/// PyTorch's exporter writes ones and zeros as nodes where a normalisation has neither scale nor shift.
+#[test]
+fn a_normalisation_without_scale_and_shift_learns_none() {
+    for written in ["nodes", "initializers"] {
+        let (_place, model) = opened(|graph| {
+            let all =
+                |name: &str, number: f32| TensorProto { float_data: vec![number], ..weight(name, &[1]) };
+            let mut given = vec![all("ones", 1.0), all("zeros", 0.0)];
+            graph.initializer.extend([all("bn.mean", 0.5), all("bn.var", 4.0)]);
+            graph.node.insert(
+                0,
+                node("bn", "BatchNormalization", &["x", "ones", "zeros", "bn.mean", "bn.var"], "b"),
+            );
+            graph.node[1].input = vec!["b".into()];
+            if written == "initializers" {
+                return graph.initializer.append(&mut given);
+            }
+            for tensor in given {
+                let mut constant = node(&tensor.name, "Constant", &[], &tensor.name);
+                let (name, t, kind) = ("value".into(), Some(tensor), kind::TENSOR);
+                constant.attribute = vec![AttributeProto { name, t, kind, ..Default::default() }];
+                graph.node.insert(0, constant);
+            }
+        });
+        let names: Vec<&str> = model.file().unwrap().weights().iter().map(|weight| &*weight.name).collect();
+        let learned: &[&str] = if written == "nodes" { &[] } else { &["ones", "zeros"] };
+        assert_eq!(names, [learned, &["bn.mean", "bn.var", "fc.weight", "fc.bias"]].concat());
+        let number = |place: usize| place as f32 * 0.125 - 1.0;
+        for (place, found) in scores_of(&model).iter().enumerate() {
+            let (image, class) = (place / 3, place % 3);
+            // Statistics are as a network begins: 0 and 1.
+            let x = |at: usize| (4 * image + at) as f32 / (1.0f32 + 1e-5).sqrt();
+            let wanted = number(class) + (0..4).map(|at| x(at) * number(3 * at + class)).sum::<f32>();
+            assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{found} and {wanted}");
+        }
+    }
 }
 
 /// A token that an exporter wrote down for each of the two images, which is put before them and added to them, as CaiT

@@ -100,7 +100,7 @@ fn write_what_it_gives(place: &Path, device: &dyn Device) -> Result<(), String> 
     drop(run);
     // What it has learned goes back into a file.
     let values = |name: &str| learned.get(name).cloned().unwrap_or_else(|| values(name));
-    match export::network(build, false, &|name| Ok(values(name))) {
+    match export::network(build, 4, false, &|name| Ok(values(name))) {
         Ok(network) => {
             network.write(&place.join("ours/again.onnx"), export::LARGEST).unwrap();
             write("logits again", &scores(build(batch).map_err(|error| error.message)?, &values));

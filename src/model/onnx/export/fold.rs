@@ -31,7 +31,10 @@ impl OnnxWriter<'_> {
         };
         let (graph, of) = (self.graph, self.values);
         let tensor = |id: &TensorId| graph.tensor(*id);
-        let values = |id| of(&tensor(id).name);
+        let values = |id| match &tensor(id).values {
+            Some(constant) => Ok(constant.to_vec()),
+            None => of(&tensor(id).name),
+        };
         let mut weights = values(&node.inputs[1])?;
         let before = node.inputs.get(2).map(values).transpose()?;
         let [scale, shift, mean, variance] = [1, 2, 3, 4].map(|place| values(&norm.inputs[place]));

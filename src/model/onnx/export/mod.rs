@@ -17,7 +17,9 @@ pub use self::batch::COUNTS;
 use self::batch::{BatchAxis, batches};
 pub use self::file::{LARGEST, OnnxExport, beside};
 use self::proto::int;
-use super::schema::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto};
+use super::schema::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetId, TensorProto, ValueInfoProto,
+};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Op, Role, Tensor, TensorId};
 
@@ -32,18 +34,20 @@ const BATCH: &str = "N";
 /// Gives the numbers of the parameter or running statistic of a name, last dimension fastest.
 pub type TensorValues<'a> = &'a dyn Fn(&str) -> Result<Vec<f32>>;
 
-/// A network as an ONNX file. `build` gives its forward graph for so many images; with `fold` what normalises behind a
+/// A network as an ONNX file. `build` gives its forward graph for so many images, which have `axes` axes in the file,
+/// with the batch: 2 of vectors and 3 of sequences, which a graph has as images. With `fold` what normalises behind a
 /// convolution is made part of it.
 ///
 /// # Errors
 /// `Usage` where a layer cannot be written; those of `build` and `values`.
 pub fn network(
     build: impl Fn(usize) -> Result<Graph>,
+    axes: usize,
     fold: bool,
     values: TensorValues,
 ) -> Result<OnnxExport> {
     let (graph, batches) = batched(build)?;
-    let mut writer = OnnxWriter::new(&graph, batches, values);
+    let mut writer = OnnxWriter::new(&graph, batches, axes, values);
     if fold {
         writer.folded = fold::pairs(&graph);
     }
@@ -85,6 +89,8 @@ struct OnnxWriter<'a> {
     /// Where images lie in each tensor.
     batches: Vec<Option<BatchAxis>>,
     values: TensorValues<'a>,
+    /// What the file is given: name and extents.
+    input: ValueInfoProto,
     /// Convolutions, by the number of their node, with the normalisation that becomes part of each.
     folded: HashMap<usize, usize>,
     /// What the file calls a tensor of the graph.
@@ -97,15 +103,31 @@ struct OnnxWriter<'a> {
 }
 
 impl<'a> OnnxWriter<'a> {
-    fn new(graph: &'a Graph, batches: Vec<Option<BatchAxis>>, values: TensorValues<'a>) -> OnnxWriter<'a> {
+    fn new(
+        graph: &'a Graph,
+        batches: Vec<Option<BatchAxis>>,
+        axes: usize,
+        values: TensorValues<'a>,
+    ) -> OnnxWriter<'a> {
         let is_kept = |role| matches!(role, Role::Parameter | Role::Statistic);
         let kept =
             graph.tensors.iter().filter(|tensor| is_kept(tensor.role)).map(|tensor| tensor.name.clone());
         let kept: HashSet<String> = kept.collect();
         let (folded, nodes, tensors) = (HashMap::new(), Vec::new(), Vec::new());
         let (named, taken) = (HashMap::new(), kept.clone());
-        let mut writer = OnnxWriter { graph, batches, values, folded, named, taken, kept, nodes, tensors };
-        let images = writer.free(IMAGES);
+        let input = ValueInfoProto::default();
+        let mut writer =
+            OnnxWriter { graph, batches, values, input, folded, named, taken, kept, nodes, tensors };
+        let (mut images, whole) = (writer.free(IMAGES), writer.shape(graph.images));
+        let given = match (axes, &whole[..]) {
+            (2, &[batch, features, 1, 1]) => vec![batch, features],
+            (3, &[batch, channels, 1, length]) => vec![batch, channels, length],
+            _ => whole.clone(),
+        };
+        writer.input = proto::value(&images, &given);
+        if given != whole {
+            images = writer.reshaped(&format!("{images}.row"), images, &whole);
+        }
         writer.named.insert(graph.images, images);
         writer
     }
@@ -170,7 +192,7 @@ impl<'a> OnnxWriter<'a> {
 
     /// The graph of the file.
     fn finish(mut self) -> Result<GraphProto> {
-        let (last, images) = (self.read(self.graph.logits)?, self.read(self.graph.images)?);
+        let last = self.read(self.graph.logits)?;
         let logits = self.free(LOGITS);
         for name in self.nodes.iter_mut().flat_map(|node| node.input.iter_mut().chain(&mut node.output)) {
             if *name == last {
@@ -179,10 +201,11 @@ impl<'a> OnnxWriter<'a> {
         }
         Ok(GraphProto {
             name: self.graph.name.clone(),
-            input: vec![proto::value(&images, &self.shape(self.graph.images))],
+            input: vec![std::mem::take(&mut self.input)],
             output: vec![proto::value(&logits, &self.shape(self.graph.logits))],
             node: self.nodes,
             initializer: self.tensors,
+            metadata_props: Vec::new(),
         })
     }
 
@@ -266,7 +289,8 @@ impl<'a> OnnxWriter<'a> {
     fn node(&mut self, layer: &str, op: &str, input: Vec<String>, attribute: Vec<AttributeProto>) -> String {
         let name = self.free(layer);
         let (output, op_type) = (vec![name.clone()], op.to_string());
-        let node = NodeProto { input, output, name: name.clone(), op_type, attribute, domain: String::new() };
+        let node =
+            NodeProto { input, output, name: name.clone(), op_type, attribute, ..NodeProto::default() };
         self.nodes.push(node);
         name
     }

@@ -16,7 +16,7 @@ mod windows;
 use super::import::{Import, Lowered, Value};
 use super::node::OnnxNode;
 use super::tensor::Reason;
-use crate::graph::{Activation, Binary, TensorId};
+use crate::graph::{Activation, Binary};
 
 pub use elements::finished;
 
@@ -126,15 +126,6 @@ pub fn handler(node: OnnxNode) -> std::result::Result<Option<Handler>, Reason> {
         ("", None) if super::fold::is_folded(node.op()) => Ok(None),
         ("", None) => Err("the op is not supported".into()),
         (domain, _) => Err(format!("the op is of the set {domain}, and not one of ONNX's own")),
-    }
-}
-
-/// The images or cubes that a node reads.
-fn image(import: &mut Import, value: &Value) -> Lowered<TensorId> {
-    let x = import.tensor(value)?;
-    match import.net.shape(x).rank() {
-        4 | 5 => Ok(x),
-        _ => Err(format!("reads {}, and not images (N, C, H, W)", import.net.shape(x)).into()),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Normalisations.
 
+use super::Lowered;
 use super::elements::{activation, add, first, number, put_together, with_single_axes};
 use super::weights::learned;
-use super::{Lowered, image};
+use super::windows::as_images;
 use crate::graph::{Activation, BatchNorm, Binary, LocalResponseNorm, Shape, TensorId, dims};
 use crate::model::onnx::constant::from_front;
 use crate::model::onnx::import::{Import, Value};
@@ -47,8 +48,16 @@ pub fn batch_norm(import: &mut Import, inputs: &[Value]) -> Lowered {
         4 | 5 => x,
         _ => import.net.reshape(&format!("{layer}.image"), x, as_image)?,
     };
+    let is_plain =
+        is_plain(import, Binary::Multiply, &of_channels[0]) && is_plain(import, Binary::Add, &of_channels[1]);
     let y = import.net.batch_norm(&layer, x, norm)?;
-    import.learned(&stored.iter().collect::<Vec<_>>())?;
+    if is_plain {
+        for (id, number) in import.net.kept_of_last().into_iter().zip([1.0, 0.0]) {
+            import.net.fix(id, &vec![number; channels]);
+        }
+    }
+    let learned = if is_plain { &stored[2..] } else { &stored[..] };
+    import.learned(&learned.iter().collect::<Vec<_>>())?;
     match shape.rank() {
         4 | 5 => Ok(Value::Tensor(y)),
         _ => Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, shape)?)),
@@ -142,6 +151,14 @@ fn does_nothing(import: &Import, of: Binary, value: &Value) -> bool {
     import.known_reals(value).is_some_and(|all| all.iter().all(|&number| number == nothing))
 }
 
+/// Whether a scale or shift changes nothing and is not learned, also where it is one of one channel.
+fn is_plain(import: &Import, of: Binary, value: &Value) -> bool {
+    let nothing = if of == Binary::Multiply { 1.0 } else { 0.0 };
+    let is_learned = matches!(value, Value::Stored(of) if import.file.is_initializer(of.index));
+    let numbers = import.constant(value).map(|constant| constant.reals());
+    !is_learned && numbers.is_ok_and(|all| all.iter().all(|&number| number == nothing))
+}
+
 pub fn instance_norm(import: &mut Import, inputs: &[Value]) -> Lowered {
     let x = import.tensor(first(inputs)?)?;
     let channels = import.net.shape(x).0.get(1).copied().unwrap_or(0);
@@ -203,14 +220,15 @@ fn scaled_by_channel(
 }
 
 pub fn local_response_norm(import: &mut Import, inputs: &[Value]) -> Lowered {
-    let x = image(import, first(inputs)?)?;
     let size = lengths(&[import.node.int("size").unwrap_or(0)]).map_or(0, |length| length[0]);
     if size.is_multiple_of(2) {
         return Err(format!("size {size} has no middle").into());
     }
     let number = |name: &str, default: f32| import.node.real(name).unwrap_or(default);
     let (alpha, beta, k) = (number("alpha", 1e-4), number("beta", 0.75), number("bias", 1.0));
-    let layer = import.layer(&import.node.layer());
     let norm = LocalResponseNorm { size, alpha, beta, k };
-    Ok(Value::Tensor(import.net.local_response_norm(&layer, x, norm)?))
+    as_images(import, first(inputs)?, |import, x| {
+        let layer = import.layer(&import.node.layer());
+        Ok(Value::Tensor(import.net.local_response_norm(&layer, x, norm)?))
+    })
 }

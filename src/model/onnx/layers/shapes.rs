@@ -3,6 +3,7 @@
 use super::elements::{self, first, multiply};
 use super::windows::axes;
 use super::{Lowered, stated};
+use crate::error::Result;
 use crate::graph::{Permutation, Shape, TensorId};
 use crate::model::onnx::constant::{
     ConstantTensor, ConstantValues, common, count, from_front, reshaped, squeezed, taken, unsqueezed,
@@ -366,14 +367,14 @@ pub fn scatter(import: &mut Import, inputs: &[Value]) -> Lowered {
 
 // ---- around, and stretched ----
 
-/// A number around a tensor; less than none is a part of it.
+/// A number around a tensor, or places of its own; less than none is a part of it.
 pub fn pad(import: &mut Import, inputs: &[Value]) -> Lowered {
     let x = import.tensor(first(inputs)?)?;
-    let mode = import.node.text("mode").unwrap_or("constant");
+    let mode = import.node.text("mode").unwrap_or("constant").to_string();
     let by = inputs.get(2).map(|value| import.constant(value)).transpose()?;
     let by = by.and_then(|by| by.single()).or_else(|| import.node.real("value")).unwrap_or(0.0);
-    if mode != "constant" || by.is_nan() {
-        return Err(format!("mode {mode} with {by}, where numbers alone are known").into());
+    if by.is_nan() {
+        return Err("pads with NaN".into());
     }
     let rank = import.net.shape(x).rank();
     let pads = match stated(import, inputs, 1)? {
@@ -388,9 +389,52 @@ pub fn pad(import: &mut Import, inputs: &[Value]) -> Lowered {
     let axes = axes.ok_or_else(|| format!("pads {pads:?} of {}", import.net.shape(x)))?;
     let mut y = Value::Tensor(x);
     for (place, &axis) in axes.iter().enumerate() {
-        y = padded_with(import, &y, axis, [pads[place], pads[place + axes.len()]], by)?;
+        let around = [pads[place], pads[place + axes.len()]];
+        y = match &*mode {
+            "constant" => padded_with(import, &y, axis, around, by)?,
+            mode => padded_by_own(import, &y, axis, around, mode)?,
+        };
     }
     Ok(y)
+}
+
+/// Places that a tensor may have before it and behind it, of its own.
+const MOST_PLACES: i64 = 4096;
+
+/// With places of its own before and behind along an axis: mirrored at the first and the last place (`reflect`), these
+/// again and again (`edge`), or those of the other end (`wrap`).
+fn padded_by_own(import: &mut Import, x: &Value, axis: usize, around: [i64; 2], mode: &str) -> Lowered {
+    let x = import.tensor(x)?;
+    let x = padded_along(import, x, axis, around.map(|by| by.min(0)))?;
+    let extent = import.net.shape(x).0[axis];
+    let last = i64::try_from(extent).unwrap_or(i64::MAX) - 1;
+    let [before, behind] = around.map(|by| by.max(0));
+    let most = if mode == "reflect" { last } else { MOST_PLACES };
+    if before.max(behind) > most {
+        return Err(format!("mode {mode} with {before} and {behind} places around {extent}").into());
+    }
+    if [before, behind] == [0, 0] {
+        return Ok(Value::Tensor(x));
+    }
+    let place = |at: i64| match mode {
+        "reflect" if at < 0 => Ok(-at),
+        "reflect" if at > last => Ok(2 * last - at),
+        "edge" => Ok(at.clamp(0, last)),
+        "wrap" => Ok(at.rem_euclid(last + 1)),
+        "reflect" => Ok(at),
+        other => Err(format!("mode {other}")),
+    };
+    let places = (-before..=last + behind).map(place).collect::<std::result::Result<Vec<i64>, _>>()?;
+    let layer = import.layer(&import.node.layer());
+    let runs = places.chunk_by(|a, b| a + 1 == *b).map(|run| {
+        let run = run[0] as usize..run[0] as usize + run.len();
+        match run.len() == extent {
+            true => Ok(x),
+            false => import.net.slice(&format!("{layer}.from{}", run.start), x, axis, run),
+        }
+    });
+    let parts = runs.collect::<Result<Vec<TensorId>>>()?;
+    Ok(Value::Tensor(import.net.concat_along(&layer, axis, &parts)?))
 }
 
 /// With a number along an axis: zeros, to which it is added. An infinite one is the largest that there is.

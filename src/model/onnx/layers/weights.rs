@@ -1,8 +1,8 @@
 //! Layers with weights: convolutions and products with a stored matrix.
 
-use super::windows::{as_images, both_sides, pads, says_axes, size, strides};
-use super::{Lowered, elements, image, products, shapes};
-use crate::graph::{Conv, Shape, TensorId, Volume, dims};
+use super::windows::{as_images, both_sides, pads, size, strides};
+use super::{Lowered, elements, products, shapes};
+use crate::graph::{Conv, TensorId, Volume, dims};
 use crate::model::onnx::import::{Import, StoredTensor, Value};
 use crate::model::onnx::node::{OnnxNode, lengths};
 use crate::model::onnx::tensor::Reason;
@@ -111,12 +111,19 @@ fn groups_and_dilation(node: OnnxNode, kernel: &[usize]) -> std::result::Result<
 /// sides, more rows than a stride) is cut off, or zeros that are added.
 pub fn conv_transpose(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [x, w, rest @ ..] = inputs else { return Err("reads less than an image and a weight".into()) };
-    let x = image(import, x)?;
+    as_images(import, x, |import, x| transposed_convolution(import, x, w, rest))
+}
+
+fn transposed_convolution(import: &mut Import, x: TensorId, w: &Value, rest: &[Value]) -> Lowered {
     let shape = import.net.shape(x).clone();
-    let axes = shape.rank() - 2;
-    says_axes(import.node, axes)?;
-    let (weight, extents) = import.stored(w, "weight", shape.rank())?;
-    let (_, kernel) = Shape(extents.clone()).spatial().ok_or("its weight is of no images")?;
+    let rank = import.shape_of(w)?.rank();
+    if rank.max(4) != shape.rank() {
+        return Err(format!("its weight has {rank} axes").into());
+    }
+    let (weight, extents) = import.stored(w, "weight", rank)?;
+    let axes = rank - 2;
+    let mut kernel = [1; 3];
+    kernel[3 - axes..].copy_from_slice(&extents[2..]);
     let (groups, dilation) = groups_and_dilation(import.node, &extents[2..])?;
     let (stride, more) = (strides(import.node)?, import.node.along_axes("output_padding", 0)?);
     if shape.0[1] != extents[0] {
@@ -135,20 +142,18 @@ pub fn conv_transpose(import: &mut Import, inputs: &[Value]) -> Lowered {
     let layer = import.layer_of(&weight);
     let channels = extents[1].saturating_mul(groups);
     let fits = before == behind && (0..3).all(|axis| before[axis] >= 0 && more[axis] < stride[axis]);
-    let y = match fits {
-        true => {
-            conv.padding = before.map(|by| by as usize);
-            let y = import.net.conv_transpose(&layer, x, channels, conv, more)?;
-            learned(import, &[Some(weight)])?;
-            y
-        }
-        false => {
-            let y = import.net.conv_transpose(&layer, x, channels, conv, [0; 3])?;
-            learned(import, &[Some(weight)])?;
-            let last = [0, 1, 2].map(|axis| more[axis] as i64 - behind[axis]);
-            shapes::padded(import, y, [before.map(|by| -by), last])?
-        }
-    };
+    if fits {
+        conv.padding = before.map(|by| by as usize);
+    }
+    let y = import.net.conv_transpose(&layer, x, channels, conv, if fits { more } else { [0; 3] })?;
+    if import.is_said_fixed(&weight) {
+        let numbers = import.constant(w)?.reals();
+        import.net.kept_of_last().into_iter().for_each(|id| import.net.fix(id, &numbers));
+    } else {
+        learned(import, &[Some(weight)])?;
+    }
+    let last = [0, 1, 2].map(|axis| more[axis] as i64 - behind[axis]);
+    let y = if fits { y } else { shapes::padded(import, y, [before.map(|by| -by), last])? };
     match bias_of(rest) {
         None => Ok(Value::Tensor(y)),
         Some(bias) => {
@@ -240,6 +245,7 @@ pub fn gemm(import: &mut Import, inputs: &[Value]) -> Lowered {
 fn own_bias(import: &Import, bias: &Value) -> std::result::Result<(StoredTensor, Vec<usize>), Reason> {
     match import.stored(bias, "bias", 1)? {
         (stored, _) if import.is_operand(&stored) => Err("its bias is computed with".into()),
+        (stored, _) if import.is_said_fixed(&stored) => Err("its bias is not learned".into()),
         own => Ok(own),
     }
 }

@@ -1,7 +1,7 @@
 //! Windows that slide over images and cubes.
 
 use super::elements::{first, multiply};
-use super::{Lowered, image, shapes};
+use super::{Lowered, shapes};
 use crate::graph::{Pool, TensorId, Volume, dims};
 use crate::model::onnx::constant::{ConstantTensor, ConstantValues};
 use crate::model::onnx::import::{Import, Value};
@@ -186,14 +186,16 @@ pub fn average_pool(import: &mut Import, inputs: &[Value]) -> Lowered {
 }
 
 pub fn global_average_pool(import: &mut Import, inputs: &[Value]) -> Lowered {
-    let x = image(import, first(inputs)?)?;
-    let layer = import.layer(&import.node.layer());
-    Ok(Value::Tensor(import.net.global_avg_pool(&layer, x)?))
+    as_images(import, first(inputs)?, |import, x| {
+        let layer = import.layer(&import.node.layer());
+        Ok(Value::Tensor(import.net.global_avg_pool(&layer, x)?))
+    })
 }
 
 pub fn global_max_pool(import: &mut Import, inputs: &[Value]) -> Lowered {
-    let x = image(import, first(inputs)?)?;
-    let kernel = size(import, x);
-    let layer = import.layer(&import.node.layer());
-    Ok(Value::Tensor(import.net.max_pool(&layer, x, Pool { kernel, ..Pool::square(1) })?))
+    as_images(import, first(inputs)?, |import, x| {
+        let kernel = size(import, x);
+        let layer = import.layer(&import.node.layer());
+        Ok(Value::Tensor(import.net.max_pool(&layer, x, Pool { kernel, ..Pool::square(1) })?))
+    })
 }

@@ -1,0 +1,232 @@
+//! Which tensors of a file are parameters, as PyTorch's exporter says it (`dynamo=True`): it names them all, beside the
+//! buffers, and keeps other numbers, which it has computed in advance, among them. Those are learned only where they may
+//! stand for parameters that the file has no longer: in the module that these belong to.
+//!
+//! The exporter keeps one of all small tensors with the same numbers, as new networks have many of (ones, zeros). Each
+//! module gets its own again: PyTorch learns them apart.
+
+use std::collections::{HashMap, HashSet};
+
+use super::schema::{GraphProto, NodeProto, StringStringEntryProto, TensorProto};
+
+const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
+const SCOPES: &str = "pkg.torch.onnx.name_scopes";
+
+/// Numbers of a tensor that may be kept for several: the exporter looks at no larger ones.
+const MOST_TIED: i64 = 1024;
+
+/// What a file says of its parameters.
+pub struct Signature<'a> {
+    graph: &'a GraphProto,
+    parameters: HashSet<&'a str>,
+    /// Modules of parameters that are no tensors of the file.
+    lacking: HashSet<&'a str>,
+}
+
+impl<'a> Signature<'a> {
+    /// `None` where another program has written the file, or an older exporter.
+    pub fn of(graph: &'a GraphProto, tensor_of: &HashMap<String, usize>) -> Option<Signature<'a>> {
+        let text = found(&graph.metadata_props, SIGNATURE)?;
+        // p_fc_weight: PARAMETER target='fc.weight'
+        let name = |line: &'a str| line.split_once(": PARAMETER target='")?.1.split('\'').next();
+        let parameters: HashSet<&str> = text.lines().filter_map(name).collect();
+        let lacking = parameters.iter().filter(|name| !tensor_of.contains_key(**name));
+        let lacking = lacking.map(|name| module(name)).collect();
+        Some(Signature { graph, parameters, lacking })
+    }
+
+    fn tied(&self, tensor_of: &HashMap<String, usize>) -> Vec<Tied> {
+        let mut tied = Vec::new();
+        // The modules that have read a tensor of the exporter's own.
+        let mut first: HashMap<&str, &str> = HashMap::new();
+        for (number, node) in self.graph.node.iter().enumerate() {
+            let Some(own) = module_of(node) else { continue };
+            let is_norm = node.op_type.ends_with("Normalization");
+            for (place, input) in node.input.iter().enumerate() {
+                let Some(&index) = tensor_of.get(input) else { continue };
+                if self.graph.initializer[index].dims.iter().product::<i64>() > MOST_TIED {
+                    continue;
+                }
+                let named = |last: &str| if own.is_empty() { last.into() } else { format!("{own}.{last}") };
+                let lacks =
+                    |name: &String| self.parameters.contains(&**name) && !tensor_of.contains_key(name);
+                let statistic =
+                    ["running_mean", "running_var"].get(place.wrapping_sub(3)).filter(|_| is_norm);
+                let is_parameter = self.parameters.contains(&**input);
+                let of_another = is_parameter && module(input) != own && !is_within(module(input), own);
+                let name = if let Some(statistic) = statistic {
+                    Some(named(statistic)).filter(|name| is_parameter && !tensor_of.contains_key(name))
+                } else if of_another && self.learns(node) {
+                    let same = input.rsplit('.').next().unwrap_or_default();
+                    let by_place = ["weight", "bias"].get(place.wrapping_sub(1)).filter(|_| is_norm);
+                    [Some(&same), by_place].into_iter().flatten().map(|last| named(last)).find(lacks)
+                } else if of_another && is_norm {
+                    Some(format!("{input}.of.{own}"))
+                } else if !is_parameter && self.lacking.contains(own) {
+                    let is_first = *first.entry(input).or_insert(own) == own;
+                    (!is_first).then(|| named(input))
+                } else {
+                    None
+                };
+                tied.extend(name.map(|name| (number, place, name)));
+            }
+        }
+        tied
+    }
+
+    /// Whether a tensor is learned; `None` where it may stand for a parameter that the file lacks. `numbers`: those of
+    /// the tensor, where it has few.
+    pub fn is_learned(&self, name: &str, numbers: impl Fn() -> Option<Vec<f32>>) -> Option<bool> {
+        let mut readers = self.graph.node.iter().filter(|node| node.input.iter().any(|input| input == name));
+        match self.parameters.contains(name) {
+            true => Some(true),
+            false if readers.any(|node| self.stands_for_another(node, name, &numbers)) => None,
+            false => Some(false),
+        }
+    }
+
+    /// Whether a node's module has any parameter.
+    fn learns(&self, node: &NodeProto) -> bool {
+        module_of(node).is_none_or(|own| self.parameters.iter().any(|name| module(name) == own))
+    }
+
+    /// Whether what a node reads may be made of a parameter that the file lacks. The ones and zeros by which an
+    /// exporter writes a normalisation without scale and shift are not.
+    fn stands_for_another(
+        &self,
+        node: &NodeProto,
+        name: &str,
+        numbers: &impl Fn() -> Option<Vec<f32>>,
+    ) -> bool {
+        let nothing = match node.input.iter().position(|input| input == name) {
+            Some(1) => 1.0,
+            _ => 0.0,
+        };
+        let is_plain = || numbers().is_some_and(|all| all.iter().all(|&number| number == nothing));
+        if node.op_type.ends_with("Normalization") && is_plain() {
+            return false;
+        }
+        let Some(own) = module_of(node) else { return !self.lacking.is_empty() };
+        self.lacking.iter().any(|&of| of == own || is_within(of, own))
+    }
+}
+
+/// Whether a module is within another one, which may read its parameters, as attention does of its last layer.
+fn is_within(module: &str, whole: &str) -> bool {
+    !whole.is_empty() && module.strip_prefix(whole).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// What reads a tensor in place of one of its own: the node and the input, by numbers, and what its own is called.
+type Tied = (usize, usize, String);
+
+/// Gives each module tensors of its own again, where the exporter has kept one for several.
+pub fn untie(graph: &mut GraphProto) {
+    let tensor_of: HashMap<String, usize> =
+        graph.initializer.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
+    let Some(signature) = Signature::of(graph, &tensor_of) else { return };
+    let tied = signature.tied(&tensor_of);
+    let mut own: HashSet<String> = tensor_of.keys().cloned().collect();
+    for (node, input, name) in tied {
+        let read = &mut graph.node[node].input[input];
+        let Some(&index) = tensor_of.get(&*read) else { continue };
+        if own.insert(name.clone()) {
+            let copy = TensorProto { name: name.clone(), ..graph.initializer[index].clone() };
+            graph.initializer.push(copy);
+        }
+        *read = name;
+    }
+}
+
+fn found<'a>(entries: &'a [StringStringEntryProto], key: &str) -> Option<&'a str> {
+    entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.value)
+}
+
+/// The module of a parameter; of one that others are computed from (`torch.nn.utils.parametrize`) that of these.
+fn module(parameter: &str) -> &str {
+    let whole = parameter.split_once(".parametrizations.").map_or(parameter, |(of, _)| of);
+    match whole.len() < parameter.len() {
+        true => whole,
+        false => parameter.rsplit_once('.').map_or("", |(module, _)| module),
+    }
+}
+
+/// The module of a node: "['', 'layer1', 'layer1.0', 'conv2d']" ends in the node itself.
+fn module_of(node: &NodeProto) -> Option<&str> {
+    let names: Vec<&str> = found(&node.metadata_props, SCOPES)?.split('\'').skip(1).step_by(2).collect();
+    names.len().checked_sub(2).map(|at| names[at])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, value: &str) -> StringStringEntryProto {
+        StringStringEntryProto { key: key.into(), value: value.into() }
+    }
+
+    fn node(op_type: &str, module: &str, input: &[&str]) -> NodeProto {
+        NodeProto {
+            op_type: op_type.into(),
+            input: input.iter().map(ToString::to_string).collect(),
+            metadata_props: vec![entry(SCOPES, &format!("['', '{module}', 'op']"))],
+            ..NodeProto::default()
+        }
+    }
+
+    /// New networks, of which the exporter keeps one tensor of ones and one of zeros.
+    fn new_network() -> GraphProto {
+        let parameters = ["a.weight", "a.bias", "b.weight", "b.bias", "d.gain"];
+        let signature: String =
+            parameters.iter().map(|name| format!("p: PARAMETER target='{name}'\n")).collect();
+        let tensor = |name: &str, number: f32| TensorProto {
+            name: name.into(),
+            dims: vec![2],
+            float_data: vec![number; 2],
+            ..TensorProto::default()
+        };
+        let all = ["x", "a.weight", "a.bias", "a.bias", "a.weight"];
+        GraphProto {
+            node: vec![
+                node("BatchNormalization", "a", &all),
+                node("BatchNormalization", "b", &all),
+                node("BatchNormalization", "plain", &all),
+                node("Mul", "d", &["x", "val_1"]),
+                node("Mul", "resize", &["x", "val_1"]),
+                node("Mul", "tied", &["x", "a.weight"]),
+            ],
+            initializer: vec![tensor("a.weight", 1.0), tensor("a.bias", 0.0), tensor("val_1", 1.0)],
+            metadata_props: vec![entry(SIGNATURE, &signature)],
+            ..GraphProto::default()
+        }
+    }
+
+    #[test]
+    fn what_was_kept_for_several_modules_is_each_ones_own_again() {
+        let mut graph = new_network();
+        untie(&mut graph);
+        let read: Vec<&[String]> = graph.node.iter().map(|node| &node.input[1..]).collect();
+        assert_eq!(read[0], ["a.weight", "a.bias", "a.running_mean", "a.running_var"]);
+        assert_eq!(read[1], ["b.weight", "b.bias", "b.running_mean", "b.running_var"]);
+        assert_eq!(read[2][2..], ["plain.running_mean", "plain.running_var"]);
+        assert_eq!((&*read[3][0], &*read[5][0]), ("val_1", "a.weight"));
+        let tensor_of: HashMap<String, usize> =
+            graph.initializer.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
+        let signature = Signature::of(&graph, &tensor_of).unwrap();
+        let is_learned = |name: &str| {
+            signature.is_learned(name, || Some(graph.initializer[tensor_of[name]].float_data.clone()))
+        };
+        let learned: Vec<Option<bool>> =
+            [&*read[0][0], &read[1][0], &read[1][1], &read[2][0], &read[2][1]].map(is_learned).into();
+        assert_eq!(learned, [true, true, true, false, false].map(Some));
+        // It may be what `d` scales by, in another shape.
+        assert_eq!(is_learned("val_1"), None);
+    }
+
+    #[test]
+    fn parameters_belong_to_modules() {
+        assert_eq!(["w", "fc.weight", "a.b.weight"].map(module), ["", "fc", "a.b"]);
+        assert_eq!(module("fc.parametrizations.weight.original0"), "fc");
+        assert_eq!(module_of(&node("Mul", "a.b", &[])), Some("a.b"));
+        assert!(is_within("attn.out", "attn") && !is_within("attn2", "attn") && !is_within("a", ""));
+    }
+}

@@ -94,8 +94,8 @@ class Network(nn.Module):
         self.first = getattr(nn, f"Conv{axes}d")(3, CHANNELS, 3, padding=1)
         self.names, modules = zip(*ops(axes, exporter))
         self.ops = nn.ModuleList(modules)
-        # Ones and zeros of several layers the newer exporter writes once, which dltrain tells apart by their modules; but
-        # of the same op of the same tensor with them it leaves one node.
+        # Ones and zeros of several layers the newer exporter writes once, which dltrain tells apart by their modules;
+        # but of the same op of the same tensor with them it leaves one node.
         for name, op in zip(self.names, modules):
             if name in ("instance norm", "group norm"):
                 nn.init.normal_(op.weight, 1.0)

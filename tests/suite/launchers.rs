@@ -148,7 +148,8 @@ fn a_step_of_one_task_is_one_rank_also_without_the_right_plugin() {
     }
 }
 
-/// A daemon of Open MPI's beside it would keep its output open, and has been seen to hang where the run was killed early.
+/// A daemon of Open MPI's beside it would keep its output open, and has been seen to hang where the run was killed
+/// early.
 #[test]
 fn without_a_launcher_no_process_is_started_beside_it() {
     let directory = tempfile::tempdir().unwrap();

@@ -174,8 +174,8 @@ impl NcclCommunicator {
         }
     }
 
-    /// Something failed: what the GPUs do together ends now, so that nobody waits for a GPU that waits for others. Where
-    /// another rank failed, that rank's message comes first.
+    /// Something failed: what the GPUs do together ends now, so that nobody waits for a GPU that waits for others.
+    /// Where another rank failed, that rank's message comes first.
     fn broken(&mut self, failed: Failed) -> Error {
         let error = explained(failed, self.raw());
         self.free();

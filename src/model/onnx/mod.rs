@@ -42,6 +42,8 @@ struct SaidByWriter {
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
     fields: Vec<FieldScale>,
+    /// Whether each initializer is learned; `None` where nothing is said of it.
+    learned: Vec<Option<bool>>,
 }
 
 impl SaidByWriter {
@@ -52,6 +54,7 @@ impl SaidByWriter {
             class_names: serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: Preprocessing::from_text(said(PREPROCESSING))?,
             fields: FieldScale::from_text(said(FIELDS))?,
+            learned: Vec::new(),
         })
     }
 }
@@ -75,8 +78,6 @@ pub struct OnnxFile {
     initializers: usize,
     /// Which of them say yes or no: zeros and one other number.
     is_mask: Vec<bool>,
-    /// Whether each initializer is learned, where the file says it.
-    said_learned: Vec<Option<bool>>,
     classes: usize,
     weights: Vec<Weight>,
     /// What a user should know, and what whoever trains it should.
@@ -117,7 +118,7 @@ impl OnnxFile {
         let damaged = |error| files::unreadable(path, format!("cannot be read as ONNX: {error}"));
         let model = ModelProto::decode(whole.clone()).map_err(damaged)?;
         let version = version(&model).or_data(path)?;
-        let said = SaidByWriter::of(&model).or_data(path)?;
+        let mut said = SaidByWriter::of(&model).or_data(path)?;
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
         put_first(&mut graph, loss)?;
         signature::untie(&mut graph);
@@ -127,13 +128,12 @@ impl OnnxFile {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
         let inputs = FileInput::all(&graph, &tensor_of).or_data(path)?;
-        let said_learned = learned_as_said(&graph, &tensors[..initializers], &tensor_of);
+        said.learned = learned_as_said(&graph, &tensors[..initializers], &tensor_of);
         let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
             graph,
             is_mask: tensors.iter().map(is_mask).collect(),
-            said_learned,
             tensors,
             tensor_of,
             inputs,
@@ -274,7 +274,7 @@ impl OnnxFile {
     /// Whether one of its tensors may be learned: as the file says, or else real numbers, and more than one.
     fn may_be_learned(&self, tensor: usize) -> bool {
         let is_like_it = || self.tensors[tensor].elements() > 1 && !self.is_mask[tensor];
-        self.is_initializer(tensor) && self.said_learned[tensor].unwrap_or_else(is_like_it)
+        self.is_initializer(tensor) && self.said.learned[tensor].unwrap_or_else(is_like_it)
     }
 
     /// Whether one of its tensors stands where what was learned does, and the file does not say that it was not.
@@ -284,7 +284,7 @@ impl OnnxFile {
 
     /// Whether the file says that one of its tensors is not learned.
     fn is_said_fixed(&self, tensor: usize) -> bool {
-        self.said_learned.get(tensor).is_some_and(|said| *said == Some(false))
+        self.said.learned.get(tensor).is_some_and(|said| *said == Some(false))
     }
 
     /// Whether a tensor has the same numbers for each image of the file's batch: then it is learned once.
@@ -380,8 +380,8 @@ fn put_first(graph: &mut GraphProto, loss: Option<&str>) -> Result<()> {
 }
 
 /// Whether an input has its channels on the last axis, as the first nodes say that do more than arithmetic with it: an
-/// order of axes brings them to the second, or there is a layer, which ONNX has for channels on the second alone. `None`
-/// where the first does neither.
+/// order of axes brings them to the second, or there is a layer, which ONNX has for channels on the second alone.
+/// `None` where the first does neither.
 fn channels_last(graph: &GraphProto, input: &str) -> Option<bool> {
     const ARITHMETIC: &str =
         "Add Cast Clip Div Identity LeakyRelu Mul Neg Pad Pow Relu Sigmoid Sqrt Sub Tanh";

@@ -1,6 +1,6 @@
-//! Which tensors of a file are parameters, as PyTorch's exporter says it (`dynamo=True`): it names them all, beside the
-//! buffers, and keeps other numbers, which it has computed in advance, among them. Those are learned only where they may
-//! stand for parameters that the file has no longer: in the module that these belong to.
+//! Which tensors of a file are parameters, as PyTorch's exporter says it (`dynamo=True`): it names them all, beside
+//! the buffers, and keeps other numbers, which it has computed in advance, among them. Those are learned only where
+//! they may stand for parameters that the file has no longer: in the module that these belong to.
 //!
 //! The exporter keeps one of all small tensors with the same numbers, as new networks have many of (ones, zeros). Each
 //! module gets its own again: PyTorch learns them apart.

@@ -307,8 +307,8 @@ fn what_is_around_may_be_places_of_its_own() {
     }
 }
 
-/// PyTorch's newer exporter says which tensors are parameters. What it has computed in advance is learned in the modules
-/// whose parameters are no longer there, and nowhere else.
+/// PyTorch's newer exporter says which tensors are parameters. What it has computed in advance is learned in the
+/// modules whose parameters are no longer there, and nowhere else.
 #[test]
 fn what_the_writer_names_as_parameters_is_learned_and_no_more() {
     let said = |key: &str, value: &str| StringStringEntryProto { key: key.into(), value: value.into() };

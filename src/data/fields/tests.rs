@@ -685,7 +685,8 @@ fn nothing_is_read_behind_the_end_of_a_run() {
             Samples::of_fields(FieldSet::open(None, &path, &options(&["t"], &["s"]), &[]).unwrap(), 1);
         let sharding = Sharding { ranks: 1, rank: 0, batch: 2, accumulation: 1, global: None };
         let set = samples.fields().unwrap();
-        let mut batch = Batch::new(2, set.image().iter().product()).with_targets(set.target_len());
+        let parts = [set.image().iter().product(), set.target_len()].map(|count| (DType::F32, count));
+        let mut batch = Batch::of_parts(2, parts);
         let reading = Reading::new(1, false).unwrap();
         let mut loader = TrainingLoader::new(samples, sharding, 1, reading).unwrap();
         loader.start_epoch(0);

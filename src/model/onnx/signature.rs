@@ -37,6 +37,10 @@ impl<'a> Signature<'a> {
 
     fn tied(&self, tensor_of: &HashMap<String, usize>) -> Vec<Tied> {
         let mut tied = Vec::new();
+        let mut readers: HashMap<&str, usize> = HashMap::new();
+        for input in self.graph.node.iter().flat_map(|node| &node.input) {
+            *readers.entry(input).or_default() += 1;
+        }
         // The modules that have read a tensor of the exporter's own.
         let mut first: HashMap<&str, &str> = HashMap::new();
         for (number, node) in self.graph.node.iter().enumerate() {
@@ -53,7 +57,10 @@ impl<'a> Signature<'a> {
                 let statistic =
                     ["running_mean", "running_var"].get(place.wrapping_sub(3)).filter(|_| is_norm);
                 let is_parameter = self.parameters.contains(&**input);
-                let of_another = is_parameter && module(input) != own && !is_within(module(input), own);
+                let of_another = is_parameter
+                    && readers.get(&**input).is_some_and(|&readers| readers > 1)
+                    && module(input) != own
+                    && !is_within(module(input), own);
                 let name = if let Some(statistic) = statistic {
                     Some(named(statistic)).filter(|name| is_parameter && !tensor_of.contains_key(name))
                 } else if of_another && self.learns(node) {
@@ -175,7 +182,8 @@ mod tests {
 
     /// New networks, of which the exporter keeps one tensor of ones and one of zeros.
     fn new_network() -> GraphProto {
-        let parameters = ["a.weight", "a.bias", "b.weight", "b.bias", "d.gain"];
+        let parameters =
+            ["a.weight", "a.bias", "b.weight", "b.bias", "d.gain", "e.0.weight", "e.1.weight", "e.1.bias"];
         let signature: String =
             parameters.iter().map(|name| format!("p: PARAMETER target='{name}'\n")).collect();
         let tensor = |name: &str, number: f32| TensorProto {
@@ -193,8 +201,18 @@ mod tests {
                 node("Mul", "d", &["x", "val_1"]),
                 node("Mul", "resize", &["x", "val_1"]),
                 node("Mul", "tied", &["x", "a.weight"]),
+                // Normalisations that became part of convolutions before them.
+                node("Conv", "e.1", &["x", "e.0.weight", "e.0.weight_bias"]),
             ],
-            initializer: vec![tensor("a.weight", 1.0), tensor("a.bias", 0.0), tensor("val_1", 1.0)],
+            initializer: [
+                ("a.weight", 1.0),
+                ("a.bias", 0.0),
+                ("val_1", 1.0),
+                ("e.0.weight", 2.0),
+                ("e.0.weight_bias", 3.0),
+            ]
+            .map(|(name, number)| tensor(name, number))
+            .into(),
             metadata_props: vec![entry(SIGNATURE, &signature)],
             ..GraphProto::default()
         }
@@ -209,6 +227,7 @@ mod tests {
         assert_eq!(read[1], ["b.weight", "b.bias", "b.running_mean", "b.running_var"]);
         assert_eq!(read[2][2..], ["plain.running_mean", "plain.running_var"]);
         assert_eq!((&*read[3][0], &*read[5][0]), ("val_1", "a.weight"));
+        assert_eq!(read[6], ["e.0.weight", "e.0.weight_bias"]);
         let tensor_of: HashMap<String, usize> =
             graph.initializer.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
         let signature = Signature::of(&graph, &tensor_of).unwrap();
@@ -219,7 +238,7 @@ mod tests {
             [&*read[0][0], &read[1][0], &read[1][1], &read[2][0], &read[2][1]].map(is_learned).into();
         assert_eq!(learned, [true, true, true, false, false].map(Some));
         // It may be what `d` scales by, in another shape.
-        assert_eq!(is_learned("val_1"), None);
+        assert_eq!([is_learned("val_1"), is_learned("e.0.weight_bias")], [None; 2]);
     }
 
     #[test]

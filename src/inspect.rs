@@ -252,6 +252,10 @@ fn line(array: &FileArray) -> String {
                 bytes(array.chunk_bytes()),
                 names.collect::<String>()
             );
+            if array.unwritten_chunks() > 0 {
+                let all = group(array.chunk_count());
+                text += &format!(", {} of {all} never written", group(array.unwritten_chunks()));
+            }
             if let (false, Some(stored @ 1..)) = (filters.is_empty(), array.stored()) {
                 text += &format!(", {:.1}:1", array.bytes() as f64 / stored as f64);
             }

@@ -18,11 +18,13 @@ const OF_TRAINING: &str = "accumulation allreduce async-order augment checkpoint
 ///
 /// # Errors
 /// `Usage`, naming all of them.
-pub fn check(what: &str, given: &[String], origins: &[(String, String)]) -> Result<()> {
+pub fn check((what, predicts): (&str, bool), given: &[String], origins: &[(String, String)]) -> Result<()> {
     let command = Cli::command();
     let of_training = |name: &str| {
         let flag = command.get_arguments().find(|arg| arg.get_long() == Some(name));
-        lists(OF_TRAINING, name) || flag.is_some_and(|arg| arg.get_help_heading() == Some("Optimizer"))
+        lists(OF_TRAINING, name)
+            || (predicts && name == "metric")
+            || flag.is_some_and(|arg| arg.get_help_heading() == Some("Optimizer"))
     };
     let is_typed = |name: &str| !origins.iter().any(|(of_file, _)| of_file == name);
     let is_idle = |name: &str| lists(file::PLACES, name) || (of_training(name) && is_typed(name));
@@ -49,7 +51,8 @@ const OF_PREDICTION: &str = "output top";
 /// command reads.
 pub fn command(whole: Command, predicts: bool) -> Command {
     let is_hidden = |arg: &Arg| {
-        let shown = |name| lists(OF_TEST, name) || (predicts && lists(OF_PREDICTION, name));
+        let is_idle = |name| predicts && name == "metric";
+        let shown = |name| lists(OF_TEST, name) && !is_idle(name) || (predicts && lists(OF_PREDICTION, name));
         arg.get_long().is_some_and(|name| !shown(name))
     };
     let names: Vec<String> = whole.get_subcommands().map(|command| command.get_name().into()).collect();
@@ -84,10 +87,12 @@ mod tests {
         let given = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         let from_file =
             [("lr".to_string(), "run.toml:1".to_string()), ("results".into(), "run.toml:2".into())];
-        assert!(check("it only tests", &given(&["batch", "data", "precision", "quiet"]), &[]).is_ok());
-        assert!(check("it only tests", &given(&["lr", "batch"]), &from_file).is_ok());
-        let said =
-            |names: &[&str], origins| check("it only tests", &given(names), origins).unwrap_err().message;
+        let tests = ("it only tests", false);
+        assert!(check(tests, &given(&["batch", "data", "precision", "quiet", "metric"]), &[]).is_ok());
+        assert!(check(tests, &given(&["lr", "batch"]), &from_file).is_ok());
+        let error = check(("it only asks", true), &given(&["metric"]), &[]).unwrap_err().message;
+        assert!(error.contains(": --metric would do nothing"), "{error}");
+        let said = |names: &[&str], origins| check(tests, &given(names), origins).unwrap_err().message;
         assert!(
             said(&["lr", "batch", "epochs"], &[])
                 .contains(": --lr, --epochs would do nothing; leave them out")

@@ -186,9 +186,9 @@ impl Args {
                 // Arrays are tested by slabs too.
                 let is_idle = |name: &&String| *name != "spatial" || !self.fields.are_given();
                 let given: Vec<String> = self.given.iter().filter(is_idle).cloned().collect();
-                evaluation::check("--evaluate only tests", &given, &origins)
+                evaluation::check(("--evaluate only tests", false), &given, &origins)
             }
-            (_, true) => evaluation::check("--predict only looks at images", &self.given, &origins),
+            (_, true) => evaluation::check(("--predict only looks at images", true), &self.given, &origins),
             _ => Ok(()),
         };
         places.and(tests).and_then(|()| self.checked()).map_err(|error| file::located(error, &origins))

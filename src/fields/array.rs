@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use hdf5::dataset::{ChunkOpts, DatasetCreate, Layout};
-use hdf5::types::{FloatSize, TypeDescriptor};
 use hdf5::{Dataset, File, H5Type, IndexType, IterationOrder, LinkType, LocationType};
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -17,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::attributes::{Meaning, axes, text, unwrapped};
 use super::element::{NumberKind, NumberType};
 use super::filter::Filter;
+use super::gaps::Gaps;
 use super::library;
 use super::mapped;
 use super::read::PIECE;
@@ -52,9 +52,8 @@ pub struct FileArray {
     pub not_applied: Vec<String>,
     /// Whether the file has its numbers as signed ones, though they are none (netCDF's `_Unsigned`).
     is_unwrapped: bool,
-    /// What a number is that was never written.
-    #[serde(deserialize_with = "number_or_nan")]
-    pub(super) fill: f32,
+    /// Which of its numbers were never written: they are missing.
+    pub(super) gaps: Gaps,
     /// No other array of this process has the same.
     #[serde(skip, default = "another")]
     pub(super) id: u64,
@@ -93,7 +92,7 @@ pub enum ArrayStorage {
     Contiguous(u64),
     /// In pieces of this shape, each of which went through these filters.
     Chunked(Vec<usize>, Vec<Filter>),
-    /// Nowhere yet: every number is the one that stands for what was never written.
+    /// Nowhere: no number was ever written.
     Unwritten,
     /// Where only the library finds them, and why.
     Library(String),
@@ -301,10 +300,7 @@ impl FileArray {
             is_coordinate: text(dataset, "CLASS").is_some_and(|class| class == "DIMENSION_SCALE")
                 || ["_bnds", "_bounds"].iter().any(|end| name.ends_with(end)),
             unit: text(dataset, "units"),
-            fill: match element == stored {
-                true => fill(&list),
-                false => unwrapped(fill(&list).into(), element) as f32,
-            },
+            gaps: Gaps::of(dataset, &list, &shape)?,
             is_unwrapped: element != stored,
             missing,
             packing,
@@ -335,7 +331,7 @@ impl FileArray {
             packing: None,
             not_applied: Vec::new(),
             is_unwrapped: false,
-            fill: 0.0,
+            gaps: Gaps::None,
             id: another(),
             file: Arc::new(SourceFile { path: path.to_path_buf(), ..SourceFile::default() }),
             asked: AskedLibrary::default(),
@@ -401,7 +397,14 @@ impl FileArray {
 
     /// The numbers of the chunks that a box has a part of.
     pub fn chunks_of(&self, window: &ArrayBox) -> Vec<usize> {
-        let ArrayStorage::Chunked(chunk, _) = &self.storage else { return Vec::new() };
+        match &self.storage {
+            ArrayStorage::Chunked(chunk, _) => self.chunks_in(window, chunk),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The same of chunks of this shape.
+    pub(super) fn chunks_in(&self, window: &ArrayBox, chunk: &[usize]) -> Vec<usize> {
         let (ArrayBox { first, len }, grid) = (window, self.grid(chunk));
         let low: Vec<usize> = first.iter().zip(chunk).map(|(first, chunk)| first / chunk).collect();
         let count = |axis: usize| (first[axis] + len[axis]).div_ceil(chunk[axis]) - low[axis];
@@ -439,7 +442,7 @@ impl FileArray {
         if let Some(chunk) = self.asked.chunks.read().unwrap_or_else(PoisonError::into_inner).get(&number) {
             return Ok(*chunk);
         }
-        let all = self.chunk_count();
+        let all = self.chunk_shape().map_or(0, |chunk| self.grid(chunk).iter().product());
         let found = match all <= FEW {
             true => self.opened().and_then(|dataset| self.find(&dataset, 0..all)),
             false => self.dataset().and_then(|dataset| self.find(dataset, number..number + 1)),
@@ -449,9 +452,17 @@ impl FileArray {
         Ok(chunks.get(&number).copied().unwrap_or_default())
     }
 
+    /// The shape of its chunks; of those that the library reads where some were never written.
+    fn chunk_shape(&self) -> Option<&[usize]> {
+        match (&self.storage, &self.gaps) {
+            (ArrayStorage::Chunked(chunk, _), _) | (_, Gaps::Chunks(chunk, _)) => Some(chunk),
+            _ => None,
+        }
+    }
+
     /// Asks the library where some chunks lie.
     fn find(&self, dataset: &Dataset, numbers: Range<usize>) -> std::result::Result<(), String> {
-        let ArrayStorage::Chunked(shape, _) = &self.storage else { return Ok(()) };
+        let Some(shape) = self.chunk_shape() else { return Ok(()) };
         let grid = self.grid(shape);
         let of = |number: usize| {
             let place = place_in(&grid, number);
@@ -522,11 +533,11 @@ impl FileArray {
         let is_read = !matches!(self.storage, ArrayStorage::Library(_)) && self.element.bytes() <= 2;
         is_read
             && self.element.kind == other.element.kind
-            && self.element.code_of(self.fill).is_some()
+            && self.gaps == Gaps::None
             && bits(self) == bits(other)
     }
 
-    /// All numbers of a window, by the library, in the array's order.
+    /// All numbers of a window, by the library, in the array's order; NaN of those that were never written.
     ///
     /// # Errors
     /// `Data`.
@@ -540,7 +551,9 @@ impl FileArray {
             }
             false => self.in_window(dataset, window),
         };
-        numbers.map_err(|error| self.wrong(first_line(&error)))
+        let mut numbers = numbers.map_err(|error| self.wrong(first_line(&error)))?;
+        self.mark(window, &mut numbers)?;
+        Ok(numbers)
     }
 
     fn in_window<T: H5Type>(&self, dataset: &Dataset, window: &ArrayBox) -> hdf5::Result<Vec<T>> {
@@ -555,10 +568,6 @@ impl FileArray {
 }
 
 /// JSON has no NaN.
-fn number_or_nan<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f32, D::Error> {
-    Option::deserialize(from).map(|number| number.unwrap_or(f32::NAN))
-}
-
 fn numbers_or_nan<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<f64>, D::Error> {
     let numbers: Vec<Option<f64>> = Vec::deserialize(from)?;
     Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
@@ -620,12 +629,6 @@ fn storage(
             Ok(ArrayStorage::Chunked(chunk, filters))
         }
     }
-}
-
-/// What a number is that was never written. The library converts it.
-fn fill(list: &DatasetCreate) -> f32 {
-    let value = list.get_fill_value(&TypeDescriptor::Float(FloatSize::U4));
-    value.ok().flatten().and_then(|value| value.cast::<f32>().ok()).unwrap_or(0.0)
 }
 
 /// A filter that this HDF5 library lacks, in words.

@@ -106,18 +106,19 @@ pub trait FileNumber: Copy + Default {
     /// The widest number of a file that it may stand for, in bytes.
     const WIDEST: usize;
 
+    /// What stands for no number in every array, if anything does.
+    const NONE: Option<Self>;
+
     /// Numbers as they lie in the file.
     fn read(element: NumberType, from: &[u8], to: &mut [Self]);
 
     /// One channel of groups of four numbers of 16 bits, whose lower and upper bytes lie apart.
     fn one_of_four(element: NumberType, bytes: [&[[u8; 4]]; 2], channel: usize, to: &mut [Self]);
-
-    /// A number, where it has such a code.
-    fn of(element: NumberType, number: f32) -> Option<Self>;
 }
 
 impl FileNumber for f32 {
     const WIDEST: usize = 8;
+    const NONE: Option<f32> = Some(f32::NAN);
 
     fn read(element: NumberType, from: &[u8], to: &mut [f32]) {
         element.numbers(from, to);
@@ -130,14 +131,11 @@ impl FileNumber for f32 {
             _ => one_of_four!(low, high, channel, to, f32::from),
         }
     }
-
-    fn of(_: NumberType, number: f32) -> Option<f32> {
-        Some(number)
-    }
 }
 
 impl FileNumber for u8 {
     const WIDEST: usize = 1;
+    const NONE: Option<u8> = None;
 
     fn read(_: NumberType, from: &[u8], to: &mut [u8]) {
         to.copy_from_slice(from);
@@ -146,14 +144,11 @@ impl FileNumber for u8 {
     fn one_of_four(_: NumberType, [low, _]: [&[[u8; 4]]; 2], channel: usize, to: &mut [u8]) {
         to.iter_mut().zip(low).for_each(|(to, group)| *to = group[channel]);
     }
-
-    fn of(element: NumberType, number: f32) -> Option<u8> {
-        element.code_of(number).map(|code| code as u8)
-    }
 }
 
 impl FileNumber for u16 {
     const WIDEST: usize = 2;
+    const NONE: Option<u16> = None;
 
     fn read(element: NumberType, from: &[u8], to: &mut [u16]) {
         match (element.bytes(), element.big_endian) {
@@ -165,10 +160,6 @@ impl FileNumber for u16 {
 
     fn one_of_four(_: NumberType, [low, high]: [&[[u8; 4]]; 2], channel: usize, to: &mut [u16]) {
         one_of_four!(low, high, channel, to, |code| code);
-    }
-
-    fn of(element: NumberType, number: f32) -> Option<u16> {
-        element.code_of(number).map(|code| code as u16)
     }
 }
 
@@ -189,22 +180,6 @@ impl NumberType {
         let mut numbers = vec![0.0; codes.len() / bytes];
         native.numbers(&codes, &mut numbers);
         numbers
-    }
-
-    /// The code of a number, of a type of 8 or 16 bits.
-    pub(super) fn code_of(self, number: f32) -> Option<usize> {
-        let code = match self.kind {
-            NumberKind::I8 => number as i8 as u8 as u16,
-            NumberKind::U8 => (number as u8).into(),
-            NumberKind::I16 => number as i16 as u16,
-            NumberKind::U16 => number as u16,
-            NumberKind::F16 => f16::from_f32(number).to_bits(),
-            _ => return None,
-        };
-        let mut same = [0.0];
-        let native = NumberType { big_endian: false, ..self };
-        native.numbers(&code.to_le_bytes()[..self.bytes()], &mut same);
-        (same[0] == number || same[0].is_nan() && number.is_nan()).then_some(code.into())
     }
 
     /// Whether some of its numbers are rounded when they become f32.

@@ -1,14 +1,20 @@
-//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies, how a type lays out its
-//! bits, and of which arrays a virtual one is put together, whatever parts of it these are.
+//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies and how many were written, how
+//! a type lays out its bits, and of which arrays a virtual one is put together, and which parts of it these are.
 
 use std::ffi::{CStr, c_char};
 
 use hdf5::dataset::DatasetCreate;
 use hdf5::sync::sync;
 use hdf5::{Dataset, Datatype};
-use hdf5_sys::h5d::H5Dget_chunk_info_by_coord;
+use hdf5_sys::h5d::{H5Dget_chunk_info_by_coord, H5Dget_num_chunks};
 use hdf5_sys::h5i::hid_t;
-use hdf5_sys::h5p::{H5Pget_virtual_count, H5Pget_virtual_dsetname, H5Pget_virtual_filename};
+use hdf5_sys::h5p::{
+    H5Pget_virtual_count, H5Pget_virtual_dsetname, H5Pget_virtual_filename, H5Pget_virtual_vspace,
+};
+use hdf5_sys::h5s::{
+    H5S_sel_type, H5Sclose, H5Sget_regular_hyperslab, H5Sget_select_bounds, H5Sget_select_type,
+    H5Sget_simple_extent_ndims, H5Sis_regular_hyperslab,
+};
 use hdf5_sys::h5t::{
     H5T_class_t, H5T_norm_t, H5T_order_t, H5T_sign_t, H5Tget_class, H5Tget_ebias, H5Tget_fields, H5Tget_norm,
     H5Tget_offset, H5Tget_order, H5Tget_precision, H5Tget_sign, H5Tget_size,
@@ -16,6 +22,7 @@ use hdf5_sys::h5t::{
 
 use super::array::StoredChunk;
 use super::element::{NumberKind, NumberType};
+use super::gaps::Slab;
 
 /// Where the chunk lies whose first number has these places; a chunk without bytes was never written.
 ///
@@ -38,6 +45,69 @@ pub(super) fn chunk(dataset: &Dataset, first: &[u64]) -> Result<StoredChunk, Str
         return Err("the HDF5 library does not find its chunks".into());
     }
     Ok(if at == u64::MAX || bytes == 0 { StoredChunk::default() } else { StoredChunk { at, bytes, skipped } })
+}
+
+/// How many chunks the file has of an array.
+///
+/// # Errors
+/// The library does not say it.
+pub(super) fn written_chunks(dataset: &Dataset) -> Result<usize, String> {
+    let unknown = || "the HDF5 library does not count its chunks".to_string();
+    let space = dataset.space().map_err(|_| unknown())?;
+    let mut count = 0;
+    // SAFETY: dataset and space live, the dataset is chunked, and the library writes to the one number. The lock is
+    // held.
+    let status = sync(|| unsafe { H5Dget_num_chunks(dataset.id(), space.id(), &raw mut count) });
+    if status < 0 { Err(unknown()) } else { Ok(count as usize) }
+}
+
+/// The parts of a virtual array of so many axes that others have numbers for; of one that is no grid of blocks what
+/// lies around it.
+///
+/// # Errors
+/// The library does not say it.
+pub(super) fn parts(list: &DatasetCreate, axes: usize) -> Result<Vec<Vec<Slab>>, String> {
+    let unknown = || "parts that the HDF5 library does not say".to_string();
+    let id = list.id();
+    let mut count = 0;
+    // SAFETY: the list lives, and the library writes to the one number. The lock is held.
+    if sync(|| unsafe { H5Pget_virtual_count(id, &raw mut count) }) < 0 {
+        return Err(unknown());
+    }
+    let part = |index: usize| {
+        let [mut first, mut apart, mut count, mut block] = [(); 4].map(|()| vec![0u64; axes]);
+        // SAFETY: the list lives, `index` is below the count, the space that the library makes is closed again, it has
+        // as many axes as the array, and the library writes a number for each of them. The lock is held.
+        let known = sync(|| unsafe {
+            let space = H5Pget_virtual_vspace(id, index);
+            if space < 0 || H5Sget_simple_extent_ndims(space) != axes as i32 {
+                return false;
+            }
+            let is_regular = H5Sget_select_type(space) == H5S_sel_type::H5S_SEL_HYPERSLABS
+                && H5Sis_regular_hyperslab(space) > 0;
+            let status = if is_regular {
+                let [first, apart] = [first.as_mut_ptr(), apart.as_mut_ptr()];
+                H5Sget_regular_hyperslab(space, first, apart, count.as_mut_ptr(), block.as_mut_ptr())
+            } else {
+                count.fill(1);
+                // The last place of each axis.
+                H5Sget_select_bounds(space, first.as_mut_ptr(), block.as_mut_ptr())
+            };
+            if !is_regular {
+                block.iter_mut().zip(&first).for_each(|(last, first)| *last = *last + 1 - *first);
+            }
+            H5Sclose(space);
+            status >= 0
+        });
+        let of = |axis: usize| Slab {
+            first: first[axis],
+            apart: apart[axis],
+            count: count[axis],
+            block: block[axis],
+        };
+        known.then(|| (0..axes).map(of).collect()).ok_or_else(unknown)
+    };
+    (0..count).map(part).collect()
 }
 
 /// The files and arrays that a virtual array is put together of, as its own file names them.

@@ -1,11 +1,13 @@
-//! Arrays that are put together of those of other files (virtual ones). Of a file that is gone the HDF5 library gives
-//! the fill value, and says nothing.
+//! Arrays whose numbers are in other files: those that are put together of arrays there (virtual ones), and those whose
+//! bytes lie there (external storage). For what a file lacks the HDF5 library gives the fill value or zeros, and says
+//! nothing.
 
 use std::path::{Path, PathBuf};
 
 use hdf5::dataset::{DatasetCreate, Layout};
 use hdf5::{Dataset, File};
 
+use super::gaps::Gaps;
 use super::library;
 
 /// Virtual arrays of virtual ones that are followed.
@@ -21,6 +23,7 @@ pub(super) fn check_sources(dataset: &Dataset, list: &DatasetCreate) -> Result<(
 }
 
 fn check(dataset: &Dataset, list: &DatasetCreate, depth: usize) -> Result<(), String> {
+    check_external(dataset, list)?;
     if list.layout() != Layout::Virtual || depth == DEEPEST {
         return Ok(());
     }
@@ -40,7 +43,44 @@ fn check(dataset: &Dataset, list: &DatasetCreate, depth: usize) -> Result<(), St
         })?;
         let list = source.dcpl().map_err(|error| error.to_string())?;
         check(&source, &list, depth + 1)?;
+        if Gaps::of(&source, &list, &source.shape())? != Gaps::None {
+            return Err(format!(
+                "numbers of {array} in {name}, of which some were never written: HDF5 would give its fill value for \
+                 them; read that file itself"
+            ));
+        }
         last = Some((name, file));
+    }
+    Ok(())
+}
+
+/// That the files which the bytes of an array lie in are as long as they have to be.
+fn check_external(dataset: &Dataset, list: &DatasetCreate) -> Result<(), String> {
+    let number = dataset.dtype().map_or(0, |datatype| datatype.size());
+    let mut left = (dataset.size() * number) as u64;
+    let files = list.external();
+    if files.is_empty() {
+        return Ok(());
+    }
+    let own = dataset.file().map_err(|error| error.to_string())?.filename();
+    let origin = Path::new(&own).parent().unwrap_or(Path::new(""));
+    let prefix = std::env::var("HDF5_EXTFILE_PREFIX").unwrap_or_default();
+    let prefix = prefix.replace("${ORIGIN}", &origin.to_string_lossy());
+    for file in files {
+        // Without a prefix the library looks from the directory that it runs in.
+        let path = Path::new(&prefix).join(&file.name);
+        let needed = left.min(file.size as u64);
+        left -= needed;
+        let end = (file.offset as u64).saturating_add(needed);
+        let bytes = std::fs::metadata(&path).map(|metadata| metadata.len());
+        let bytes =
+            bytes.map_err(|error| format!("numbers that are in the file {}: {error}", path.display()))?;
+        if needed > 0 && bytes < end {
+            return Err(format!(
+                "numbers that are in the file {} up to byte {end}, and it has {bytes}: it was cut off",
+                path.display()
+            ));
+        }
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ mod array;
 mod attributes;
 mod element;
 mod filter;
+mod gaps;
 mod layout;
 #[allow(unsafe_code)]
 mod library;

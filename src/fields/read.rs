@@ -280,9 +280,9 @@ fn fetch(array: &FileArray, at: u64, bytes: u64, to: &mut Vec<u8>) -> Result<()>
     kept.read_exact_at(to, at).map_err(|error| array.wrong(error))
 }
 
-/// What was never written.
+/// What was never written is none, for which no code of an array stands.
 fn unwritten<T: FileNumber>(array: &FileArray) -> Result<T> {
-    T::of(array.element, array.fill).ok_or_else(|| Error::internal(format!("{} is no code", array.fill)))
+    T::NONE.ok_or_else(|| Error::internal(format!("{} has codes of what was never written", array.name)))
 }
 
 /// All places of a grid; one without axes has one.

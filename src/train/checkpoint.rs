@@ -151,7 +151,8 @@ impl Resumed {
             let then = kept.get(name).map(String::as_str);
             name == TEST_IMAGES && [Some(now), then].iter().any(|of| of.is_none_or(|text| text == "none"))
         };
-        let compared = identity.iter().filter(|(name, now)| !is_untested(name, now));
+        let is_unknown = |name: &str| OF_ARRAYS.contains(&name) && !kept.contains_key(name);
+        let compared = identity.iter().filter(|(name, now)| !is_untested(name, now) && !is_unknown(name));
         let differences: Vec<String> = compared.filter_map(|(name, now)| differ(name, now)).collect();
         if !differences.is_empty() {
             return Err(Error::usage(format!(
@@ -182,14 +183,27 @@ impl Resumed {
 /// What the images to test on are called in there. Older checkpoints do not have them.
 const TEST_IMAGES: &str = "test images";
 
-/// What a run's checkpoints must have in common, by the flags that say it.
+/// What runs on arrays must have in common too, and older checkpoints do not have.
+const OF_ARRAYS: [&str; 4] = ["--class-weights", "--ignore-label", "--missing", "files in their order"];
+
+/// What a run's checkpoints must have in common, by the flags that say it. `files`: of arrays, in their order.
 pub fn identity(
     config: &Config,
     model: &Model,
     graph: &Graph,
-    [images, tested]: [&str; 2],
+    ([images, tested], files): ([&str; 2], Option<&String>),
 ) -> Vec<(String, String)> {
     let on = |given: bool| if given { "on" } else { "off" }.to_string();
+    let fields = &config.fields;
+    let of_arrays = |files: &String| {
+        let list = |numbers: &[f32]| numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let weights = Some(list(&fields.class_weights)).filter(|text| !text.is_empty());
+        let label = fields.ignore_label.map(|label| label.to_string());
+        let none = || "none".to_string();
+        let missing = format!("{:?}", fields.missing).to_lowercase();
+        let values = [weights.unwrap_or_else(none), label.unwrap_or_else(none), missing, files.clone()];
+        OF_ARRAYS.into_iter().zip(values)
+    };
     [
         ("--model", model.identity()),
         ("--classes", graph.classes().to_string()),
@@ -203,7 +217,8 @@ pub fn identity(
         ("--ema", on(config.optimizer.ema.is_some())),
     ]
     .into_iter()
-    .chain(config.fields.loss.clone().map(|loss| ("--loss", loss.into())))
+    .chain(fields.loss.clone().map(|loss| ("--loss", loss.into())))
+    .chain(files.into_iter().flat_map(of_arrays))
     .map(|(name, value)| (name.to_string(), value))
     .collect()
 }

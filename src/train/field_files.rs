@@ -60,7 +60,7 @@ pub fn find(
 
 /// What ranks must have alike of the files that they were given. Where there are several their names count, and where
 /// they lie does not.
-fn list(files: &[PathBuf], is_computed: bool) -> String {
+pub fn list(files: &[PathBuf], is_computed: bool) -> String {
     let computed = if is_computed { ", computed" } else { "" };
     if let [_] = files {
         return format!("1{computed}");

@@ -8,8 +8,8 @@ use super::field_files;
 use super::network::Network;
 use super::source;
 use crate::comm::World;
-use crate::config::Config;
 use crate::config::values::first;
+use crate::config::{Config, JpegDecoder};
 use crate::data::{ArraysOf, Dataset, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe, extents, files_of, six_digits};
@@ -39,6 +39,8 @@ pub fn shaped(
         (config.network.image_size.is_some(), "image-size"),
         (config.input.format.is_some(), "data-format"),
         (config.input.augment.is_some(), "augment"),
+        (config.input.strict, "strict"),
+        (config.input.jpeg_decoder != JpegDecoder::Auto, "jpeg-decoder"),
     ];
     if let Some(flag) = first(&of_pictures) {
         return world.agree(Err(Error::usage(format!("--{flag} is for pictures, and --input names arrays"))));
@@ -89,10 +91,12 @@ pub fn open(
     let (set, others) = world.agree(opened())?;
     let known =
         weights.map(|weights| (weights.whose, &weights.about.fields)).filter(|(_, of)| !of.is_empty());
-    let (scales, whose) = match known {
-        Some((whose, scales)) => (scales.clone(), format!("as {whose} expect them")),
+    let (scales, whose, by_files) = match known {
+        Some((whose, scales)) => (scales.clone(), format!("as {whose} expect them"), Vec::new()),
         // To compute universes takes minutes, and a dry run none.
-        None if config.plan.dry_run && set.universe().is_some() => (set.scales().to_vec(), String::new()),
+        None if config.plan.dry_run && set.universe().is_some() => {
+            (set.scales().to_vec(), String::new(), Vec::new())
+        }
         None => measured(world, &set)?,
     };
     let units = known.map_or(Ok(Vec::new()), |(whose, _)| in_units_of(whose, &scales, set.scales(), path));
@@ -101,10 +105,8 @@ pub fn open(
     let others = world.agree(others.map(scaled).transpose())?;
     let units = world.agree(units)?;
     let purpose = purpose(config);
-    let mut said = set.lines(path, purpose, test.zip(others.as_ref()));
-    let by_file = |at: usize| known.is_none() && set.is_said_by_file(at);
-    said.extend(units);
-    said.extend(rescaled(&scales, |at| if by_file(at) { "by numbers of that file" } else { &whose }));
+    let mut said = [set.lines(path, purpose, test.zip(others.as_ref())), units].concat();
+    said.extend(rescaled(&scales, |at| by_files.get(at).and_then(Option::as_deref).unwrap_or(&whose)));
     if whose.is_empty() && set.is_to_be_measured() {
         said.push("rescaling: by universes that are computed when a run begins".into());
     }
@@ -181,8 +183,9 @@ fn in_units_of(whose: &str, known: &[FieldScale], own: &[FieldScale], path: &Pat
     Ok(said)
 }
 
-/// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks.
-fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> {
+/// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks;
+/// of which samples they are; and for each field what arrays of a file it is by, if that is so.
+fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String, Vec<Option<String>>)> {
     let all = set.len();
     let [samples, numbers] = MEASURED;
     let each = set.image().iter().product::<usize>() + set.target_len();
@@ -204,7 +207,8 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String)> 
         total = FieldSet::together(total, &moments, width);
     }
     let whose = if taken == all { "of all samples".into() } else { format!("of {taken} of {all} samples") };
-    Ok((world.agree(set.rescaling(&total))?, whose))
+    let (scales, by_files) = world.agree(set.rescaling(&total))?;
+    Ok((scales, whose, by_files))
 }
 
 /// What is missing and what reading an epoch takes, by some samples that the first rank reads: for rank 0, which says

@@ -9,7 +9,6 @@ use super::assemble::Assembly;
 use super::checkpoint::{self, Resumed, Saver, Standing};
 use super::commit::Commits;
 use super::evaluate::Evaluator;
-use super::fields;
 use super::greatest;
 use super::groups::Groups;
 use super::length::Length;
@@ -27,6 +26,7 @@ use super::stop::Watch;
 use super::testing;
 use super::weights::Start;
 use super::{describe, device, mlperf, owning};
+use super::{field_files, fields};
 use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric, Strategy, Wire, environment};
 use crate::data::{RawSamples, Samples, Sets, TestLoader};
@@ -199,6 +199,8 @@ pub struct OpenedRun<'a> {
     pub samples: [usize; 2],
     /// The checksum of those to test on, or "none".
     pub tested: String,
+    /// Of arrays which files they are in, in their order.
+    pub files: Option<String>,
     /// Which images there are, in words.
     pub images: String,
     pub about: record::ModelMetadata,
@@ -226,6 +228,7 @@ impl<'a> OpenedRun<'a> {
         let names = sets.as_ref().map_or(&[][..], |sets| sets.training.set().class_names());
         let class_names = if names.len() == network.classes { names.to_vec() } else { Vec::new() };
         let fields = sets.as_ref().and_then(|sets| sets.training.fields());
+        let files = fields.map(|fields| field_files::list(&fields.paths(), false));
         let pictures = sets.as_ref().filter(|_| fields.is_none());
         let preprocessing = pictures.map(|sets| sets.training.expected().clone());
         let fields = fields.map_or_else(Vec::new, |fields| fields.scales().to_vec());
@@ -254,6 +257,7 @@ impl<'a> OpenedRun<'a> {
             test,
             samples,
             tested,
+            files,
             images,
             about,
             reading,
@@ -365,7 +369,7 @@ impl<'a> PlannedRun<'a> {
         let script = world.agree(rehearsed)?;
         let expected = script.last().map_or(f64::NAN, |end| end.times[1]);
         tell(opened.started, "step rehearsed");
-        let images = [source.parts().0.fingerprint(), opened.tested.as_str()];
+        let images = ([source.parts().0.fingerprint(), opened.tested.as_str()], opened.files.as_ref());
         let identity = checkpoint::identity(config, &network.model, &plans.training.graph, images);
         if let Some(resumed) = &kept.resumed {
             world.agree(resumed.check(world, config, &identity))?;

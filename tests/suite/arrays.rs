@@ -514,7 +514,10 @@ fn a_run_says_by_what_each_array_is_rescaled() {
     assert_eq!(done.stderr.matches("--data is given twice: the last counts").count(), 1, "{}", done.stderr);
     // Rounding leaves it no deviation.
     assert!(said.contains("same[n,h,w]:standard becomes (x - 7.3) / 1 (of all samples)"), "{said}");
-    assert!(said.contains(&format!("{input} becomes (x - 0.5) / 4 (by numbers of that file)")), "{said}");
+    assert!(
+        said.contains(&format!("{input} becomes (x - 0.5) / 4 (by mean and std of {said_by})")),
+        "{said}"
+    );
     let by_samples =
         said.lines().find(|line| line.starts_with("heat[n,h,w]:standard becomes ")).expect(&said);
     assert!(by_samples.ends_with(" (of all samples)"), "{said}");
@@ -894,6 +897,10 @@ fn what_does_not_fit_is_said_in_one_message() {
             "is for pictures",
         ),
         (
+            vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--strict"],
+            "--strict is for pictures",
+        ),
+        (
             vec!["--input", wind, "--target", "heat", "--loss", "mse", "--label-smoothing", "0.1"],
             "for classes",
         ),
@@ -931,6 +938,101 @@ fn what_does_not_fit_is_said_in_one_message() {
     rustix::fs::flock(&written, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let error = refused(&[(2, &[&fixed[..], &views].concat())]);
     assert!(error.contains("a.h5: another program has it open to write"), "{error}");
+}
+
+/// A simulation that stopped has written a part of its samples.
+#[test]
+fn numbers_that_were_never_written_are_refused_or_left_out() {
+    let place = Place::new();
+    let path = place.text("stopped.h5");
+    let file = File::create(&path).unwrap();
+    let x = ndarray::Array3::from_shape_fn((8, 12, 10), |(n, y, x)| ((n + y * x) % 5) as f32);
+    file.new_dataset_builder().with_data(&x).create("x").unwrap();
+    let written = x.slice(ndarray::s![..5, .., ..]).to_owned();
+    for (name, fill) in [("y", -9999f32), ("z", 0.0)] {
+        let builder = file.new_dataset::<f32>().shape((8, 12, 10)).chunk((1, 12, 10)).deflate(1);
+        builder.fill_value(fill).create(name).unwrap().write_slice(&written, (..5, .., ..)).unwrap();
+    }
+    file.close().unwrap();
+    let fixed = ["--model", "unet:depth=1,width=4", "--classes", "1", "--data", &path, "--loss", "mse"];
+    let of = |input: &'static str, target: &'static str| {
+        let views = ["--input", input, "--target", target, "--batch", "2", "--epochs", "1"];
+        [&fixed[..], &views].concat()
+    };
+    for (input, target) in [("x[n,h,w]", "y[n,h,w]"), ("z[n,h,w]:standard", "x[n,h,w]")] {
+        let flags = of(input, target);
+        let error = refused(&[(1, &flags)]);
+        assert!(
+            error.contains(", sample stopped.h5 n ") && error.contains(": numbers were never written; "),
+            "{error}"
+        );
+        run(2, &[&flags[..], &["--missing", "mask", "--batch", "1"]].concat());
+    }
+    let said = finish(job::job(&[(
+        1,
+        &[&of("y[n,h,w]:minmax", "x[n,h,w]")[..], &["--dry-run", "--missing", "zero"]].concat(),
+    )]));
+    assert!(said.stdout.contains("y[n,h,w]:minmax becomes (x - 0) / 4 "), "{}", said.stdout);
+    assert!(said.stdout.contains("37.50 % of y[n,h,w]:minmax"), "{}", said.stdout);
+}
+
+/// What decides a loss, and the order of samples, is what it was; a new order of files' names is another one of samples.
+#[test]
+fn a_run_does_not_go_on_by_other_weights_of_classes_or_another_order_of_files() {
+    let place = Place::new();
+    let [data, checkpoint] = ["train", "checkpoint"].map(|name| place.text(name));
+    for name in ["train/a.h5", "train/b.h5"] {
+        let file = File::append(place.path(name)).unwrap();
+        let classes = ndarray::Array3::from_shape_fn((20, 12, 10), |(n, y, x)| ((n + y + x) % 3) as u8);
+        file.new_dataset_builder().with_data(&classes).create("classes").unwrap();
+        file.close().unwrap();
+    }
+    let fixed = [
+        "--model",
+        "unet:depth=1,width=4",
+        "--classes",
+        "3",
+        "--data",
+        &data,
+        "--input",
+        "air/wind[n,h,w,c]",
+        "--target",
+        "classes[n,h,w]",
+        "--loss",
+        "cross-entropy",
+        "--batch",
+        "8",
+        "--threads",
+        "1",
+        "--quiet",
+        "--class-weights",
+        "1,2,1",
+        "--checkpoint",
+        &checkpoint,
+    ];
+    run(1, &[&fixed[..], &["--steps", "1"]].concat());
+    let goes_on = |more: &[&'static str]| [&fixed[..], &["--steps", "2", "--resume", "auto"], more].concat();
+    for (more, expected) in [
+        (["--ignore-label", "0"], "--ignore-label none there, 0 here"),
+        (["--missing", "zero"], "--missing refuse there, zero here"),
+    ] {
+        let error = refused(&[(2, &goes_on(&more))]);
+        assert!(error.contains(expected), "{error}");
+    }
+    let mut flags = goes_on(&[]);
+    let weights = flags.iter().position(|flag| *flag == "--class-weights").unwrap();
+    flags[weights + 1] = "1,2,9";
+    let error = refused(&[(2, &flags)]);
+    assert!(error.contains("--class-weights 1,2,1 there, 1,2,9 here"), "{error}");
+    flags.drain(weights..weights + 2);
+    let error = refused(&[(1, &flags)]);
+    assert!(error.contains("--class-weights 1,2,1 there, none here"), "{error}");
+    let [a, c] = ["train/a.h5", "train/c.h5"].map(|name| place.path(name));
+    fs::rename(&a, &c).unwrap();
+    let error = refused(&[(1, &goes_on(&[]))]);
+    assert!(error.contains("files in their order 2 with names"), "{error}");
+    fs::rename(&c, &a).unwrap();
+    run(1, &goes_on(&[]));
 }
 
 /// What several ranks meet in the same step, each in samples of its own, is one message.

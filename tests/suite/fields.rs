@@ -64,8 +64,20 @@ fn every_type_layout_and_filter_is_read_as_by_the_library() {
                     |raw: f32| if raw == -999.0 { f32::NAN } else { (f64::from(raw) * 0.01 + 273.15) as f32 };
                 theirs.iter_mut().for_each(|number| *number = means(*number));
             }
-            let same = ours.iter().zip(&theirs).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
-            assert!(same, "{} {window:?}: {ours:?}, not {theirs:?}", array.name);
+            // Of one array one chunk was written, of another none.
+            let is_written = |place: Vec<usize>| match &*array.name {
+                "layouts/holes" => place.iter().all(|place| (4..8).contains(place)),
+                name => name != "layouts/unwritten",
+            };
+            for (at, number) in theirs.iter_mut().enumerate() {
+                let mut rest = at;
+                let mut place: Vec<usize> =
+                    window.len.iter().rev().map(|len| (rest % len, rest /= len).0).collect();
+                place.reverse();
+                place.iter_mut().zip(&window.first).for_each(|(place, first)| *place += first);
+                *number = if is_written(place) { *number } else { f32::NAN };
+            }
+            assert!(same(&ours, &theirs), "{} {window:?}: {ours:?}, not {theirs:?}", array.name);
         }
     }
     let library: Vec<&str> = arrays
@@ -240,7 +252,7 @@ fn channels_that_lie_last_are_taken_apart() {
 
 /// Between chunks that were never written lies one that was; channels go first.
 #[test]
-fn what_was_never_written_has_the_fill_value() {
+fn what_was_never_written_is_missing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("sparse.h5");
     let written = ndarray::Array2::from_shape_fn((8, 3), |(at, channel)| (10 * at + channel) as i16);
@@ -253,9 +265,98 @@ fn what_was_never_written_has_the_fill_value() {
     let samples = "a[w=4..24,c]".parse::<View>().unwrap().samples(&array.shape).unwrap();
     let mut ours = vec![0.0; samples.shape().iter().product()];
     ArrayReader::default().read(&array, &samples.part(0, None), &mut ours).unwrap();
-    let number = |at: usize, channel| if (8..16).contains(&at) { written[[at - 8, channel]] } else { -7 };
-    let all = (0..3).flat_map(|channel| (4..28).map(move |at| f32::from(number(at, channel))));
-    assert!(all.eq(ours.iter().copied()), "{ours:?}");
+    let number = |at: usize, channel| match (8..16).contains(&at) {
+        true => f32::from(written[[at - 8, channel]]),
+        false => f32::NAN,
+    };
+    let all = (0..3).flat_map(|channel| (4..28).map(move |at| number(at, channel)));
+    assert!(same(&ours, &all.collect::<Vec<_>>()), "{ours:?}");
+}
+
+/// Whether numbers are the same, where none is one too.
+fn same(ours: &[f32], theirs: &[f32]) -> bool {
+    ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(a, b)| a == b || a.is_nan() && b.is_nan())
+}
+
+/// Chunks that the library reads, what others lack of a virtual array, also behind links; and a fill value that was
+/// written is a number.
+#[test]
+fn what_the_library_gives_a_fill_value_for_is_missing_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("gaps.h5");
+    let part = ndarray::Array2::from_shape_fn((2, 5), |(y, x)| (10 * y + x) as f32 - 7.0);
+    {
+        let file = hdf5::File::create(&path).unwrap();
+        let builder = file.new_dataset::<f32>().shape((7, 5)).fill_value(-7f32);
+        let edges = hdf5::dataset::ChunkOpts::DONT_FILTER_PARTIAL_CHUNKS;
+        let a =
+            builder.chunk((2, 3)).deflate(1).with_dcpl(|of| of.chunk_opts(edges)).create("library").unwrap();
+        a.write_slice(&part, (2..4, ..)).unwrap();
+        file.new_dataset_builder().with_data(&part).create("part").unwrap();
+        let builder = file
+            .new_dataset::<f32>()
+            .shape((7, 5))
+            .fill_value(-7f32)
+            .with_dcpl(|list| list.virtual_map(".", "part", (2, 5), (.., ..), (7, 5), (2..4, ..)));
+        builder.create("virtual").unwrap();
+        let builder = file
+            .new_dataset::<f32>()
+            .shape((7, 5))
+            .with_dcpl(|list| list.virtual_map(".", "library", (7, 5), (.., ..), (7, 5), (.., ..)));
+        builder.create("of_gaps").unwrap();
+        file.new_dataset::<f32>().shape((7, 5)).fill_value(-7f32).create("never").unwrap();
+    }
+    let expected = |name: &str, y: usize, x: usize| match name != "never" && (2..4).contains(&y) {
+        true => part[[y - 2, x]],
+        false => f32::NAN,
+    };
+    for name in ["library", "virtual", "never"] {
+        let array = FileArray::open(&path, name).unwrap();
+        for [top, bottom, left, right] in [[0, 7, 0, 5], [2, 4, 0, 5], [1, 3, 2, 4], [5, 7, 4, 5]] {
+            let window = ArrayBox { first: vec![top, left], len: vec![bottom - top, right - left] };
+            let all = (top..bottom).flat_map(|y| (left..right).map(move |x| expected(name, y, x)));
+            let mut ours = vec![0.0; window.len.iter().product()];
+            ArrayReader::default().read_box(&array, &window, &mut ours).unwrap();
+            assert!(same(&ours, &all.collect::<Vec<_>>()), "{name} {window:?}: {ours:?}");
+            let is_lacking = ours.iter().any(|number| number.is_nan());
+            assert_eq!(array.is_lacking(&window).unwrap(), is_lacking, "{name} {window:?}");
+        }
+    }
+    let error = FileArray::open(&path, "of_gaps").err().unwrap().to_string();
+    assert!(error.contains("numbers of library in ., of which some were never written"), "{error}");
+    let printed = alone(&["inspect", &path.display().to_string()]).0;
+    assert!(printed.contains("virtual  7×5 f32") && printed.contains("; 25 missing or NaN"), "{printed}");
+}
+
+/// The library would give zeros for what a file beside lacks.
+#[test]
+fn a_file_of_external_storage_that_was_cut_off_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let bytes: Vec<u8> = (0..12u8).flat_map(|number| f32::from(number).to_le_bytes()).collect();
+    std::fs::write(at("first.bin"), [&[9; 8], &bytes[..16]].concat()).unwrap();
+    std::fs::write(at("rest.bin"), &bytes[16..]).unwrap();
+    let path = directory.path().join("external.h5");
+    {
+        let file = hdf5::File::create(&path).unwrap();
+        let builder = file
+            .new_dataset::<f32>()
+            .shape((3, 4))
+            .with_dcpl(|list| list.external(&at("first.bin"), 8, 16).external(&at("rest.bin"), 0, 32));
+        builder.create("x").unwrap();
+    }
+    let open = || FileArray::open(&path, "x");
+    let numbers: Vec<f32> = (0..12u8).map(f32::from).collect();
+    assert_eq!(whole_of(&open().unwrap()).unwrap(), numbers);
+    std::fs::write(at("rest.bin"), &bytes[16..44]).unwrap();
+    let error = open().err().unwrap().to_string();
+    assert!(error.contains("rest.bin up to byte 32, and it has 28: it was cut off"), "{error}");
+    std::fs::remove_file(at("first.bin")).unwrap();
+    let error = open().err().unwrap().to_string();
+    assert!(
+        error.contains("x holds numbers that are in the file") && error.contains("first.bin: No such"),
+        "{error}"
+    );
 }
 
 /// Each byte of a chunk changed in turn, a file that was cut, and one that is cut while it is open.

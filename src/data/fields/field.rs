@@ -1,14 +1,15 @@
 //! An array as a flag names it, and by what its numbers are rescaled.
 
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::list::{FieldList, FieldShape};
+use super::statistics::FileStatistics;
 use super::{FieldScale, FieldSet, SampleField};
 use crate::config::FieldOptions;
 use crate::error::{Error, Result};
-use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray, Moments, NumberType, View, six_digits};
+use crate::fields::{Moments, NumberType, View, six_digits};
 
 /// An array as a flag names it: a view, and what rescales its numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,11 +129,6 @@ impl FieldSet {
         matches!(self.list.fields[at].rescaling, Some((_, None))) && self.like(at) == at
     }
 
-    /// Whether a file that the flag names says by what an array is rescaled.
-    pub fn is_said_by_file(&self, at: usize) -> bool {
-        self.list.fields.get(at).is_some_and(|field| matches!(field.rescaling, Some((_, Some(_)))))
-    }
-
     /// By which field one is rescaled: by the first that has the same numbers, as input and target of one array have.
     fn like(&self, at: usize) -> usize {
         let field = &self.list.fields[at];
@@ -178,25 +174,29 @@ impl FieldSet {
         total
     }
 
-    /// The rescaling that follows from the moments of some samples together, and from files that flags name.
+    /// The rescaling that follows from the moments of some samples together, and from files that flags name; and of
+    /// each field which arrays of such a file say it.
     ///
     /// # Errors
     /// `Data` for such a file; `Usage` for numbers that nothing rescales.
-    pub fn rescaling(&self, moments: &[f64]) -> Result<Vec<FieldScale>> {
+    pub fn rescaling(&self, moments: &[f64]) -> Result<(Vec<FieldScale>, Vec<Option<String>>)> {
         let FieldList { fields, shapes, .. } = &*self.list;
-        let mut scales = self.scales.to_vec();
+        let (mut scales, mut by_files) = (self.scales.to_vec(), vec![None; fields.len()]);
         for (at, (field, scale)) in fields.iter().zip(&mut scales).enumerate() {
             let (first, channels) = (
                 shapes[..self.like(at)].iter().map(FieldShape::channels).sum::<usize>(),
                 shapes[at].channels(),
             );
             let Some((rescaling, file)) = &field.rescaling else { continue };
-            let said = file.as_ref().map(|path| said_by(path, rescaling.starts(), channels)).transpose()?;
+            let of_file = |path| FileStatistics::of(path, rescaling.starts(), (&field.view.array, channels));
+            let said = file.as_deref().map(of_file).transpose();
+            let said = said.map_err(|error| error.context(&scale.field))?;
+            by_files[at] = said.as_ref().map(|of| of.said.clone());
             for channel in 0..channels {
                 let numbers =
                     moments.get(5 * (first + channel)..).and_then(|from| from.get(..5)).unwrap_or_default();
                 let own = Moments::read(numbers);
-                let [low, high] = said.as_ref().map_or([own.least, own.most], |of| of[channel]);
+                let [low, high] = said.as_ref().map_or([own.least, own.most], |of| of.channels[channel]);
                 let (offset, width) = match (rescaling, &said) {
                     (Rescaling::Standard, None) => (own.mean, own.deviation()),
                     (Rescaling::Standard, Some(_)) => (low, high),
@@ -217,7 +217,7 @@ impl FieldSet {
                 scale.shift[channel] = (-offset / width) as f32;
             }
         }
-        Ok(scales)
+        Ok((scales, by_files))
     }
 }
 
@@ -239,27 +239,6 @@ fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2
          {step}, and they differ by little more: subtract in the file what they have in common. If they are all the \
          same, leave its rescaling out"
     )))
-}
-
-/// Two numbers of each channel, as a file has them in two arrays whose names begin with `starts`.
-fn said_by(path: &Path, starts: [&str; 2], channels: usize) -> Result<Vec<[f64; 2]>> {
-    let arrays = Arrays::of(path)?.arrays;
-    let of = |start: &str| -> Result<Vec<f32>> {
-        let named = |array: &&FileArray| {
-            let last = array.name.rsplit('/').next().unwrap_or_default();
-            last.to_ascii_lowercase().starts_with(start) && array.shape == [channels]
-        };
-        let Some(array) = arrays.iter().find(named) else {
-            let what = format!("it has no array of {channels} numbers whose name begins with {start}");
-            return Err(Error::data(path, what));
-        };
-        let mut values = vec![0.0; channels];
-        let all = ArrayBox { first: vec![0], len: vec![channels] };
-        ArrayReader::default().read_box(array, &all, &mut values)?;
-        Ok(values)
-    };
-    let (first, second) = (of(starts[0])?, of(starts[1])?);
-    Ok(first.iter().zip(second).map(|(&first, second)| [f64::from(first), f64::from(second)]).collect())
 }
 
 #[cfg(test)]

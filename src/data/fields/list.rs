@@ -18,6 +18,8 @@ pub struct FieldList {
     pub shapes: Vec<FieldShape>,
     /// Where inputs begin in what the network reads, and targets in what it is to give.
     pub places: Vec<usize>,
+    /// The inputs of a network that has several, in its order, and which field each is given.
+    pub network: Vec<(String, usize)>,
     /// What a network reads of a sample.
     pub image: SampleShape,
     /// The axes of a target, without that of samples; none where there is no target.
@@ -71,6 +73,8 @@ impl FieldList {
         }
         let target = if targets.is_empty() { FieldShape::default() } else { stacked(targets, of_targets)? };
         let order = in_order(&fields[..inputs], &shapes[..inputs], of_network)?;
+        let network = of_network.iter().filter(|_| of_network.len() > 1).zip(&order);
+        let network = network.map(|((name, _), &at)| (name.to_string(), at)).collect();
         let mut places = vec![0; compared];
         for order in [order, (inputs..compared).collect()] {
             let mut from = 0;
@@ -90,6 +94,7 @@ impl FieldList {
             compared,
             shapes,
             places,
+            network,
             classes: of_classes.then_some(usize::MAX),
             ignored: options.ignore_label,
             missing: options.missing,
@@ -158,10 +163,12 @@ fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[(&str, usize)
     // By names where all are known; else in the order of the flags, if that gives no input the array that is called as
     // another one.
     let by_name = |(name, _): &(&str, usize)| inputs.iter().position(|field| is_called(field, name));
-    let known: Vec<Option<usize>> = of_network.iter().map(by_name).collect();
-    let order = match known.iter().copied().collect::<Option<Vec<usize>>>() {
+    let anothers = |(field, own): (&Field, &(&str, usize))| {
+        of_network.iter().any(|(name, _)| *name != own.0 && is_called(field, name))
+    };
+    let order = match of_network.iter().map(by_name).collect::<Option<Vec<usize>>>() {
         Some(by_names) => by_names,
-        None if known.iter().enumerate().any(|(input, at)| at.is_some_and(|at| at != input)) => {
+        None if inputs.iter().zip(of_network).any(anothers) => {
             return Err(Error::usage(format!(
                 "--input: the network's inputs are {names}, of which only some are names of arrays: give the arrays in \
                  this order"

@@ -7,6 +7,7 @@ mod field;
 mod files;
 mod list;
 mod said;
+mod statistics;
 #[cfg(test)]
 mod tests;
 
@@ -171,6 +172,11 @@ impl FieldSet {
     /// The first of them, where samples are computed.
     pub fn universe(&self) -> Option<Universe> {
         Universe::of(&self.files[0].path)
+    }
+
+    /// The files in their order, which the order of samples follows.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|file| file.path.clone()).collect()
     }
 
     /// How many files there are.
@@ -418,10 +424,7 @@ impl FieldSet {
     /// What takes the place of a number that is missing.
     fn instead(&self, is_target: bool) -> std::result::Result<f32, BadNumber> {
         match self.list.missing {
-            Missing::Refuse => Err(BadNumber(
-                "a number is missing, NaN or infinite".into(),
-                "--missing mask leaves such points out, --missing zero takes 0 for them",
-            )),
+            Missing::Refuse => Err(BadNumber("a number is missing, NaN or infinite".into(), OF_MISSING)),
             Missing::Mask if is_target => Ok(f32::NAN),
             Missing::Mask | Missing::Zero => Ok(0.0),
         }
@@ -445,10 +448,19 @@ impl FieldSet {
     }
 
     fn wrong(&self, of: SampleField, BadNumber(what, advice): &BadNumber) -> Error {
+        let (array, samples) = &of.place.0.arrays[of.at];
+        let is_lacking = || array.is_lacking(&samples.window(Self::index(of.place, of.at)));
+        let what = match *advice == OF_MISSING && is_lacking().unwrap_or(false) {
+            true => "numbers were never written",
+            false => what,
+        };
         let text = format!("{}, sample {}: {what}; {advice}", self.list.fields[of.at].text, name(of.place));
         Error::data(&of.place.0.path, text)
     }
 }
+
+/// What settles a number that is missing.
+const OF_MISSING: &str = "--missing mask leaves such points out, --missing zero takes 0 for them";
 
 /// What is wrong with a number, and what settles it.
 struct BadNumber(String, &'static str);

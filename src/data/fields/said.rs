@@ -48,6 +48,10 @@ impl FieldSet {
         let gives = said(" gives", inputs..compared) + &said(", weighted by", compared..count);
         let mut lines =
             vec![all, format!("a sample: {}{gives}; the first is {}", list(0..inputs), self.name(0))];
+        let fields = &self.list.fields;
+        let given = self.list.network.iter().map(|(name, at)| format!("{name} is {}", fields[*at].text));
+        let given: Vec<String> = given.collect();
+        lines.extend((!given.is_empty()).then(|| format!("the network's inputs: {}", given.join(", "))));
         lines.extend(self.list.texts().into_iter().enumerate().filter_map(|(at, text)| {
             let why = |file: &'_ FieldFile| match &file.arrays[at].0.storage {
                 ArrayStorage::Library(why) => Some(why.clone()),

@@ -240,6 +240,13 @@ fn inputs_that_a_network_has_by_names_are_in_its_order() {
     FieldSet::open(None, &path, &fields, &[("t", 24), ("b", 3)]).unwrap();
     let error = FieldSet::open(None, &path, &fields, &[("s", 24), ("b", 3)]).err().unwrap().message;
     assert!(error.contains("inputs are s, b, of which only some are names of arrays"), "{error}");
+    // Two arrays are called as the first input.
+    let twice = options(&["t[n,h,w]", "t[n+0,h,w]"], &["s"]);
+    let error = FieldSet::open(None, &path, &twice, &[("t", 24), ("b", 24)]).err().unwrap().message;
+    assert!(error.contains("inputs are t, b, of which only some are names of arrays"), "{error}");
+    let set = FieldSet::open(None, &path, &fields, &[("s", 3), ("t", 24)]).unwrap();
+    let lines = set.lines(&path, "train", None);
+    assert!(lines.contains(&"the network's inputs: s is s, t is t[n,h,w]".to_string()), "{lines:?}");
 }
 
 #[test]
@@ -269,7 +276,7 @@ fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
     assert!(set.is_to_be_measured());
     let moments =
         (0..10).fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), 5 * 9));
-    let scales = set.rescaling(&moments).unwrap();
+    let (scales, _) = set.rescaling(&moments).unwrap();
     let set = set.scaled(&scales).unwrap();
     let all: Vec<_> = (0..10).map(|index| read(&set, index)).collect();
     for channel in 0..3 {
@@ -350,12 +357,78 @@ fn a_file_says_by_what_numbers_are_rescaled() {
     for (how, scale, shift) in [("minmax", 1.0 / 200.0, 0.0), ("standard", 1.0 / 50.0, -2.0)] {
         let fields = options(&[&format!("t[n,h,w]:{how}({})", said.display())], &["s"]);
         let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
-        let scales = set.rescaling(&[]).unwrap();
+        let (scales, _) = set.rescaling(&[]).unwrap();
         assert_eq!(
             (&*scales[0].scale, &*scales[0].shift),
             (&[scale as f32][..], &[shift as f32][..]),
             "{how}"
         );
+    }
+}
+
+/// Of a file with numbers of several arrays each is rescaled by its own, and what is in doubt is refused.
+#[test]
+fn arrays_that_rescale_another_are_named_after_it_or_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let [path, said] = [file(&directory, "a.h5"), directory.path().join("said.h5")];
+    let of = |how: &str, arrays: &[(&str, &[f64])]| {
+        let _ = std::fs::remove_file(&said);
+        let stats = hdf5::File::create(&said).unwrap();
+        for (name, numbers) in arrays {
+            if let Some((group, _)) = name.rsplit_once('/') {
+                stats.group(group).or_else(|_| stats.create_group(group)).unwrap();
+            }
+            match numbers {
+                [number] => {
+                    let array = stats.new_dataset::<f64>().create(*name).unwrap();
+                    array.write_scalar(number).unwrap();
+                }
+                _ => {
+                    stats.new_dataset_builder().with_data(*numbers).create(*name).unwrap();
+                }
+            }
+        }
+        stats.close().unwrap();
+        let fields = options(&[&format!("s:{how}({})", said.display())], &["s"]);
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
+        let rescaled = set.rescaling(&[]).map_err(|error| error.message)?;
+        Ok::<_, String>((rescaled.0[0].scale.clone(), rescaled.1[0].clone().unwrap()))
+    };
+    let (own, other) = ([2.0; 3], [9.0; 3]);
+    for arrays in [
+        &[("mean_a", &other[..]), ("mean_s", &own), ("std_a", &other), ("std_s", &own)][..],
+        &[("a_mean", &other), ("s_mean", &own), ("s_std", &own), ("std_a", &other), ("mean_b", &other)],
+        &[("a/mean", &other), ("a/std", &other), ("s/mean", &own), ("s/std", &own)],
+        // One number is that of all channels.
+        &[("a/mean", &other), ("a/std", &other), ("s/mean", &own[..1]), ("s/std", &own[..1])],
+        &[("mean", &own[..1]), ("std", &own[..1])],
+    ] {
+        let (scale, said) = of("standard", arrays).unwrap();
+        assert_eq!(scale, [0.5; 3], "{arrays:?}");
+        assert!(said.starts_with("by ") && said.ends_with("said.h5") && said.contains(" and "), "{said}");
+    }
+    for (how, arrays, expected) in [
+        (
+            "standard",
+            &[("mean_a", &own[..]), ("mean_b", &own), ("std_a", &own)][..],
+            "is in doubt: mean_a of [3], mean_b of [3]; std_a of [3]",
+        ),
+        ("standard", &[("mean", &own), ("stddev", &own), ("std_err", &other)], "is in doubt"),
+        (
+            "standard",
+            &[("mean_s", &own[..2]), ("std_s", &own)],
+            "begins with mean (such names: mean_s of [2])",
+        ),
+        ("standard", &[("mean", &own), ("std", &[1.0, 0.0, 1.0])], "channel 1: std is 0, and a deviation"),
+        (
+            "minmax",
+            &[("min", &[0.0; 3]), ("max", &[1.0, 1.0, -1.0])],
+            "channel 2: min is 0 and max -1, which",
+        ),
+        ("minmax", &[("min", &[f64::NAN; 3]), ("max", &own)], "channel 0: min or max is no number"),
+    ] {
+        let error = of(how, arrays).unwrap_err();
+        assert!(error.contains(expected) && error.contains("said.h5"), "{arrays:?}: {error}");
     }
 }
 
@@ -568,7 +641,7 @@ fn codes_become_the_numbers_that_are_read_as_such() {
         let width = 5 * set.list.shapes.iter().map(FieldShape::channels).sum::<usize>();
         let moments = (0..set.len())
             .fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), width));
-        let scales = set.rescaling(&moments).unwrap();
+        let (scales, _) = set.rescaling(&moments).unwrap();
         let set = set.scaled(&scales).unwrap().telling_apart(100);
         let what = format!("{:?} {:?}", fields.inputs, fields.targets);
         let types =

@@ -3,6 +3,7 @@
 use super::prefetch::{Chosen, Order, Reader};
 use std::sync::Arc;
 
+use super::fields::MissingCount;
 use super::prefetch::AHEAD;
 pub use super::prefetch::{Batch, PADDING, Reading};
 use super::sample::Samples;
@@ -16,6 +17,7 @@ pub struct TrainingLoader {
     steps: usize,
     epoch: usize,
     skipped: usize,
+    missing: MissingCount,
     kept: usize,
     fingerprint: String,
 }
@@ -34,7 +36,16 @@ impl TrainingLoader {
         let kept = shuffled + partners + samples.set().keep(order.near(), reading.threads());
         let fingerprint = samples.fingerprint();
         let reader = Reader::new(samples, order.clone(), reading);
-        Ok(TrainingLoader { reader, order, steps, epoch: 0, skipped: 0, kept, fingerprint })
+        Ok(TrainingLoader {
+            reader,
+            order,
+            steps,
+            epoch: 0,
+            skipped: 0,
+            missing: MissingCount::default(),
+            kept,
+            fingerprint,
+        })
     }
 
     /// Updates an epoch has.
@@ -79,7 +90,7 @@ impl TrainingLoader {
 
     /// Shuffles anew; epochs count from 0.
     pub fn start_epoch(&mut self, epoch: usize) {
-        (self.epoch, self.skipped) = (epoch, 0);
+        (self.epoch, self.skipped, self.missing) = (epoch, 0, MissingCount::default());
     }
 
     /// Begins an epoch of which the first `seen` images were trained on before, in the order of a run whose global
@@ -111,6 +122,7 @@ impl TrainingLoader {
         let number = self.order.number(self.epoch, step, micro);
         let (_, unread) = self.reader.fill(number, batch)?;
         self.skipped += unread;
+        self.missing += batch.missing;
         Ok(())
     }
 
@@ -122,6 +134,11 @@ impl TrainingLoader {
     /// Images of this epoch that this rank could not read.
     pub fn skipped(&self) -> usize {
         self.skipped
+    }
+
+    /// How many numbers of arrays this rank has read in this epoch, and how many of them are missing.
+    pub fn missing(&self) -> MissingCount {
+        self.missing
     }
 }
 
@@ -256,6 +273,7 @@ pub struct TestLoader {
     reader: Reader<TestOrder>,
     order: TestOrder,
     kept: usize,
+    missing: MissingCount,
 }
 
 impl TestLoader {
@@ -266,12 +284,18 @@ impl TestLoader {
             None => 0,
         };
         let order = TestOrder { sharding, images: samples.len() };
-        TestLoader { reader: Reader::new(samples, order.clone(), reading), order, kept }
+        let missing = MissingCount::default();
+        TestLoader { reader: Reader::new(samples, order.clone(), reading), order, kept, missing }
     }
 
     /// Bytes of files of arrays that are kept in memory.
     pub fn kept(&self) -> usize {
         self.kept
+    }
+
+    /// How many numbers of arrays this rank has read in the last test, and how many of them are missing.
+    pub fn missing(&self) -> MissingCount {
+        self.missing
     }
 
     /// Batches to run; the same on every rank, whether or not the last ones hold images.
@@ -286,6 +310,10 @@ impl TestLoader {
     /// As for training.
     pub fn fill(&mut self, step: usize, batch: &mut Batch) -> Result<usize> {
         let (count, unread) = self.reader.fill(step as u64, batch)?;
+        if step == 0 {
+            self.missing = MissingCount::default();
+        }
+        self.missing += batch.missing;
         if step + 1 == self.steps() {
             self.reader.rest();
         }

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use rayon::iter::{ParallelBridge, ParallelIterator};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::fields::{Codes, CodesMut};
+use super::fields::{Codes, CodesMut, MissingCount};
 use super::sample::{DecodeBuffers, Samples};
 use crate::config::most;
 use crate::error::{Error, Result};
@@ -103,6 +103,8 @@ pub struct Batch {
     /// In place of `images` and of `targets` what files have, for a device that knows what becomes of it: pixels
     /// (N,H,W,C) of `Samples` that are `pixels`, codes of arrays that have `FieldSet::tables`; else empty.
     pub codes: [Codes; 2],
+    /// How many numbers of samples that are arrays are missing.
+    pub missing: MissingCount,
     /// Images that are mixed with the last ones, and their classes.
     partners: (Vec<f32>, Vec<i32>),
 }
@@ -117,6 +119,7 @@ impl Batch {
             shares: vec![1.0; count],
             targets: Vec::new(),
             codes: Default::default(),
+            missing: MissingCount::default(),
             partners: Default::default(),
         }
     }
@@ -269,7 +272,7 @@ impl<O: Order> Reader<O> {
     }
 
     fn job(&self) -> Preparer {
-        Preparer { samples: self.samples.clone(), bad: self.bad.clone() }
+        Preparer { samples: self.samples.clone(), bad: self.bad.clone(), missing: Mutex::default() }
     }
 }
 
@@ -288,6 +291,8 @@ impl Drop for Ahead {
 struct Preparer {
     samples: Samples,
     bad: Arc<Bad>,
+    /// Of the batch in hand.
+    missing: Mutex<MissingCount>,
 }
 
 impl Preparer {
@@ -338,6 +343,7 @@ impl Preparer {
     fn finish(&self, chosen: &Chosen, batch: &mut Batch) {
         self.mix(chosen, batch);
         self.keep_rows(&mut batch.images);
+        batch.missing = std::mem::take(&mut self.missing.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     fn mix(&self, chosen: &Chosen, batch: &mut Batch) {
@@ -371,7 +377,14 @@ impl Preparer {
     }
 
     fn read(&self, epoch: usize, index: usize, mut parts: Parts) -> i32 {
-        let read = |scratch: &mut _| self.samples.read_parts(epoch, index, &mut parts, scratch);
+        let read = |scratch: &mut DecodeBuffers| {
+            let read = self.samples.read_parts(epoch, index, &mut parts, scratch);
+            let missing = std::mem::take(&mut scratch.missing);
+            if missing != MissingCount::default() {
+                *self.missing.lock().unwrap_or_else(PoisonError::into_inner) += missing;
+            }
+            read
+        };
         let read = SCRATCH.with_borrow_mut(read);
         match read {
             Ok(label) => {

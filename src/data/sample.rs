@@ -9,7 +9,7 @@ use std::sync::Arc;
 use resize::Resizer;
 
 use super::augment;
-use super::fields::CodesMut;
+use super::fields::{CodesMut, MissingCount};
 use super::mix::Mix;
 use super::picture::Picture;
 use super::{Colours, Dataset, EvaluationCrop, FieldSet, Preprocessing};
@@ -66,6 +66,8 @@ pub struct DecodeBuffers {
     resizer: Resizer,
     /// One for each array of a sample.
     arrays: Vec<ArrayReader>,
+    /// What is missing of samples that are arrays, since it was taken.
+    pub missing: MissingCount,
 }
 
 /// Pixels that are normalised at a time.
@@ -241,7 +243,9 @@ impl Samples {
             (Some(fields), parts) => {
                 let rows = Some(&self.rows).filter(|rows| rows.len() < self.sample[1]);
                 let rows = [rows, self.target_rows.as_ref()];
-                fields.read_sample(index % self.set.len(), parts, rows, &mut scratch.arrays).map(|()| 0)
+                let index = index % self.set.len();
+                scratch.missing += fields.read_sample(index, parts, rows, &mut scratch.arrays)?;
+                Ok(0)
             }
             (None, [CodesMut::Numbers(image), _]) => self.read(epoch, index, image, scratch),
             (None, [CodesMut::Bytes(image), _]) => self.read_pixels(epoch, index, image, scratch),

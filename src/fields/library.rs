@@ -1,5 +1,5 @@
-//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies and how many were written, how
-//! a type lays out its bits, and of which arrays a virtual one is put together, and which parts of it these are.
+//! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies and how many were written,
+//! how a type lays out its bits, and of which arrays a virtual one is put together, and which parts of it these are.
 
 use std::ffi::{CStr, c_char};
 

@@ -63,8 +63,10 @@ use std::time::Instant;
 
 use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric};
+use crate::data::MissingCount;
 use crate::device::{Metered, Usage};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fields::six_digits;
 use crate::model::Model;
 use crate::record::{self, EpochRecord, MemoryRecord, Recorder, Spent, Spread, StepRecord};
 use crate::{host, trace};
@@ -219,6 +221,9 @@ fn evaluate(world: &World, job: &mut Job, recorder: &mut Recorder, whole: bool) 
     }
     let Some(test) = test(world, job)? else { return stopped(world, job, recorder) };
     report_skipped(world, job.standing.at.epoch, job.source.skipped())?;
+    let tested = job.evaluator.as_ref().map_or_else(MissingCount::default, |of| of.loader.missing());
+    let before = format!("epoch {}: missing ", job.standing.at.epoch + 1);
+    report_missing(world, &before, &[("in training", job.source.missing()), ("in the test", tested)])?;
     let Standing { at, totals, best } = &mut job.standing;
     recorder.epoch(&totals.record(world, at.epoch, job.reported.metric, &test)?);
     by_class(world, &test);
@@ -449,6 +454,28 @@ fn report_skipped(world: &World, epoch: usize, skipped: usize) -> Result<()> {
             record::plural(sum[0] as usize, "sample")
         );
         record::say(world, &text);
+    }
+    Ok(())
+}
+
+/// Says what share of arrays' numbers is missing, of those that all ranks have read, which may have read some twice.
+/// Collective.
+fn report_missing(world: &World, before: &str, counts: &[(&str, MissingCount)]) -> Result<()> {
+    let mut sums: Vec<f64> = counts
+        .iter()
+        .flat_map(|(_, of)| [of.missing[0], of.all[0], of.missing[1], of.all[1]].map(|count| count as f64))
+        .collect();
+    world.sum_f64(&mut sums)?;
+    let said = counts.iter().zip(sums.chunks_exact(4)).filter_map(|((place, _), sums)| {
+        let of = |(sums, what): (&[f64], &str)| {
+            (sums[0] > 0.0).then(|| format!("{} % of {what}", six_digits(100.0 * sums[0] / sums[1])))
+        };
+        let shares: Vec<String> = sums.chunks_exact(2).zip(["inputs", "targets"]).filter_map(of).collect();
+        (!shares.is_empty()).then(|| format!("{place} {}", shares.join(" and ")))
+    });
+    let said: Vec<String> = said.collect();
+    if !said.is_empty() {
+        record::say(world, &format!("{before}{}", said.join(", ")));
     }
     Ok(())
 }

@@ -10,7 +10,9 @@ use super::groups::Groups;
 use super::network::Network;
 use crate::comm::World;
 use crate::config::{Config, Input, JpegDecoder};
-use crate::data::{self, Batch, Jpeg, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted};
+use crate::data::{
+    self, Batch, Jpeg, MissingCount, Reading, Samples, Sets, Sharding, TestLoader, TrainingLoader, Wanted,
+};
 use crate::error::{Error, Result};
 use crate::graph::Rows;
 use crate::record;
@@ -107,6 +109,11 @@ impl Source {
     /// Images of this epoch that this rank skipped, since they cannot be read.
     pub fn skipped(&self) -> usize {
         self.parts().0.skipped()
+    }
+
+    /// How many numbers of arrays this rank has read in this epoch, and how many of them are missing.
+    pub fn missing(&self) -> MissingCount {
+        self.parts().0.missing()
     }
 
     /// Position of a micro-step's first image in the global batch.

@@ -11,7 +11,7 @@ use super::setup::raw;
 use super::source::{decided, open_sets, sharding, test_loader};
 use super::stop::{self, Watch};
 use super::weights::Start;
-use super::{Test, by_class, device, greatest, max_batch, owning};
+use super::{Test, by_class, device, greatest, max_batch, owning, report_missing};
 use crate::comm::{self, RunPhase, World};
 use crate::config::{Config, Metric};
 use crate::data::Reading;
@@ -71,7 +71,10 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
         return question.answer(world, evaluator, device, watch);
     }
     match evaluator.run(world, device, || watch.flags(0.0).stop)? {
-        Some(test) => say(world, &test, config.metric()),
+        Some(test) => {
+            report_missing(world, "missing ", &[("in the test", evaluator.loader.missing())])?;
+            say(world, &test, config.metric())
+        }
         None => stopped(world, watch),
     }
 }

@@ -968,6 +968,13 @@ fn numbers_that_were_never_written_are_refused_or_left_out() {
         );
         run(2, &[&flags[..], &["--missing", "mask", "--batch", "1"]].concat());
     }
+    // 3 of 8 samples of both, of which two ranks read all.
+    let masked =
+        [&of("x[n,h,w]", "y[n,h,w]")[..], &["--missing", "mask", "--batch", "1", "--test-data", &path]]
+            .concat();
+    let said = finish(job::job(&[(2, &masked)])).stdout;
+    let line = "epoch 1: missing in training 37.5 % of targets, in the test 37.5 % of targets";
+    assert!(said.lines().any(|said| said == line), "{said}");
     let said = finish(job::job(&[(
         1,
         &[&of("y[n,h,w]:minmax", "x[n,h,w]")[..], &["--dry-run", "--missing", "zero"]].concat(),
@@ -976,7 +983,7 @@ fn numbers_that_were_never_written_are_refused_or_left_out() {
     assert!(said.stdout.contains("37.50 % of y[n,h,w]:minmax"), "{}", said.stdout);
 }
 
-/// What decides a loss, and the order of samples, is what it was; a new order of files' names is another one of samples.
+/// What decides a loss, and the order of samples, is what it was; other names of files are another order.
 #[test]
 fn a_run_does_not_go_on_by_other_weights_of_classes_or_another_order_of_files() {
     let place = Place::new();

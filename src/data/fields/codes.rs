@@ -75,16 +75,19 @@ impl CodesMut<'_> {
     }
 }
 
-/// What becomes of each code, and which codes end a run, where any does.
-type CodeTable = (Vec<f32>, Option<Vec<bool>>);
+/// Of all codes which end a run, and which stand for what is missing; where any does.
+type MarkedCodes = [Option<Vec<bool>>; 2];
+
+/// What becomes of each code.
+type CodeTable = (Vec<f32>, MarkedCodes);
 
 /// Tables of the inputs or of the targets of samples.
 pub struct FieldCodes {
     tables: CodeTables,
     /// For each channel of each field the number of its table.
     of: Vec<Vec<usize>>,
-    /// For each table which codes end a run, where any does.
-    wrong: Vec<Option<Vec<bool>>>,
+    /// For each table.
+    marked: Vec<MarkedCodes>,
 }
 
 impl FieldSet {
@@ -119,8 +122,8 @@ impl FieldSet {
             of.push(self.tables_of(at, CodeTables::codes(dtype), &mut known)?);
         }
         let which = self.runs(range, &of).into();
-        let (tables, wrong): (Vec<Vec<f32>>, _) = known.into_iter().unzip();
-        Some(FieldCodes { tables: CodeTables { dtype, which, tables: tables.concat().into() }, of, wrong })
+        let (tables, marked): (Vec<Vec<f32>>, _) = known.into_iter().unzip();
+        Some(FieldCodes { tables: CodeTables { dtype, which, tables: tables.concat().into() }, of, marked })
     }
 
     /// Adds the tables of a field's channels, and says which each has. `None` where there are too many.
@@ -138,20 +141,24 @@ impl FieldSet {
             }
             let mut table = array.element.of_codes();
             array.meanings(&mut table);
-            let is_wrong = |value: &mut f32| {
+            let settled = |value: &mut f32| {
                 let value = std::slice::from_mut(value);
                 let settled = self.logarithms(at, value).and_then(|()| {
                     self.rescale(at, channel, value);
                     self.settle(at, value)
                 });
-                settled.is_err()
+                [settled.is_err(), settled.is_ok_and(|missing| missing > 0)]
             };
-            let mut wrong: Vec<bool> = table.iter_mut().map(is_wrong).collect();
+            let marks: Vec<[bool; 2]> = table.iter_mut().map(settled).collect();
             // Of 8 bits among 16 there are no others.
             table.resize(codes, 0.0);
-            wrong.resize(codes, false);
+            let marked = [0, 1].map(|at| {
+                let mut marked: Vec<bool> = marks.iter().map(|marks| marks[at]).collect();
+                marked.resize(codes, false);
+                Some(marked).filter(|codes| codes.contains(&true))
+            });
             of.push(known.len());
-            known.push((table, Some(wrong).filter(|codes| codes.contains(&true))));
+            known.push((table, marked));
         }
         Some(of)
     }
@@ -174,13 +181,13 @@ impl FieldSet {
         order.into_iter().flat_map(of_field).collect()
     }
 
-    /// The codes of a field.
+    /// The codes of a field; returns how many stand for what is missing.
     pub(super) fn coded<T: FileNumber + Into<usize>>(
         &self,
         of: SampleField,
         readers: &mut Vec<ArrayReader>,
         to: &mut [T],
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let at = of.at;
         let known = self.field_codes(at >= self.list.inputs);
         let known =
@@ -188,11 +195,15 @@ impl FieldSet {
         self.stored(of, readers, to)?;
         let each = to.len() / self.list.shapes[at].channels();
         let is_wrong = |(codes, &table): (&[T], &usize)| {
-            let wrong = known.wrong[table].as_ref();
+            let wrong = known.marked[table][0].as_ref();
             wrong.is_some_and(|wrong| codes.iter().any(|&code| wrong[code.into()]))
         };
+        let missing = |(codes, &table): (&[T], &usize)| {
+            let missing = known.marked[table][1].as_ref();
+            missing.map_or(0, |missing| codes.iter().filter(|&&code| missing[code.into()]).count())
+        };
         if !to.chunks_exact(each).zip(&known.of[at]).any(is_wrong) {
-            return Ok(());
+            return Ok(to.chunks_exact(each).zip(&known.of[at]).map(missing).sum());
         }
         // What is wrong is said as of numbers.
         self.numbers(of, readers, &mut vec![0.0; to.len()])?;

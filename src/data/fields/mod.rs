@@ -11,7 +11,7 @@ mod statistics;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -279,8 +279,8 @@ impl FieldSet {
         Ok(array)
     }
 
-    /// The same as the network reads or is to give them.
-    fn numbers(&self, of: SampleField, readers: &mut Vec<ArrayReader>, to: &mut [f32]) -> Result<()> {
+    /// The same as the network reads or is to give them; returns how many are missing.
+    fn numbers(&self, of: SampleField, readers: &mut Vec<ArrayReader>, to: &mut [f32]) -> Result<usize> {
         self.raw(of, readers, to)?;
         let channels = self.list.shapes[of.at].channels();
         let each = to.len() / channels;
@@ -303,7 +303,7 @@ impl FieldSet {
     }
 
     /// Reads one sample: what the network reads (C, H, W), and its target, as numbers or as codes (`tables`); of each
-    /// the given rows alone, one channel behind the other.
+    /// the given rows alone, one channel behind the other. Returns how many are missing.
     ///
     /// # Errors
     /// `Data`, with file and sample: it cannot be read, or has numbers that it must not have.
@@ -313,7 +313,8 @@ impl FieldSet {
         parts: &mut [CodesMut<'_>; 2],
         rows: [Option<&Range<usize>>; 2],
         readers: &mut Vec<ArrayReader>,
-    ) -> Result<()> {
+    ) -> Result<MissingCount> {
+        let mut count = MissingCount::default();
         if let CodesMut::Numbers(target) = &mut parts[1]
             && self.list.in_network
         {
@@ -327,16 +328,20 @@ impl FieldSet {
             let own = some(from)..some(from) + some(shape.numbers());
             let of =
                 SampleField { place: &place, at, rows: rows.map(|rows| (self.list.image.len() - 1, rows)) };
-            match &mut parts[usize::from(is_target)] {
+            count.all[usize::from(is_target)] += own.len() as u64;
+            let missing = match &mut parts[usize::from(is_target)] {
                 CodesMut::Numbers(part) => self.numbers(of, readers, &mut part[own])?,
                 CodesMut::Bytes(part) => self.coded(of, readers, &mut part[own])?,
                 CodesMut::Words(part) => self.coded(of, readers, &mut part[own])?,
-            }
+            };
+            count.missing[usize::from(is_target)] += missing as u64;
         }
-        match &mut parts[1] {
-            CodesMut::Numbers(target) if self.weights() > 0 => self.weigh(&place, rows[1], readers, target),
-            _ => Ok(()),
+        if let CodesMut::Numbers(target) = &mut parts[1]
+            && self.weights() > 0
+        {
+            self.weigh(&place, rows[1], readers, target)?;
         }
+        Ok(count)
     }
 
     /// How many of so many numbers of a sample's input, or of its target, lie in some of its rows: all of a sample's
@@ -402,8 +407,8 @@ impl FieldSet {
         }
     }
 
-    /// Deals with numbers that are missing, and checks what targets must be.
-    fn settle(&self, at: usize, own: &mut [f32]) -> std::result::Result<(), BadNumber> {
+    /// Deals with numbers that are missing, and checks what targets must be; returns how many are missing.
+    fn settle(&self, at: usize, own: &mut [f32]) -> std::result::Result<usize, BadNumber> {
         let is_target = at >= self.list.inputs;
         if let Some(classes) = self.list.classes.filter(|_| is_target) {
             return self.classes(classes, own);
@@ -414,11 +419,11 @@ impl FieldSet {
             return Err(BadNumber(what, "rescale it by :minmax, or take --loss mse"));
         }
         if own.iter().all(|value| value.is_finite()) {
-            return Ok(());
+            return Ok(0);
         }
         let instead = self.instead(is_target)?;
-        own.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = instead);
-        Ok(())
+        let missing = own.iter_mut().filter(|value| !value.is_finite());
+        Ok(missing.map(|value| *value = instead).count())
     }
 
     /// What takes the place of a number that is missing.
@@ -430,21 +435,23 @@ impl FieldSet {
         }
     }
 
-    /// Checks numbers of classes; those that do not count become NaN.
-    fn classes(&self, classes: usize, values: &mut [f32]) -> std::result::Result<(), BadNumber> {
+    /// Checks numbers of classes; those that do not count become NaN. Returns how many are missing.
+    fn classes(&self, classes: usize, values: &mut [f32]) -> std::result::Result<usize, BadNumber> {
+        let mut missing = 0;
         let ignored = self.list.ignored.map(|label| label as f32);
         for value in values {
             if Some(*value) == ignored {
                 *value = f32::NAN;
             } else if value.is_nan() {
                 *value = self.instead(true)?;
+                missing += 1;
             } else if value.fract() != 0.0 || *value < 0.0 || *value >= classes as f32 {
                 let what = format!("{value} is none of the {classes} classes that the network tells apart");
                 let advice = "where such points are not to count, say --ignore-label";
                 return Err(BadNumber(what, advice));
             }
         }
-        Ok(())
+        Ok(missing)
     }
 
     fn wrong(&self, of: SampleField, BadNumber(what, advice): &BadNumber) -> Error {
@@ -461,6 +468,24 @@ impl FieldSet {
 
 /// What settles a number that is missing.
 const OF_MISSING: &str = "--missing mask leaves such points out, --missing zero takes 0 for them";
+
+/// How many numbers of samples there are and how many of them are missing: of inputs, and of targets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MissingCount {
+    /// All of them.
+    pub all: [u64; 2],
+    /// Those that are missing.
+    pub missing: [u64; 2],
+}
+
+impl AddAssign for MissingCount {
+    fn add_assign(&mut self, more: MissingCount) {
+        for at in [0, 1] {
+            self.all[at] += more.all[at];
+            self.missing[at] += more.missing[at];
+        }
+    }
+}
 
 /// What is wrong with a number, and what settles it.
 struct BadNumber(String, &'static str);

@@ -92,8 +92,8 @@ fn pair<'a>(
     Err(Error::data(
         path,
         format!(
-            "which arrays rescale {own} is in doubt: {}; {}. Name one pair after it ({a}_{last} and {b}_{last}), or give \
-             a file with one pair",
+            "which arrays rescale {own} is in doubt: {}; {}. Name one pair after it ({a}_{last} and {b}_{last}), or \
+             give a file with one pair",
             named(&candidates[0]),
             named(&candidates[1])
         ),

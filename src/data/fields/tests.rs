@@ -306,7 +306,7 @@ fn what_a_target_must_not_have_is_named_or_left_out() {
         let set = FieldSet::open(None, &path, &fields, &[]).unwrap().telling_apart(classes);
         let mut sample = [vec![0.0; 24], vec![0.0; 24]];
         let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
-        set.read_sample(0, &mut parts, [None; 2], &mut Vec::new()).map(|()| sample[1].clone())
+        set.read_sample(0, &mut parts, [None; 2], &mut Vec::new()).map(|_| sample[1].clone())
     };
     assert_eq!(of_classes(None, 3).unwrap()[..4], [0.0, 1.0, 2.0, 0.0]);
     let error = of_classes(None, 2).unwrap_err().message;
@@ -596,7 +596,10 @@ fn looked_up(set: &FieldSet, index: usize) -> Result<[Vec<u32>; 2]> {
         let (numbers, count) = places.next().unwrap();
         codes.samples(count.max(1)).next().unwrap_or(CodesMut::Numbers(numbers))
     });
-    set.read_sample(index, &mut parts, [None; 2], &mut Vec::new())?;
+    let missing = set.read_sample(index, &mut parts, [None; 2], &mut Vec::new())?;
+    let mut plain = counts.map(|count| vec![0.0; count]);
+    let mut parts = plain.each_mut().map(|part| CodesMut::Numbers(part));
+    assert_eq!(set.read_sample(index, &mut parts, [None; 2], &mut Vec::new())?, missing);
     let of = |at: usize| {
         let Some(CodeTables { dtype, which, tables }) = tables[at] else { return Vec::new() };
         let codes: Vec<usize> = match &codes[at] {

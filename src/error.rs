@@ -4,6 +4,7 @@
 //! do about it. Its kind decides the exit code, so that a job script can tell bad input from a lost
 //! library. An error crosses ranks as text (see `comm::World::agree`), so it holds no foreign types.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::path::Path;
 
@@ -67,7 +68,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of this kind with this message.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error { kind, message: message.into() }
+        let message = message.into();
+        match in_words_of_system(&message) {
+            Cow::Borrowed(_) => Error { kind, message },
+            Cow::Owned(message) => Error { kind, message },
+        }
     }
 
     /// A flag, or a combination of flags, that cannot work.
@@ -110,6 +115,28 @@ impl Error {
         self.message = format!("{before}: {}", self.message);
         self
     }
+}
+
+/// A message in which HDF5 tells of a system call that failed by what the system says of it: without the time, file
+/// descriptor, addresses and sizes, of which its own text has two lines.
+pub fn in_words_of_system(message: &str) -> Cow<'_, str> {
+    let of_call = |message: &str| -> Option<String> {
+        let (front, rest) = message.split_once(": time = ")?;
+        let (_, rest) = rest.split_once(", errno = ")?;
+        let (said, mut behind) = rest.split_once(", error message = '")?.1.split_once('\'')?;
+        // Pairs of a name and a number.
+        while let Some((name, value)) = behind.strip_prefix(", ").and_then(|rest| rest.split_once(" = ")) {
+            let end = value.find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(value.len());
+            if !name.chars().all(|letter| letter.is_ascii_lowercase() || " -".contains(letter)) {
+                break;
+            }
+            behind = &value[end..];
+        }
+        // The calls by which it came there: "H5Fcreate(): unable to create file: file write failed".
+        let calls = front.rfind("(): ").and_then(|at| front[..at].rfind("H5")).unwrap_or(front.len());
+        Some(format!("{}{said}{behind}", &front[..calls]))
+    };
+    of_call(message).map_or(Cow::Borrowed(message), Cow::Owned)
 }
 
 /// Makes an error of a failure about a file, in the failure's own words.
@@ -163,6 +190,25 @@ mod tests {
     fn what_a_file_is_called_or_holds_gives_the_terminal_no_commands() {
         let error = Error::data(Path::new("a\x1b[2J.tar"), "line\nä\r");
         assert_eq!(error.to_string(), "a\\u{1b}[2J.tar: line\nä\\r");
+    }
+
+    /// As HDF5 1.10 and 1.14 have it.
+    #[test]
+    fn a_full_disk_is_told_in_the_words_of_the_system() {
+        let wrong = "H5Fcreate(): unable to create file: file write failed: time = Sun Nov 29 09:58:01 2026\n, filename \
+                     = 'd/a.h5', file descriptor = 19, errno = 28, error message = 'No space left on device', buf = \
+                     0x7f3c5e, total write size = 96, bytes this sub-write = 96, bytes actually written = \
+                     18446744073709551615, offset = 0";
+        let path = Path::new("d/a.h5");
+        let error = Error::output(path, format!("cannot be written: {wrong}"));
+        assert_eq!(error.message, "d/a.h5: cannot be written: No space left on device");
+        assert_eq!(Error::data(path, wrong).message, "d/a.h5: No space left on device");
+        let error = Error::output(path, format!("cannot be written: {wrong}; choose another name"));
+        assert_eq!(error.message, "d/a.h5: cannot be written: No space left on device; choose another name");
+        for plain in ["H5Dopen2(): object not found", "a: time = 3", "", "H5Fopen(): x: time = 1, errno = 2"]
+        {
+            assert_eq!(Error::usage(plain).message, plain);
+        }
     }
 
     #[test]

@@ -3,13 +3,14 @@
 //! May use: `train` (which weights fit a network), `model`, `record`, `files`, `comm`, `error`. Used by: `main`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::comm::World;
 use crate::error::{Error, Result};
 use crate::graph::SampleShape;
 use crate::model::{self, Model, onnx};
 use crate::record::{self, ModelMetadata, WeightsFile, check_new, write_weights};
-use crate::train::Start;
+use crate::train::{EXPORTED, Start};
 
 /// Write weights as safetensors, which torchvision's models load, or as HDF5; or with their network as an ONNX file.
 #[derive(Debug, Clone, clap::Args)]
@@ -33,12 +34,40 @@ struct ExportedNetwork {
     /// Classes that it tells apart [default: those it was made for].
     #[arg(long, value_name = "N")]
     classes: Option<usize>,
-    /// Height and width of its images [default: those that the weights learned from, else those it was made for].
+    /// Height and width of its images, in one number or as 64x48; of cubes all three, as 64x32x32; channels may stand
+    /// before these, as 4x64x32x32 [default: what the weights learned from, else what it was made for].
     #[arg(long, value_name = "N")]
-    image_size: Option<usize>,
+    image_size: Option<SampleSize>,
     /// Make batch normalisation part of the convolution before it.
     #[arg(long)]
     fold: bool,
+}
+
+/// How long samples are to be along their axes.
+#[derive(Debug, Clone)]
+struct SampleSize(Vec<usize>);
+
+impl SampleSize {
+    /// The shape of samples that are like these otherwise: of one number all axes of space are so long, and channels
+    /// stay what they are unless they are named.
+    fn of(&self, others: SampleShape) -> Result<SampleShape> {
+        let whole = match &self.0[..] {
+            [size] => return Ok(others.of_size(*size)),
+            space if space.len() + 1 == others.len() => [&others[..1], space].concat(),
+            whole => whole.to_vec(),
+        };
+        SampleShape::of(&whole).ok_or_else(|| {
+            Error::usage(format!("--image-size has {} numbers, and samples are {others}", self.0.len()))
+        })
+    }
+}
+
+impl FromStr for SampleSize {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> std::result::Result<SampleSize, Self::Err> {
+        text.split(['x', '×']).map(str::parse).collect::<std::result::Result<_, _>>().map(SampleSize)
+    }
 }
 
 /// Reads one file and writes the other, on the first rank.
@@ -87,13 +116,13 @@ impl Args {
         let file = WeightsFile::open(&self.from)?;
         let model = self.model()?;
         let mut about = file.about().clone();
-        let image = self.image(&model, &mut about);
+        let image = self.image(&model, &mut about)?;
         let classes = self.network.classes.unwrap_or(model.classes);
         if classes == 0 || image.contains(&0) {
             return Err(Error::usage("--classes and --image-size must be at least 1"));
         }
         let build = |batch| model.build_to_test(batch, image, classes);
-        let start = Start::fitting(file, &build(1)?, &[], [model.name(), "the weights"])?;
+        let start = Start::fitting(file, &build(1)?, &[], [model.name(), EXPORTED])?;
         let axes = model.file().map_or(image.len() + 1, onnx::OnnxFile::axes);
         // One rank reads and writes, and says so.
         start.note().into_iter().for_each(record::print);
@@ -110,27 +139,27 @@ impl Args {
         Ok(start.tensors())
     }
 
-    /// The shape of the network's images: of the size that is asked for, else of that which the weights learned from,
-    /// else the model's own. What the file says of its images is made to agree with it.
-    fn image(&self, model: &Model, about: &mut ModelMetadata) -> SampleShape {
-        let own = self.network.image_size.map_or(model.image, |size| model.image.of_size(size));
-        let Some(expected) = &mut about.preprocessing else { return own };
-        let [channels, height, width] = own.rows();
-        if channels != expected.image[0] {
-            return own;
+    /// The shape of the network's samples: that which is asked for, else that which the weights learned from, else the
+    /// model's own. What the file says of its samples is made to agree with it.
+    fn image(&self, model: &Model, about: &mut ModelMetadata) -> Result<SampleShape> {
+        let learned = about.preprocessing.as_ref().map(|of| SampleShape::image(of.image));
+        let learned = about.sample.or_else(|| learned.filter(|of| of[0] == model.image[0]));
+        let own = learned.unwrap_or(model.image);
+        let size = self.network.image_size.as_ref();
+        let wanted = size.map_or(Ok(own), |size| size.of(own))?;
+        let images = about.preprocessing.as_mut().map(|of| &mut of.image);
+        if let Some(image) = images.filter(|image| wanted.len() == 3 && image[0] == wanted[0]) {
+            image.copy_from_slice(&wanted);
         }
-        if self.network.image_size.is_some() {
-            expected.image = [channels, height, width];
-            return own;
-        }
-        let [_, rows, columns] = expected.image;
-        if [rows, columns] != [height, width] {
-            let whose = format!("{}: learned from images of {rows}×{columns}", self.from.display());
+        about.sample = about.sample.map(|_| wanted);
+        if let (Some(learned), None) = (learned.filter(|of| *of != model.image), size) {
+            let what = if about.sample.is_some() { "samples" } else { "images" };
             record::print(&format!(
-                "{whose}, which the network is written for; --image-size says another size"
+                "{}: learned from {what} of {learned}, which the network is written for; --image-size says others",
+                self.from.display()
             ));
         }
-        SampleShape::image(expected.image)
+        Ok(wanted)
     }
 
     fn model(&self) -> Result<Model> {

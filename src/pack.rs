@@ -20,7 +20,7 @@ use crate::config::{DataFormat, Input, JpegDecoder};
 use crate::data::packed::{CHUNK, Header, Packed, files_of};
 use crate::data::{self, ColourSums, Dataset, Jpeg, Parts, Picture, Wanted};
 use crate::error::{Error, Result};
-use crate::fields::Universe;
+use crate::fields::{self, Universe};
 use crate::files::{self, crc32};
 use crate::random::{Purpose, Stream, key};
 use crate::record::{self, ProgressLine};
@@ -33,9 +33,9 @@ pub struct Args {
     /// The file to write, NAME.h5; where it takes several, NAME-training-1-of-8.h5 and so on. Of synthetic:universes a
     /// directory, for a file each. With --verify: not given.
     output: Option<PathBuf>,
-    /// Scale every image so that its shorter side has so many pixels.
-    #[arg(long, default_value_t = 256, value_name = "N")]
-    size: usize,
+    /// Scale every image so that its shorter side has so many pixels [default: 256].
+    #[arg(long, value_name = "N")]
+    size: Option<usize>,
     /// Keep the JPEG and PNG files as they are, instead of pixels: an eighth of the space, but they are decoded each
     /// time.
     #[arg(long)]
@@ -43,12 +43,12 @@ pub struct Args {
     /// How the source lies there [default: found out].
     #[arg(long, value_enum)]
     data_format: Option<DataFormat>,
-    /// Bytes of one file, about, in megabytes.
-    #[arg(long, default_value_t = 1024, value_name = "MB")]
-    file_mb: usize,
-    /// Seed of the order in which images are packed.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    seed: u64,
+    /// Bytes of one file, about, in megabytes [default: 1024].
+    #[arg(long, value_name = "MB")]
+    file_mb: Option<usize>,
+    /// Seed of the order in which images are packed [default: 1].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Threads a rank [default: cores of the node divided by its ranks].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -58,6 +58,20 @@ pub struct Args {
     /// Read packed files, SOURCE, and compare every checksum.
     #[arg(long)]
     verify: bool,
+}
+
+impl Args {
+    fn size(&self) -> usize {
+        self.size.unwrap_or(256)
+    }
+
+    fn file_mb(&self) -> usize {
+        self.file_mb.unwrap_or(1024)
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
+    }
 }
 
 /// Megabytes of the largest file.
@@ -75,6 +89,9 @@ pub fn run(args: &Args, world: &World) -> Result<()> {
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
     let pool =
         world.agree(pool.map_err(|error| Error::environment(format!("--threads {threads}: {error}"))))?;
+    if Universe::of(&args.source).is_some() {
+        return world.agree(Err(Universe::no_set(&args.source)));
+    }
     if let Some(universes) = Universe::set(&args.source) {
         return universes::pack(args, &world.agree(universes)?, world, &pool);
     }
@@ -138,7 +155,7 @@ fn output(args: &Args, is_first: bool) -> Result<&PathBuf> {
     if is_first {
         files::own(output, "choose another output")?;
     }
-    if !(8..=4096).contains(&args.size) || !(1..=LARGEST_FILE).contains(&args.file_mb) {
+    if !(8..=4096).contains(&args.size()) || !(1..=LARGEST_FILE).contains(&args.file_mb()) {
         let limits =
             format!("--size must lie between 8 and 4096, and --file-mb between 1 and {LARGEST_FILE}");
         return Err(Error::usage(limits));
@@ -150,9 +167,13 @@ fn output(args: &Args, is_first: bool) -> Result<&PathBuf> {
 fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
     let output = output(args, is_first)?;
     let input = Input { format: args.data_format, jpeg_decoder: JpegDecoder::Rust, ..Input::default() };
-    let wanted =
-        Wanted { sample: [3, args.size, args.size], classes: 1_000_000, seed: args.seed, input: &input };
-    let parts = data::parts(&args.source, &wanted)?;
+    let wanted = Wanted {
+        sample: [3, args.size(), args.size()],
+        classes: 1_000_000,
+        seed: args.seed(),
+        input: &input,
+    };
+    let parts = data::parts(&args.source, &wanted).map_err(|error| or_arrays(error, &args.source))?;
     let said = parts.lines(&args.source, false);
     let Parts { training, test, .. } = parts;
     let mut jobs = Vec::new();
@@ -161,19 +182,19 @@ fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
         let each = match args.encoded {
             true => encoded_size(&*set)?,
             // Photographs are 4:3 on the average.
-            false => args.size * args.size * 4,
+            false => args.size() * args.size() * 4,
         };
-        let files = (set.len() as u64 * each as u64).div_ceil((args.file_mb as u64) << 20).max(1) as usize;
-        let order = Stream::new(key(args.seed, Purpose::Pack, jobs.len() as u32)).permutation(set.len());
+        let files = (set.len() as u64 * each as u64).div_ceil((args.file_mb() as u64) << 20).max(1) as usize;
+        let order = Stream::new(key(args.seed(), Purpose::Pack, jobs.len() as u32)).permutation(set.len());
         let share = order.len().div_ceil(files);
         let shares: Vec<&[u32]> = order.chunks(share).collect();
         for (index, images) in shares.iter().enumerate() {
-            let kept = if args.encoded { "as they were".into() } else { format!("size {}", args.size) };
+            let kept = if args.encoded { "as they were".into() } else { format!("size {}", args.size()) };
             let header = Header {
                 part: part.into(),
                 file: index + 1,
                 files: shares.len(),
-                source: format!("{}, {kept}, seed {}", set.fingerprint(), args.seed),
+                source: format!("{}, {kept}, seed {}", set.fingerprint(), args.seed()),
                 encoded: args.encoded,
                 classes: set.class_names().to_vec(),
                 prepared: Some((set.colours(), set.frame())),
@@ -190,6 +211,25 @@ fn plan(args: &Args, is_first: bool) -> Result<(Vec<PackFile>, Vec<String>)> {
         }
     }
     Ok((jobs, said))
+}
+
+/// The same of a source that has files of arrays, with what to do with these.
+fn or_arrays(error: Error, source: &Path) -> Error {
+    // What is packed has a header of its own before HDF5's.
+    let is_bare = |file: &PathBuf| {
+        let mut head = [0; 8];
+        let read = files::open(file).and_then(|file| file.read_exact_at(&mut head, 0));
+        read.is_ok() && head == *b"\x89HDF\r\n\x1a\n"
+    };
+    let all = fields::files_of(source).unwrap_or_default();
+    let Some(first) = all.iter().find(|file| is_bare(file)) else { return error };
+    let advice = format!(
+        "{} holds arrays, which need no packing: train from them with --input and --target, as dltrain inspect {} \
+         proposes",
+        first.display(),
+        source.display()
+    );
+    Error { message: format!("{advice}. Of images: {}", error.message), ..error }
 }
 
 /// Bytes of an image, by some of them.
@@ -234,7 +274,7 @@ fn fill(
     let cannot = |what: String| Error::output(&job.path, what);
     let mut tables = Tables::default();
     let text = |error: hdf5::Error| cannot(format!("cannot be written: {error}"));
-    let user_block = user_block(&job.header, job.images.len() as u64 * (args.size as u64).pow(2) * 16);
+    let user_block = user_block(&job.header, job.images.len() as u64 * (args.size() as u64).pow(2) * 16);
     let file = hdf5::File::with_options()
         .with_fcpl(|plist| plist.userblock(user_block))
         .create(path)
@@ -291,7 +331,7 @@ fn one(set: &dyn Dataset, index: usize, args: &Args) -> Result<One> {
         return Ok(One { crc: crc32(&[&bytes]), bytes, shape, sums });
     }
     set.read(index, &mut picture)?;
-    let picture = data::shorter_side(picture, args.size)?;
+    let picture = data::shorter_side(picture, args.size())?;
     sums.add(&picture.pixels, picture.channels);
     let shape = [picture.height, picture.width, picture.channels].map(|side| side as u32);
     Ok(One { crc: crc32(&[&picture.pixels]), bytes: picture.pixels, shape, sums })

@@ -21,6 +21,12 @@ impl SampleShape {
         SampleShape { extents, axes: 4 }
     }
 
+    /// That of these extents, channels first; `None` where they are neither those of images nor of cubes.
+    pub fn of(extents: &[usize]) -> Option<SampleShape> {
+        let image = <[usize; 3]>::try_from(extents).map(SampleShape::image);
+        image.or_else(|_| extents.try_into().map(SampleShape::cube)).ok()
+    }
+
     /// As many axes, of which those of space have one size.
     pub fn of_size(&self, size: usize) -> SampleShape {
         let deep = if self.axes == 4 { size } else { 0 };

@@ -22,7 +22,7 @@ use super::mapped;
 use super::read::PIECE;
 use super::universe::{self, Universe};
 use super::view::{ArrayBox, place_in};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, in_words_of_system};
 use crate::files::{self, KeptFile};
 
 /// One array of one file. Ranks tell each other what they found of the files that they looked at.
@@ -208,7 +208,7 @@ fn open(path: &Path) -> Result<(File, Arc<SourceFile>)> {
 }
 
 fn first_line(error: &hdf5::Error) -> String {
-    error.to_string().lines().next().unwrap_or_default().trim().into()
+    in_words_of_system(&error.to_string()).lines().next().unwrap_or_default().trim().into()
 }
 
 /// Where the places of an axis are, or samples on an axis that numbers them: of these as `f64`, since seconds from 1970

@@ -17,6 +17,10 @@ pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if let Some(universes) = Universe::set(path) {
         return universes;
     }
+    // One universe has a name of its own, by which alone what is inside opens it.
+    if path.to_string_lossy().split(':').next() == Some("synthetic") && !path.exists() {
+        return Err(Universe::no_set(path));
+    }
     let mut files = Vec::new();
     if path.is_dir() {
         for entry in std::fs::read_dir(path).or_data(path)? {

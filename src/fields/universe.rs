@@ -57,14 +57,16 @@ impl Universe {
         let each = numbers.map(|[n, edge, seed]| {
             (0..n).map(|number| format!("{ONE}{test}:{number}:{edge}:{seed}").into()).collect()
         });
-        let wrong = || {
-            Error::usage(format!(
-                "{}: universes are named {SET}:N:EDGE:SEED, for N of them, 1 to {MOST}, the edge a power of two from \
-                 {LANES} to 1024; {SET}{TEST}:… are others, to test on",
-                path.display()
-            ))
-        };
-        Some(each.ok_or_else(wrong))
+        Some(each.ok_or_else(|| Universe::no_set(path)))
+    }
+
+    /// What is said of the name of a set that is computed, and of no universes.
+    pub fn no_set(path: &Path) -> Error {
+        Error::usage(format!(
+            "{}: arrays that are computed are universes, and these are named {SET}:N:EDGE:SEED, for N of them, 1 to \
+             {MOST}, the edge a power of two from {LANES} to 1024; {SET}{TEST}:… are others, to test on",
+            path.display()
+        ))
     }
 
     /// The path of the universes to test on, where one names some to train on.

@@ -476,8 +476,14 @@ fn put(note: &Path) -> io::Result<bool> {
 /// Writes an owner's note under another name.
 fn write(note: &Path, owner: &Owner) -> io::Result<PathBuf> {
     let new = temporary(note);
-    fs::write(&new, serde_json::to_string(owner)?)?;
-    Ok(new)
+    match fs::write(&new, serde_json::to_string(owner)?) {
+        Ok(()) => Ok(new),
+        Err(error) => {
+            // A full disk has room for a name, and none for what is in it.
+            let _ = fs::remove_file(&new);
+            Err(error)
+        }
+    }
 }
 
 #[cfg(test)]

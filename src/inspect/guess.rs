@@ -19,6 +19,12 @@ const NAMES: [(char, &str); 5] = [
 /// The most channels that an axis of a picture is taken for where nothing is said of it.
 const MOST_CHANNELS: usize = 32;
 
+/// The edge of the smallest cube that arrays are taken for by their lengths.
+const SMALLEST_CUBE: usize = 16;
+
+/// The edge of the smallest cube that cosmoflow takes.
+const COSMOFLOW: usize = 32;
+
 /// Samples of which a batch of the size that a run has by itself may be made.
 const ENOUGH: usize = 64;
 
@@ -37,9 +43,9 @@ pub fn view(array: &FileArray) -> Option<View> {
 }
 
 /// A command that trains from arrays with these views, as a first try: classes of points where an array of integers has
-/// the places of another one; else what follows in time; else the smaller of two arrays from the larger. None of arrays
-/// with three axes of space, or of those whose numbers are all the same. `known`: the numbers of those arrays that could
-/// be read.
+/// the places of another one; else what follows in time; else the smaller of two arrays from the larger. Of arrays with
+/// three axes of space, numbers of the cube that each file is; none of arrays whose numbers are all the same. `known`:
+/// the numbers of those arrays that could be read.
 pub fn command(
     kind: &Alike,
     views: &[View],
@@ -50,6 +56,9 @@ pub fn command(
     let with_array = |view| Some((view, kind.array(view).filter(differs)?));
     let mut arrays: Vec<(&View, &FileArray)> = views.iter().filter_map(with_array).collect();
     arrays.sort_by_key(|(_, array)| std::cmp::Reverse(array.bytes()));
+    if let Some(command) = of_cubes(kind, &arrays, data) {
+        return Some(command);
+    }
     let &(view, input) = arrays.iter().find(|(_, array)| !may_be_classes(array))?;
     let names = view.names().into_iter().flatten();
     let axes: Vec<(char, usize)> = names.zip(input.shape.iter().copied()).collect();
@@ -65,9 +74,7 @@ pub fn command(
         let missing =
             [view, target].map(|view| known.get(&*view.array).is_some_and(ArrayNumbers::are_missing));
         let mask = if missing.contains(&true) { " --missing mask" } else { "" };
-        let batch =
-            if samples < ENOUGH { format!(" --batch {}", samples.clamp(1, 4)) } else { String::new() };
-        let input = standard(view);
+        let (batch, input) = (batch(samples), standard(view));
         format!("dltrain --model {model} --data {data} --input {input} --target {how}{mask}{batch}")
     };
     if is_picture {
@@ -100,6 +107,35 @@ pub fn command(
     Some(train(target, format!("{} --loss mse --classes {numbers}", standard(target))))
 }
 
+/// The same where each file is one cube, with a few numbers that are to be found out from it.
+fn of_cubes(kind: &Alike, arrays: &[(&View, &FileArray)], data: &str) -> Option<String> {
+    let &(view, input) = arrays.first()?;
+    let axes: String = view.names().into_iter().flatten().collect();
+    if !["dhwc", "cdhw", "dhw"].contains(&&*axes) {
+        return None;
+    }
+    let edges = axes.chars().zip(&input.shape).filter(|(name, _)| *name != 'c').map(|(_, edge)| *edge);
+    let is_small = |array: &&FileArray| array.shape.len() == 1 && array.shape[0] <= MOST_CHANNELS;
+    let target = arrays.iter().map(|&(_, array)| array).find(is_small)?;
+    if edges.min()? < COSMOFLOW {
+        return None;
+    }
+    // Integers are counts.
+    let how = if input.element.is_integer() { "log1p" } else { "standard" };
+    Some(format!(
+        "dltrain --model cosmoflow --data {data} --input {} --target {} --loss mse --classes {}{}",
+        in_quotes(&format!("{view}:{how}")),
+        in_quotes(&format!("{}[c]", target.name)),
+        target.shape[0],
+        batch(kind.samples(view))
+    ))
+}
+
+/// The batch of so few samples; none where that which a run has by itself will do.
+fn batch(samples: usize) -> String {
+    if samples < ENOUGH { format!(" --batch {}", samples.clamp(1, 4)) } else { String::new() }
+}
+
 /// Whether an array's numbers may be numbers of classes. Packed integers stand for real numbers.
 pub fn may_be_classes(array: &FileArray) -> bool {
     array.element.is_integer() && array.packing.is_none()
@@ -112,11 +148,14 @@ fn letter(axis: &str) -> Option<char> {
 
 fn by_lengths(shape: &[usize]) -> Option<Vec<char>> {
     let few = |axis: usize| shape[axis] <= MOST_CHANNELS;
+    let is_cube = |axes: &[usize]| axes.iter().all(|&along| along == axes[0]) && axes[0] >= SMALLEST_CUBE;
     let letters = match shape.len() {
         1 => "n",
         2 => "nc",
         3 if few(2) && !few(1) && !few(0) => "hwc",
         3 => "nhw",
+        // Small cubes have axes that are no longer than many channels.
+        4 if is_cube(&shape[..3]) && shape[3] < shape[0] && few(3) => "dhwc",
         4 if few(3) && !few(2) && !few(1) && !few(0) && shape[0] == shape[1] => "dhwc",
         4 if few(3) && !few(2) => "nhwc",
         4 => "nchw",
@@ -137,6 +176,7 @@ mod tests {
         let of = |shape: &[usize]| by_lengths(shape).map(|letters| letters.iter().collect::<String>());
         assert_eq!(of(&[768, 1152, 16]).unwrap(), "hwc");
         assert_eq!(of(&[512, 512, 512, 4]).unwrap(), "dhwc");
+        assert_eq!([of(&[32, 32, 32, 4]).unwrap(), of(&[100, 32, 32, 3]).unwrap()], ["dhwc", "nhwc"]);
         assert_eq!(of(&[1460, 21, 720, 1440]).unwrap(), "nchw");
         assert_eq!(of(&[1; 6]), None);
     }

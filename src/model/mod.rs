@@ -31,7 +31,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, SampleShape, Shape, TensorId};
-pub use preprocessing::{CLASS_NAMES, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
+pub use preprocessing::{
+    CLASS_NAMES, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing, SAMPLE,
+};
 
 /// A model that `--model` can name.
 #[derive(Clone)]

@@ -10,6 +10,9 @@ pub const PREPROCESSING: &str = "dltrain.preprocessing";
 /// What these files call the arrays that a network reads and gives, a list as JSON.
 pub const FIELDS: &str = "dltrain.fields";
 
+/// What these files call the shape of a sample of arrays, a list as JSON with channels first.
+pub const SAMPLE: &str = "dltrain.sample";
+
 /// What each channel of an array is multiplied by, and what is then added.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FieldScale {

@@ -16,11 +16,12 @@ use super::file::text;
 use super::names;
 use super::read::RunRecord;
 use super::safetensors_file::{self, BATCHES, WAYS};
+use crate::config::SampleShape;
 use crate::error::{Error, OrError, Result};
 use crate::fields::lacking_filter;
 use crate::files::{self, KeptFile, crc32_from, write_new, write_whole};
 use crate::model::onnx::export::TensorValues;
-use crate::model::{self, CLASS_NAMES, FIELDS, FieldScale, Model, PREPROCESSING, Preprocessing};
+use crate::model::{self, CLASS_NAMES, FIELDS, FieldScale, Model, PREPROCESSING, Preprocessing, SAMPLE};
 
 /// Where the directory of a run's checkpoints says which file of weights is the run's.
 const NOTE: &str = ".weights";
@@ -38,6 +39,8 @@ pub struct ModelMetadata {
     pub preprocessing: Option<Preprocessing>,
     /// By what the arrays were rescaled that it reads and gives, where it is no network of pictures.
     pub fields: Vec<FieldScale>,
+    /// What it was given of each sample of these arrays.
+    pub sample: Option<SampleShape>,
 }
 
 impl ModelMetadata {
@@ -51,6 +54,7 @@ impl ModelMetadata {
             class_names: serde_json::from_str(&text(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: preprocessing.or_data(path)?,
             fields: FieldScale::from_text(&text(FIELDS)).or_data(path)?,
+            sample: sample_of(&text(SAMPLE)).or_data(path)?,
         })
     }
 
@@ -59,9 +63,21 @@ impl ModelMetadata {
         let names = (!self.class_names.is_empty()).then(|| serde_json::json!(self.class_names).to_string());
         let preprocessing = self.preprocessing.as_ref().map(Preprocessing::to_text);
         let fields = (!self.fields.is_empty()).then(|| serde_json::json!(self.fields).to_string());
-        let all = [(CLASS_NAMES, names), (PREPROCESSING, preprocessing), (FIELDS, fields)];
+        let sample = self.sample.map(|sample| serde_json::json!(sample[..]).to_string());
+        let all = [(CLASS_NAMES, names), (PREPROCESSING, preprocessing), (FIELDS, fields), (SAMPLE, sample)];
         all.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
     }
+}
+
+/// What a file says of the shape of a sample; `None` where it says nothing.
+fn sample_of(text: &str) -> std::result::Result<Option<SampleShape>, String> {
+    let wrong = || format!("what it says of the shape of a sample ({SAMPLE}) cannot be: {text}");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let extents: Vec<usize> = serde_json::from_str(text).map_err(|_| wrong())?;
+    let sample = SampleShape::of(&extents).filter(|sample| !sample.contains(&0));
+    sample.map(Some).ok_or_else(wrong)
 }
 
 /// A file of weights, opened: names and shapes are known, values are read one tensor at a time.
@@ -132,6 +148,7 @@ impl WeightsFile {
             class_names: file.class_names().to_vec(),
             preprocessing: file.preprocessing().cloned(),
             fields: file.fields().to_vec(),
+            sample: (!file.fields().is_empty()).then_some(model.image),
         });
         WeightsFile { path, content, shapes, unread: Vec::new(), about }
     }
@@ -572,6 +589,7 @@ mod tests {
             class_names,
             preprocessing: Preprocessing::from_text(text).unwrap(),
             fields: Vec::new(),
+            sample: Some(SampleShape::cube([4, 64, 32, 16])),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Runs on arrays: opening them before the network is built for their shape, whether network and target go together,
 //! and by what they are rescaled.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::doubts::Weights;
 use super::field_files;
@@ -12,7 +12,7 @@ use crate::config::values::first;
 use crate::config::{Config, JpegDecoder};
 use crate::data::{ArraysOf, Dataset, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
-use crate::fields::{Amount, Universe, extents, files_of, six_digits};
+use crate::fields::{Amount, Universe, extents, six_digits};
 use crate::model::onnx::OnnxFile;
 use crate::model::{self, FieldScale, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
@@ -50,9 +50,9 @@ pub fn shaped(
     }
     let inputs = inputs(model.as_ref());
     // The first file says what samples are like.
-    let files = world.agree(files_of(path))?;
-    let find = |files, look: ArraysOf<'_>| field_files::find(world, files, look);
-    let set = world.agree(FieldSet::open(Some(&find), &files[0], &config.fields, &inputs))?;
+    let head = |files: Vec<PathBuf>| files[..1].to_vec();
+    let find = |files: Result<_>, look: ArraysOf<'_>| field_files::find(world, files.map(head), look);
+    let set = world.agree(FieldSet::open(Some(&find), path, &config.fields, &inputs))?;
     (config.network.sample, config.network.weights) = (Some(set.image()), set.weights());
     Ok((config, model))
 }

@@ -3,7 +3,7 @@
 use super::network::Network;
 use super::plans::{Planning, Plans};
 use crate::comm::World;
-use crate::config::{Config, most};
+use crate::config::{Config, Precision, most};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{self, MemoryLimit};
 use crate::plan::{Ledger, MemoryKind, describe_bytes as bytes};
@@ -112,9 +112,19 @@ fn fits(
     if needed <= share {
         return Ok(());
     }
-    let fit = largest(share, |batch| planned(of, network, batch).map(|ledger| part(&ledger)))?;
+    // What is planned is known, and its figure is the one that is said.
+    let total = |batch| match batch == of.config.batch {
+        true => Ok(needed),
+        false => planned(of, network, batch).map(|ledger| part(&ledger)),
+    };
+    let fit = largest(share, total)?;
     let remedy = match fit.batch {
-        0 => format!("not even the smallest fits (it needs {})", bytes(fit.next)),
+        0 if fit.next == needed => format!("no batch is smaller{}", smaller(of.config, network)),
+        0 => format!(
+            "not even the smallest fits (it needs {}){}",
+            bytes(fit.next),
+            smaller(of.config, network)
+        ),
         batch => format!("the largest --batch that fits is {batch}"),
     };
     Err(Error::environment(format!(
@@ -125,10 +135,33 @@ fn fits(
     )))
 }
 
+/// Flags that a run has not been given by which a rank needs less, in words.
+fn smaller(config: &Config, network: &Network) -> String {
+    let trains = !config.evaluate && config.predict.is_none();
+    let is_half = matches!(config.precision, Precision::Bf16 | Precision::F16);
+    // A test of pictures has all of each on a rank.
+    let is_cut = network.image[1] > network.parts()
+        && (trains || config.fields.are_given() && config.predict.is_none());
+    let flags = [
+        (trains && !config.recompute, "--recompute"),
+        (!is_half, "--precision bf16"),
+        (
+            is_cut,
+            if network.parts() > 1 { "--spatial over more ranks" } else { "--spatial over several ranks" },
+        ),
+    ];
+    let flags: Vec<&str> = flags.iter().filter(|(helps, _)| *helps).map(|&(_, flag)| flag).collect();
+    match flags.split_last() {
+        None => String::new(),
+        Some((last, [])) => format!("; less is needed with {last}"),
+        Some((last, others)) => format!("; less is needed with {} or {last}", others.join(", ")),
+    }
+}
+
 /// The memory of a rank with another batch.
 fn planned(of: &Planning, network: &Network, batch: usize) -> Result<Ledger> {
     let config = &Config { batch, ..of.config.clone() };
-    Ok(Plans::new(&Planning { config, evaluate: config.data.is_some(), ..*of }, network)?.ledger)
+    Ok(Plans::new(&Planning { config, ..*of }, network)?.ledger)
 }
 
 /// Finds the largest batch for which `total` is at most `limit`. Memory grows almost linearly, so each try is where a

@@ -82,7 +82,7 @@ use state::State;
 use step::{Scaling, StepResult};
 use stop::Watch;
 use timeline::Timeline;
-pub use weights::Start;
+pub use weights::{EXPORTED, Start};
 
 /// Trains as configured. Collective: every rank calls it, and every rank gets the same error.
 ///

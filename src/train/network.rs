@@ -233,10 +233,15 @@ impl Network {
         let [parts, place] = self.rows;
         if parts > self.image[1] {
             return Err(Error::usage(format!(
-                "--spatial {parts}: {} cannot be cut so often",
-                match self.image.len() {
-                    4 => format!("cubes of {} planes", self.image[1]),
-                    _ => format!("images of {} rows", self.image[1]),
+                "--spatial {parts}: {}",
+                match self.image[..] {
+                    [_, 1, 1] => "samples that have no axes of space are not cut; leave the flag out".into(),
+                    [_, 1, ..] =>
+                        "samples are cut along their first axis of space, and these have one place of it; \
+                                   leave the flag out"
+                            .into(),
+                    [_, planes, _, _] => format!("cubes of {planes} planes cannot be cut so often"),
+                    _ => format!("images of {} rows cannot be cut so often", self.image[1]),
                 }
             )));
         }

@@ -231,8 +231,9 @@ impl<'a> OpenedRun<'a> {
         let files = fields.map(|fields| field_files::list(&fields.paths(), false));
         let pictures = sets.as_ref().filter(|_| fields.is_none());
         let preprocessing = pictures.map(|sets| sets.training.expected().clone());
+        let sample = fields.map(|_| network.image);
         let fields = fields.map_or_else(Vec::new, |fields| fields.scales().to_vec());
-        let about = record::ModelMetadata { class_names, preprocessing, fields };
+        let about = record::ModelMetadata { class_names, preprocessing, fields, sample };
         let given = sets.clone();
         let tested = sets.as_ref().and_then(|sets| sets.test.as_ref());
         let tested = tested.map_or_else(|| "none".into(), Samples::fingerprint);

@@ -21,6 +21,8 @@ use crate::record::{self, Array, Contents, WeightsFile};
 
 /// How many lines a message about names and shapes has at most.
 const LINES: usize = 40;
+/// What messages call weights that are exported.
+pub const EXPORTED: &str = "the weights";
 /// What PyTorch counts in each normalisation; nothing here needs it.
 const IGNORED: &str = "num_batches_tracked";
 
@@ -103,10 +105,12 @@ impl Start {
             graph.head().iter().any(|&id| line.starts_with(&format!("{}:", graph.tensor(id).name)))
         };
         let hint = match wrong.iter().all(is_of_head) {
-            true if flag == "the weights" => "; say with --classes how many they are for",
+            true if flag == EXPORTED => "; say with --classes how many they are for",
             true => "; for other classes add --reset-head, and the last layer starts anew",
             false => "",
         };
+        let of_shape = wrong.iter().any(|line| line.contains(" in the file and ") && !is_of_head(line));
+        let hint = if of_shape { unlike_samples(&file, graph, flag) } else { hint.into() };
         let text = format!("{flag}: does not fit {model}{hint}:{}", listed(&wrong));
         Err(Error::data(file.path(), text))
     }
@@ -219,6 +223,20 @@ fn impossible(name: &str, values: &[f32]) -> Option<String> {
         false => format!("is not finite as f32: value {at} is {value}"),
         true => format!("has a variance below zero: value {at} is {value}"),
     })
+}
+
+/// Why tensors may have other shapes in a file: its weights learned from other samples.
+fn unlike_samples(file: &WeightsFile, graph: &Graph, flag: &str) -> String {
+    let Some(own) = graph.tensor(graph.images).spec.shape.sample() else { return String::new() };
+    match file.about().sample {
+        Some(learned) if learned != own => {
+            format!("; these weights learned from samples of {learned}, and here samples are {own}")
+        }
+        None if flag == EXPORTED => {
+            format!("; --image-size says of what samples they are, if not of {own}")
+        }
+        _ => String::new(),
+    }
 }
 
 /// Each on a line of its own, but not more than a screen can hold.

@@ -18,6 +18,7 @@ mod collectives;
 mod combinations;
 mod compression;
 mod config;
+mod cubes;
 mod cuda;
 mod cudnn;
 mod data;

@@ -409,6 +409,18 @@ fn a_limit_of_files_lengths_is_an_error_and_no_kill() {
     assert!(scratch.names("c").is_empty(), "{:?}", scratch.names("c"));
 }
 
+/// A disk that is full has room for a name, and none for what is in it.
+#[test]
+fn a_note_that_cannot_be_written_leaves_nothing() {
+    let scratch = Scratch::new();
+    let words = format!("{QUICK} --results a.h5 --mllog a.log --mllog-key submission_benchmark=cosmoflow");
+    let output = scratch.within(&["trap '' XFSZ; ulimit -f 0;", "exec"], &words).output().unwrap();
+    let said = text(&output);
+    assert!(!output.status.success() && said.contains("File too large"), "{said}");
+    let left: Vec<String> = scratch.names(".").into_iter().filter(|name| name.ends_with(".tmp")).collect();
+    assert!(left.is_empty(), "{left:?}: {said}");
+}
+
 /// Batch systems that limit memory so would end a run in the midst of a step.
 #[test]
 fn a_limit_of_addresses_is_kept_by_a_smaller_batch() {

@@ -226,7 +226,7 @@ fn a_network_is_written_for_the_size_of_images_that_it_says() {
         (said, image)
     };
     let (said, image) = written("own.onnx", &[]);
-    assert!(said.contains("learned from images of 40×40, which the network is written for"), "{said}");
+    assert!(said.contains("learned from images of 3×40×40, which the network is written for"), "{said}");
     assert_eq!(image, [3, 40, 40]);
     let (_, image) = written("other.onnx", &["--image-size", "48"]);
     assert_eq!(image, [3, 48, 48]);

@@ -339,4 +339,8 @@ fn what_does_not_go_together_is_refused() {
     let words = format!("{small} --image-size 30 --spatial 31");
     let flags: Vec<&str> = words.split_whitespace().collect();
     assert!(misused(31, &flags).contains("images of 30 rows cannot be cut so often"));
+    let words = "--model mlp --data synthetic:universes:4:16 --input unitPar[c] --target unitPar[c] --loss mse \
+                 --classes 4 --batch 2 --spatial 2";
+    let message = misused(2, &words.split_whitespace().collect::<Vec<_>>());
+    assert!(message.contains("--spatial 2: samples that have no axes of space are not cut"), "{message}");
 }

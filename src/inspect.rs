@@ -179,7 +179,9 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
     let of = if kind.files() > 1 { "in the first file: " } else { "" };
     let mut known = HashMap::new();
     for array in kind.arrays() {
-        record::print(&format!("  {}", line(array)));
+        let unguessed = guess::why_not(array).filter(|_| args.view.is_empty());
+        let unguessed = unguessed.map_or(String::new(), |why| format!("; no view is guessed: {why}"));
+        record::print(&format!("  {}{unguessed}", line(array)));
         if !array.shape.contains(&0) && array.storage != ArrayStorage::Unwritten {
             let numbers = numbers::of(array, args.all, pool);
             say(numbers.map(|numbers| {

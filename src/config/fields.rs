@@ -141,7 +141,12 @@ impl FieldOptions {
     fn check_loss(&self, loss: Loss, smoothing: f32) -> Result<()> {
         let of_classes = loss.is_of_classes();
         if let Some(metric) = self.metric.filter(|metric| !metric.fits(loss)) {
-            return Err(Error::usage(format!("--metric {}: does not go with this --loss", metric.name())));
+            let fitting = Metric::value_variants().iter().filter(|metric| metric.fits(loss));
+            let fitting = fitting.map(|metric| metric.name()).collect::<Vec<_>>().join(", ");
+            return Err(Error::usage(format!(
+                "--metric {}: does not go with this --loss, with which go {fitting}",
+                metric.name()
+            )));
         }
         let wrong = [
             (

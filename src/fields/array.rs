@@ -254,9 +254,10 @@ impl FileArray {
             return Err(Error::data(path, what));
         }
         let of = |name: &str| {
-            let dataset = file
-                .dataset(name)
-                .map_err(|_| format!("it has no array {name}; dltrain inspect says what it has"))?;
+            let dataset = file.dataset(name).map_err(|error| match file.link_exists(name) {
+                true => format!("its {name} cannot be opened: {}", first_line(&error)),
+                false => format!("it has no array {name}; dltrain inspect says what it has"),
+            })?;
             let array = FileArray::from(&source, name, &dataset);
             let array = array.map_err(|what| format!("{name} holds {what}"))?;
             if array.chunk_count() <= AT_ONCE {
@@ -278,6 +279,9 @@ impl FileArray {
         let library = |error: hdf5::Error| first_line(&error);
         let datatype = dataset.dtype().map_err(library)?;
         let shape = dataset.get_shape().map_err(library)?;
+        if dataset.space().map_err(library)?.is_null() {
+            return Err("nothing: it has no places (h5py.Empty)".into());
+        }
         let stored = library::element(&datatype)?;
         let Meaning { element, missing, packing, not_applied } =
             Meaning::of(dataset, stored, file.is_netcdf)?;

@@ -37,15 +37,18 @@ impl Meaning {
         if element != stored {
             missing.iter_mut().for_each(|number| *number = unwrapped(*number, element));
         }
-        let [scale, offset] = ["scale_factor", "add_offset"].map(|name| {
-            numbers(dataset, name).first().copied().or_else(|| text(dataset, name)?.trim().parse().ok())
-        });
+        let [scale, offset] = [one(dataset, "scale_factor")?, one(dataset, "add_offset")?];
         let packing = scale.or(offset).map(|_| (scale.unwrap_or(1.0), offset.unwrap_or(0.0)));
         if packing.is_some_and(|(scale, offset)| !(scale.is_finite() && offset.is_finite())) {
             return Err("numbers that are packed by none (scale_factor, add_offset)".into());
         }
-        let unread = [("scale_factor", scale), ("add_offset", offset)].into_iter();
-        let unread = unread.filter(|(_, known)| known.is_none()).map(|(name, _)| name);
+        let known = [
+            ("_FillValue", has_fill),
+            ("missing_value", !named[1].is_empty()),
+            ("scale_factor", scale.is_some()),
+            ("add_offset", offset.is_some()),
+        ];
+        let unread = known.into_iter().filter(|(_, is_known)| !is_known).map(|(name, _)| name);
         let ignored = unread.chain(["valid_range", "valid_min", "valid_max"]);
         let is_there = |name: &&str| dataset.attr(name).is_ok();
         let not_applied = ignored.filter(is_there).map(String::from).collect();
@@ -57,6 +60,20 @@ impl Meaning {
 pub(super) fn unwrapped(number: f64, element: NumberType) -> f64 {
     let turn = f64::powi(2.0, 8 * element.bytes() as i32);
     if number < 0.0 { number + turn } else { number }
+}
+
+/// The number of an attribute that is one, or text that says one.
+///
+/// # Errors
+/// It is several numbers.
+fn one(dataset: &Dataset, name: &str) -> Result<Option<f64>, String> {
+    match numbers(dataset, name)[..] {
+        [] => Ok(text(dataset, name).and_then(|text| text.trim().parse().ok())),
+        [number] => Ok(Some(number)),
+        ref all => {
+            Err(format!("numbers whose attribute {name} has {} numbers: one is for all of them", all.len()))
+        }
+    }
 }
 
 /// The numbers of an attribute; none where it has others.

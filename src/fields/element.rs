@@ -163,6 +163,40 @@ impl FileNumber for u16 {
     }
 }
 
+/// By how much a number of a file is more than it is as `f32`; NaN where only that is known.
+#[derive(Clone, Copy, Default)]
+pub struct RoundedOff(pub f64);
+
+impl FileNumber for RoundedOff {
+    const WIDEST: usize = 8;
+    const NONE: Option<RoundedOff> = Some(RoundedOff(f64::NAN));
+
+    fn read(element: NumberType, from: &[u8], to: &mut [RoundedOff]) {
+        let size = element.bytes();
+        let whole = |number: i128| (number - (number as f32) as i128) as f64;
+        let real = |number: f64| number - f64::from(number as f32);
+        for (to, number) in to.iter_mut().zip(from.chunks_exact(size)) {
+            let mut bytes = [0; 8];
+            bytes[..size].copy_from_slice(number);
+            if element.big_endian {
+                bytes[..size].reverse();
+            }
+            let bits = u64::from_le_bytes(bytes);
+            *to = RoundedOff(match element.kind {
+                NumberKind::I32 => whole((bits as i32).into()),
+                NumberKind::U32 | NumberKind::U64 => whole(bits.into()),
+                NumberKind::I64 => whole((bits as i64).into()),
+                NumberKind::F64 => real(f64::from_bits(bits)),
+                _ => 0.0,
+            });
+        }
+    }
+
+    fn one_of_four(_: NumberType, _: [&[[u8; 4]]; 2], _: usize, to: &mut [RoundedOff]) {
+        to.fill(RoundedOff(0.0));
+    }
+}
+
 impl NumberType {
     /// What the library converts numbers to.
     pub(crate) const F32: NumberType = NumberType { kind: NumberKind::F32, big_endian: false };

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char};
 
 use hdf5::dataset::DatasetCreate;
 use hdf5::sync::sync;
+use hdf5::types::TypeDescriptor;
 use hdf5::{Dataset, Datatype};
 use hdf5_sys::h5d::{H5Dget_chunk_info_by_coord, H5Dget_num_chunks};
 use hdf5_sys::h5i::hid_t;
@@ -177,7 +178,16 @@ pub(super) fn element(datatype: &Datatype) -> Result<NumberType, String> {
         },
         H5T_class_t::H5T_STRING => return Err("text".into()),
         H5T_class_t::H5T_COMPOUND => return Err("compounds of several fields".into()),
-        H5T_class_t::H5T_ENUM => return Err("booleans, or names of an enumeration".into()),
+        // Booleans as h5py writes them: FALSE is 0 and TRUE is 1.
+        H5T_class_t::H5T_ENUM => match (datatype.to_descriptor(), signed) {
+            (Ok(TypeDescriptor::Boolean), true) => NumberKind::I8,
+            (Ok(TypeDescriptor::Boolean), false) => NumberKind::U8,
+            _ => {
+                return Err(
+                    "names of an enumeration: write their numbers as integers (NumPy's astype)".into()
+                );
+            }
+        },
         H5T_class_t::H5T_VLEN => return Err("lists of various lengths".into()),
         H5T_class_t::H5T_ARRAY => return Err("arrays in an array".into()),
         H5T_class_t::H5T_REFERENCE => return Err("references".into()),

@@ -21,7 +21,7 @@ mod universe;
 mod view;
 
 pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, lacking_filter};
-pub use element::{FileNumber, NumberType, six_digits};
+pub use element::{FileNumber, NumberType, RoundedOff, six_digits};
 pub use filter::{ChunkDecoder, Filter};
 pub use layout::{better_chunk, halved};
 pub use moments::Moments;

@@ -28,10 +28,24 @@ const COSMOFLOW: usize = 32;
 /// Samples of which a batch of the size that a run has by itself may be made.
 const ENOUGH: usize = 64;
 
-/// A view of an array that may be input or target: one that was written, has several numbers, and is no coordinate.
-pub fn view(array: &FileArray) -> Option<View> {
+/// Whether an array may be input or target: one that was written, has several numbers, and is no coordinate.
+fn may_be_read(array: &FileArray) -> bool {
     let several = array.shape.iter().product::<usize>() > 1;
-    if !several || array.is_coordinate || array.storage == ArrayStorage::Unwritten {
+    several && !array.is_coordinate && array.storage != ArrayStorage::Unwritten
+}
+
+/// Why there is no view of an array, where nothing else that is said of it tells.
+pub fn why_not(array: &FileArray) -> Option<String> {
+    if array.shape.contains(&0) {
+        return Some("it has no numbers".into());
+    }
+    let is_odd = may_be_read(array) && view(array).is_none();
+    is_odd.then(|| format!("it has {} axes, and --view says which these are", array.shape.len()))
+}
+
+/// A view of an array that may be input or target.
+pub fn view(array: &FileArray) -> Option<View> {
+    if !may_be_read(array) {
         return None;
     }
     let named: Vec<Option<char>> = array.axes.iter().map(|axis| letter(axis)).collect();

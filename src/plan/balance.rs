@@ -74,13 +74,31 @@ impl Stages {
             let of_layer = |tensor: &Tensor| layer(&tensor.name) == *name && !tensor.frozen;
             graph.with_role(Role::Parameter).any(|(_, tensor)| of_layer(tensor))
         };
-        // A chunk begins with a layer that learns, so that each has something to update.
-        let learning: Vec<&str> = Self::layers(graph).into_iter().filter(learns).collect();
+        let layers = Self::layers(graph);
+        let apart = |starts: &[&str]| {
+            Stages { ranks: starts.len() + 1, cuts: starts.iter().map(ToString::to_string).collect() }
+                .of_nodes(graph)
+        };
         let is_possible = |layer: &&str| possible.iter().any(|possible| possible == layer);
-        let starts: Vec<&str> = learning.iter().skip(1).copied().filter(is_possible).collect();
+        let starts: Vec<&str> = layers.iter().skip(1).copied().filter(is_possible).collect();
+        // A node is in the piece of its last parameter. ONNX files may call weights and biases w and b, which are layers
+        // then: that of the weight has no node, and goes to the piece behind it.
+        let mut has_nodes = vec![false; starts.len() + 1];
+        apart(&starts)?.into_iter().for_each(|piece| has_nodes[piece] = true);
+        let behind_nodes = starts.into_iter().zip(has_nodes).filter(|&(_, has_nodes)| has_nodes);
+        let starts: Vec<&str> = behind_nodes.map(|(start, _)| start).collect();
+        // Each chunk has something to update: a piece without goes to the one before it, the first to the one behind.
+        let mut updates = vec![false; starts.len() + 1];
+        for (node, piece) in graph.nodes.iter().zip(apart(&starts)?) {
+            updates[piece] |= node.outputs.iter().any(|id| graph.tensor(*id).role == Role::Gradient);
+        }
+        let first = updates.iter().position(|updates| *updates).unwrap_or(0);
+        let pieces = starts.into_iter().zip(1..).filter(|&(_, piece)| piece > first && updates[piece]);
+        let starts: Vec<&str> = pieces.map(|(start, _)| start).collect();
         if chunks > starts.len() + 1 {
-            let what = match learning.len() < chunks {
-                true => format!("has {} layers that learn", learning.len()),
+            let learning = layers.into_iter().filter(learns).count();
+            let what = match learning < chunks {
+                true => format!("has {learning} layers that learn"),
                 false => format!("can be cut before {} of its layers ({})", starts.len(), starts.join(", ")),
             };
             return Err(Error::usage(format!(
@@ -88,9 +106,7 @@ impl Stages {
                 graph.name
             )));
         }
-        let apart =
-            Stages { ranks: starts.len() + 1, cuts: starts.iter().map(ToString::to_string).collect() };
-        let of_node = apart.of_nodes(graph)?;
+        let of_node = apart(&starts)?;
         let mut of_piece = vec![0.0; starts.len() + 1];
         of_node.iter().zip(seconds).for_each(|(&piece, seconds)| of_piece[piece] += seconds);
         let boundary = boundaries(graph, &of_node, of_piece.len());
@@ -234,6 +250,33 @@ mod tests {
                     assert!(divided.is_ok(), "{} {:?}: {:?}", model.name(), stages.cuts, divided.err());
                 }
             }
+        }
+    }
+
+    /// Weights and biases whose names have no layer in them, as ONNX files may have them.
+    #[test]
+    fn every_stage_has_something_to_update() {
+        let (mut net, x) = Builder::new("bare", 1, [6, 1, 1]);
+        let mut x = net.flatten("rows", x);
+        for name in ["a", "b", "c"] {
+            x = net.linear(name, x, 6);
+        }
+        let mut graph = net.finish(x).differentiate();
+        let cuts = |graph: &Graph, seconds: fn(usize) -> f64| {
+            let possible = Stages::possible(graph).unwrap();
+            let seconds: Vec<f64> = (0..graph.nodes.len()).map(seconds).collect();
+            Stages::balanced(graph, &possible, [3, 3], &seconds, [0.0; 2]).map(|stages| stages.cuts)
+        };
+        assert_eq!(cuts(&graph, |_| 1.0).unwrap(), ["b", "c"]);
+        for tensor in &mut graph.tensors {
+            if let Some((layer, kind)) =
+                tensor.name.split_once('.').filter(|_| tensor.role == Role::Parameter)
+            {
+                tensor.name = format!("{kind}_{layer}");
+            }
+        }
+        for seconds in [|_| 1.0, |node| node as f64, |node| (100 - node) as f64] {
+            assert_eq!(cuts(&graph, seconds).unwrap(), ["weight_b", "weight_c"]);
         }
     }
 

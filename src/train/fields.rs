@@ -1,6 +1,7 @@
 //! Runs on arrays: opening them before the network is built for their shape, whether network and target go together,
 //! and by what they are rescaled.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::doubts::Weights;
@@ -100,15 +101,18 @@ pub fn open(
         None => measured(world, &set)?,
     };
     let units = known.map_or(Ok(Vec::new()), |(whose, _)| in_units_of(whose, &scales, set.scales(), path));
-    let scaled = |set: FieldSet| set.scaled(&scales);
-    let set = world.agree(scaled(set))?;
-    let others = world.agree(others.map(scaled).transpose())?;
+    let set = world.agree(set.scaled(&scales))?;
+    let others = world.agree(others.map(|set| set.scaled(&scales)).transpose())?;
     let units = world.agree(units)?;
     let purpose = purpose(config);
     let mut said = [set.lines(path, purpose, test.zip(others.as_ref())), units].concat();
     said.extend(rescaled(&scales, |at| by_files.get(at).and_then(Option::as_deref).unwrap_or(&whose)));
     if whose.is_empty() && set.is_to_be_measured() {
         said.push("rescaling: by universes that are computed when a run begins".into());
+    }
+    if purpose == "predict" {
+        let missing = || set.missing(1, false);
+        said.extend(world.agree(if world.is_first() { missing() } else { Ok(None) })?);
     }
     let mut seconds = None;
     if purpose == "train" {
@@ -191,7 +195,7 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String, V
     let each = set.image().iter().product::<usize>() + set.target_len();
     let most = samples.min(numbers / each.max(1)).max(1);
     let taken = if set.is_to_be_measured() { all.min(most) } else { 0 };
-    let width = 5 * set.scales().iter().map(|of| of.scale.len()).sum::<usize>();
+    let width = set.moment_count();
     let mut total: Vec<f64> = Vec::new();
     for group in (0..taken).collect::<Vec<_>>().chunks(GROUP) {
         let mut moments = vec![0.0; group.len() * width];
@@ -217,7 +221,7 @@ fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(Vec<String
     if !world.is_first() {
         return Ok((Vec::new(), None));
     }
-    let missing = set.missing(config.spatial)?;
+    let missing = set.missing(config.spatial, true)?;
     let samples = Samples::of_fields(set.clone(), config.input.repeat);
     let mut sharding = source::training_sharding(world, config);
     // The stages of a pipeline share samples.
@@ -289,5 +293,9 @@ fn rescaled<'a>(scales: &[FieldScale], whose: impl Fn(usize) -> &'a str) -> Vec<
     let changes = |(_, scale): &(usize, &FieldScale)| {
         scale.scale.iter().any(|&factor| factor != 1.0) || scale.shift.iter().any(|&shift| shift != 0.0)
     };
-    scales.iter().enumerate().filter(changes).map(of).collect()
+    let mut lines: Vec<String> = scales.iter().enumerate().filter(changes).map(of).collect();
+    // An array may be input and target.
+    let mut known = HashSet::new();
+    lines.retain(|line| known.insert(line.clone()));
+    lines
 }

@@ -141,8 +141,8 @@ pub fn open_sets(
         (format!("test {unit}"), sets.test.as_ref().map_or("none".into(), Samples::fingerprint)),
     ])?;
     for line in &sets.said {
-        // What is predicted may be read by a program.
-        match config.predict.is_some() {
+        // What is predicted of pictures may be read by a program; of arrays it is in a file.
+        match config.predict.is_some() && !config.fields.are_given() {
             true => record::log(world, log::Level::Info, line),
             false => record::tell(world, line),
         }

@@ -414,6 +414,7 @@ fn a_network_is_trained_by_a_loss_that_is_its_own_output() {
         (&["--loss", "output:mse", "--metric", "rmse"], "--metric rmse"),
         (&["--loss", "output:mse", "--missing", "mask"], "--missing zero"),
         (&["--loss", "bce", "--metric", "auc"], "no sum over samples"),
+        (&["--loss", "bce", "--metric", "iou"], "--loss, with which go accuracy, mae, rmse, r2, loss"),
         (&["--loss", "cross-entropy", "--metric", "top5"], "any is among five"),
     ] {
         let all = [&fixed[..], flags].concat();
@@ -521,6 +522,49 @@ fn a_run_says_by_what_each_array_is_rescaled() {
     let by_samples =
         said.lines().find(|line| line.starts_with("heat[n,h,w]:standard becomes ")).expect(&said);
     assert!(by_samples.ends_with(" (of all samples)"), "{said}");
+    // Once, of what is input and target.
+    let same = ["--data", &data, "--input", "heat[n,h,w]:standard", "--target", "heat[n,h,w]:standard"];
+    let said = run(1, &[&flags[..], &same, &["--dry-run"]].concat());
+    assert_eq!(said.matches("heat[n,h,w]:standard becomes ").count(), 1, "{said}");
+}
+
+/// Also where nothing is compared.
+#[test]
+fn a_prediction_says_how_much_is_missing() {
+    let place = Place::new();
+    let [data, output] = ["test.h5", "out.h5"].map(|name| place.text(name));
+    let net = ["predict", "--model", EMULATOR, "--data", &data, "--missing", "mask", "--output", &output];
+    let said = run(2, &[&net[..], &["--input", "holes[n,h,w]", "--input", "heat[n,h,w]"]].concat());
+    // One number of 120 in one of 16 samples.
+    assert_eq!(said.matches("missing, in 16 of 20 samples: 0.05 % of holes[n,h,w]").count(), 1, "{said}");
+}
+
+/// Booleans, as h5py has land masks, weigh points and are classes.
+#[test]
+fn booleans_weigh_points_and_are_classes() {
+    let place = Place::new();
+    for name in ["train/a.h5", "train/b.h5"] {
+        let file = File::append(place.text(name)).unwrap();
+        let is_land: Vec<bool> =
+            file.dataset("land").unwrap().read_raw::<u8>().unwrap().iter().map(|land| *land == 1).collect();
+        let of = |n: usize| ndarray::Array3::from_shape_fn((n, 12, 10), |(_, y, x)| is_land[10 * y + x]);
+        for (name, n) in [("mask", 1), ("masks", 20)] {
+            file.new_dataset_builder().with_data(&of(n)).create(name).unwrap();
+        }
+    }
+    let plain = "--epochs 1 --batch 8";
+    let [numbers, booleans] = ["land[h,w]", "mask[0,h,w]"].map(|weight| {
+        series(
+            &place.train(1, weight.split('[').next().unwrap(), &format!("{plain} --weight {weight}")),
+            "steps/loss",
+        )
+    });
+    assert_eq!(numbers, booleans);
+    let data = place.text("train");
+    let net =
+        ["--model", "unet:depth=1,width=4", "--classes", "2", "--data", &data, "--loss", "cross-entropy"];
+    let more = ["--input", "masks[n,h,w]", "--target", "masks[n,h,w]", "--steps", "1", "--batch", "8"];
+    run(1, &[&net[..], &more].concat());
 }
 
 /// Gives an array an attribute, or another one.
@@ -555,6 +599,18 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
         assert!(error.contains("heat[n,h,w] is in degC in "), "{error}");
         assert!(error.contains("and the weights of --init-from have learned from it in K: "), "{error}");
     }
+    // A prediction knows the units of what it reads.
+    for (name, unit) in [("train/a.h5", "m s-1"), ("train/b.h5", "m s-1"), ("test.h5", "knots")] {
+        put(&place.text(name), "air/wind", "units", unit);
+    }
+    let winds = place.text("winds.safetensors");
+    place.train(1, "winds", &format!("--steps 1 --batch 8 --save-weights {winds}"));
+    let net = ["--model", EMULATOR, "--init-from", &winds, "--input", "air/wind[n,h,w,c]", "--data", &test];
+    let output = place.text("not.h5");
+    let error = refused(&[(2, &[&["predict"], &net[..], &["--output", &output]].concat())]);
+    assert!(error.contains("air/wind[n,h,w,c] is in knots in "), "{error}");
+    assert!(error.contains("and the weights of --init-from have learned from it in m s-1: "), "{error}");
+    assert!(!Path::new(&output).exists());
 }
 
 /// What is predicted lies where its file says, in that file's units.

@@ -559,6 +559,113 @@ fn what_netcdf_says_of_numbers_is_applied_or_said() {
     }
 }
 
+/// h5py's booleans are 0 and 1 however they lie; names of other things are none.
+#[test]
+fn booleans_are_0_and_1() {
+    use hdf5::types::{EnumMember, EnumType, IntSize, TypeDescriptor};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("bool.h5");
+    let masks = ndarray::Array2::from_shape_fn((6, 5), |(n, c)| (n * c + n) % 3 == 0);
+    let file = hdf5::File::create(&path).unwrap();
+    let build = || file.new_dataset_builder();
+    build().with_data(&masks).create("plain").unwrap();
+    build().chunk((4, 5)).shuffle().deflate(3).with_data(&masks).create("chunked").unwrap();
+    build().layout(hdf5::dataset::Layout::Compact).with_data(&masks).create("compact").unwrap();
+    let filled =
+        file.new_dataset::<bool>().shape((6, 5)).chunk((3, 5)).fill_value(true).create("filled").unwrap();
+    filled.write_slice(&masks.slice(ndarray::s![3.., ..]), (3.., ..)).unwrap();
+    let member = |name: &str, value| EnumMember { name: name.into(), value };
+    let members = vec![member("SEA", 0), member("LAND", 1)];
+    let named = TypeDescriptor::Enum(EnumType { size: IntSize::U1, signed: true, members });
+    build().empty_as(&named).shape(6).create("named").unwrap();
+    drop(filled);
+    file.close().unwrap();
+    let numbers = |from: usize| masks.iter().skip(5 * from).map(|is| f32::from(u8::from(*is)));
+    for name in ["plain", "chunked", "compact"] {
+        let found = whole_of(&FileArray::open(&path, name).unwrap()).unwrap();
+        assert_eq!(found, numbers(0).collect::<Vec<_>>(), "{name}");
+    }
+    let found = whole_of(&FileArray::open(&path, "filled").unwrap()).unwrap();
+    assert!(found[..15].iter().all(|number| number.is_nan()), "{found:?}");
+    assert_eq!(found[15..], numbers(3).collect::<Vec<_>>());
+    let error = FileArray::open(&path, "named").err().unwrap().message;
+    assert!(
+        error.contains("named holds names of an enumeration: write their numbers as integers"),
+        "{error}"
+    );
+    let printed = alone(&["inspect", &path.display().to_string()]).0;
+    for expected in ["  plain  6×5 i8; ", "  filled  6×5 i8; chunks 3×5 (15 B), 1 of 2 never written"] {
+        assert!(printed.contains(expected), "{expected}: {printed}");
+    }
+}
+
+/// What cannot be a number for its array is said and not applied; several numbers to pack by are refused.
+#[test]
+fn attributes_that_say_no_number_are_named() {
+    use hdf5::types::VarLenUnicode;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    for (name, attribute) in [("missing", "missing_value"), ("fill", "_FillValue")] {
+        let array = file.new_dataset_builder().with_data(&[1f32, 1e20]).create(name).unwrap();
+        let text: VarLenUnicode = "1e20".parse().unwrap();
+        array.new_attr::<VarLenUnicode>().create(attribute).unwrap().write_scalar(&text).unwrap();
+    }
+    for (name, attribute) in [("scaled", "scale_factor"), ("moved", "add_offset")] {
+        let array = file.new_dataset_builder().with_data(&[1i16, 2]).create(name).unwrap();
+        array.new_attr::<f64>().shape(2).create(attribute).unwrap().write_raw(&[0.5, 2.0]).unwrap();
+    }
+    let listed = file.new_dataset_builder().with_data(&[1f32, 7.0, 8.0]).create("listed").unwrap();
+    listed.new_attr::<f32>().shape(2).create("missing_value").unwrap().write_raw(&[7f32, 8.0]).unwrap();
+    drop(listed);
+    file.close().unwrap();
+    let printed = alone(&["inspect", &path.display().to_string()]).0;
+    for (name, attribute) in [("missing", "missing_value"), ("fill", "_FillValue")] {
+        let array = FileArray::open(&path, name).unwrap();
+        assert_eq!(array.not_applied, [attribute]);
+        assert_eq!(whole_of(&array).unwrap(), [1.0, 1e20]);
+        assert!(printed.contains(&format!("; not applied: {attribute}")), "{printed}");
+    }
+    for (name, attribute) in [("scaled", "scale_factor"), ("moved", "add_offset")] {
+        let what = format!("numbers whose attribute {attribute} has 2 numbers: one is for all of them");
+        let error = FileArray::open(&path, name).err().unwrap().message;
+        assert!(error.contains(&format!("a.h5: {name} holds {what}")), "{error}");
+        assert!(printed.contains(&format!("  {name}: left out: {what}")), "{printed}");
+    }
+    let listed = whole_of(&FileArray::open(&path, "listed").unwrap()).unwrap();
+    assert!(listed[0] == 1.0 && listed[1..].iter().all(|number| number.is_nan()), "{listed:?}");
+}
+
+/// Arrays that nothing is read of say why on their line.
+#[test]
+fn arrays_without_a_view_say_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("odd.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    file.new_dataset::<f32>().shape(hdf5::Extents::Null).create("empty").unwrap();
+    let many = ndarray::ArrayD::<f32>::zeros(vec![2; 7]);
+    file.new_dataset_builder().with_data(&many).create("many").unwrap();
+    file.new_dataset::<f32>().shape((0, 4)).create("none").unwrap();
+    file.new_dataset_builder().with_data(&[1f32, 2.0]).create("plain").unwrap();
+    file.close().unwrap();
+    let printed = alone(&["inspect", &path.display().to_string()]).0;
+    for expected in [
+        "  empty: left out: nothing: it has no places (h5py.Empty)",
+        "; 512 B in one piece; no view is guessed: it has 7 axes, and --view says which these are",
+        "; no view is guessed: it has no numbers",
+    ] {
+        assert!(printed.contains(expected), "{expected}: {printed}");
+    }
+    assert_eq!(printed.matches("no view is guessed").count(), 2, "{printed}");
+    let error = FileArray::open(&path, "empty").err().unwrap().message;
+    assert!(error.contains("empty holds nothing: it has no places"), "{error}");
+    // What is there and cannot be opened is not said to be missing.
+    let of = |name: &str| FileArray::open(&fixture(), name).err().unwrap().message;
+    let error = of("other/nowhere");
+    assert!(error.contains("its other/nowhere cannot be opened: H5Dopen"), "{error}");
+    assert!(of("other/none").contains("it has no array other/none"));
+}
+
 #[test]
 fn inspect_says_what_is_there() {
     let fixture = fixture().display().to_string();

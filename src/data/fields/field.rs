@@ -9,7 +9,7 @@ use super::statistics::FileStatistics;
 use super::{FieldScale, FieldSet, SampleField};
 use crate::config::FieldOptions;
 use crate::error::{Error, Result};
-use crate::fields::{Moments, NumberType, View, six_digits};
+use crate::fields::{ArrayReader, ArrayStorage, Moments, NumberType, RoundedOff, View, six_digits};
 
 /// An array as a flag names it: a view, and what rescales its numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,6 +139,12 @@ impl FieldSet {
         self.list.fields[..at].iter().position(alike).unwrap_or(at)
     }
 
+    /// How many numbers `moments` gives of a sample.
+    pub fn moment_count(&self) -> usize {
+        let compared = &self.list.shapes[..self.list.compared];
+        Moments::NUMBERS * compared.iter().map(FieldShape::channels).sum::<usize>()
+    }
+
     /// Of one sample, for each channel of each field the `Moments` as numbers; zeros of those that nothing is rescaled
     /// by.
     ///
@@ -151,23 +157,53 @@ impl FieldSet {
         for at in 0..self.list.compared {
             let shape = &self.list.shapes[at];
             if !self.is_measured(at) {
-                moments.resize(moments.len() + 5 * shape.channels(), 0.0);
+                moments.resize(moments.len() + Moments::NUMBERS * shape.channels(), 0.0);
                 continue;
             }
             let mut values = vec![0f32; shape.numbers()];
-            self.raw(SampleField { place: &place, at, rows: None }, &mut readers, &mut values)?;
-            for channel in values.chunks_exact(values.len() / shape.channels()) {
-                moments.extend(Moments::of(channel).numbers());
+            let field = SampleField { place: &place, at, rows: None };
+            self.raw(field, &mut readers, &mut values)?;
+            let rest = self.rounded_off(field, &mut readers, &values)?;
+            let each = values.len() / shape.channels();
+            for (channel, rest) in values.chunks_exact(each).zip(rest.chunks_exact(each)) {
+                moments.extend(Moments::of(channel).rounded(channel, rest).numbers());
             }
         }
         Ok(moments)
+    }
+
+    /// What f32 rounds off a field. It is read where channels are one number without: of others it says nothing.
+    fn rounded_off(
+        &self,
+        field: SampleField,
+        readers: &mut Vec<ArrayReader>,
+        values: &[f32],
+    ) -> Result<Vec<RoundedOff>> {
+        let array = &field.place.0.arrays[field.at].0;
+        let mut rest = vec![RoundedOff(0.0); values.len()];
+        let is_one = |channel: &[f32]| {
+            let mut numbers = channel.iter().filter(|value| value.is_finite());
+            numbers.next().is_some_and(|first| numbers.all(|number| number == first))
+        };
+        let mut channels = values.chunks_exact(values.len() / self.list.shapes[field.at].channels());
+        if array.element.is_rounded() && channels.any(is_one) {
+            match &array.storage {
+                // The library hands over f32.
+                ArrayStorage::Library(_) => rest.fill(RoundedOff(f64::NAN)),
+                _ => {
+                    self.stored(field, readers, &mut rest)?;
+                }
+            }
+        }
+        Ok(rest)
     }
 
     /// The moments of samples before, and of some more, each of so many numbers, one sample behind the other.
     pub fn together(mut total: Vec<f64>, more: &[f64], width: usize) -> Vec<f64> {
         total.resize(width, 0.0);
         for sample in more.chunks_exact(width.max(1)) {
-            for (all, own) in total.chunks_exact_mut(5).zip(sample.chunks_exact(5)) {
+            let channels = total.chunks_exact_mut(Moments::NUMBERS);
+            for (all, own) in channels.zip(sample.chunks_exact(Moments::NUMBERS)) {
                 all.copy_from_slice(&Moments::read(all).and(Moments::read(own)).numbers());
             }
         }
@@ -193,9 +229,8 @@ impl FieldSet {
             let said = said.map_err(|error| error.context(&scale.field))?;
             by_files[at] = said.as_ref().map(|of| of.said.clone());
             for channel in 0..channels {
-                let numbers =
-                    moments.get(5 * (first + channel)..).and_then(|from| from.get(..5)).unwrap_or_default();
-                let own = Moments::read(numbers);
+                let numbers = moments.chunks_exact(Moments::NUMBERS).nth(first + channel);
+                let own = Moments::read(numbers.unwrap_or_default());
                 let [low, high] = said.as_ref().map_or([own.least, own.most], |of| of.channels[channel]);
                 let (offset, width) = match (rescaling, &said) {
                     (Rescaling::Standard, None) => (own.mean, own.deviation()),
@@ -210,7 +245,10 @@ impl FieldSet {
                     (Rescaling::Standard, Some(_)) => [offset - width, offset + width],
                     _ => [low, high],
                 };
-                told_apart(&scale.field, self.files[0].arrays[at].0.element, width, ends)?;
+                if said.is_some() || !own.are_alike() {
+                    let element = self.files[0].arrays[at].0.element;
+                    told_apart(&scale.field, (element, field.log1p), width, ends)?;
+                }
                 // Numbers that are all alike become 0.
                 let width = if width > 0.0 { width } else { 1.0 };
                 scale.scale[channel] = (1.0 / width) as f32;
@@ -222,13 +260,20 @@ impl FieldSet {
 }
 
 /// Fails where the numbers of an array differ by little more than what f32 rounds them by.
-fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2]) -> Result<()> {
+fn told_apart(
+    field: &str,
+    (element, log1p): (NumberType, bool),
+    width: f64,
+    [low, high]: [f64; 2],
+) -> Result<()> {
     /// Steps of f32 that a deviation has at least: rounding is then 0.2 % of it at the most.
     const STEPS: f64 = 256.0;
-    let greatest = low.abs().max(high.abs()) as f32;
-    let step = f64::from(greatest.next_up() - greatest);
-    // Whole numbers up to 2^24 are not rounded.
-    let is_exact = !element.is_rounded() || element.is_integer() && step <= 1.0 || greatest == 0.0;
+    let greatest = low.abs().max(high.abs());
+    let step_at = |number: f64| f64::from((number as f32).next_up() - number as f32);
+    let step = step_at(greatest);
+    // Whole numbers up to 2^24 are not rounded, before their logarithm is taken.
+    let is_whole = element.is_integer() && step_at(if log1p { greatest.exp_m1() } else { greatest }) <= 1.0;
+    let is_exact = !element.is_rounded() || is_whole || greatest == 0.0;
     // Where none was measured the least is behind the greatest.
     if is_exact || width >= STEPS * step || low > high {
         return Ok(());
@@ -243,11 +288,13 @@ fn told_apart(field: &str, element: NumberType, width: f64, [low, high]: [f64; 2
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{options, read};
     use super::*;
+    use crate::config::{FieldOptions, Missing};
 
     #[test]
     fn numbers_that_f32_does_not_tell_apart_are_refused() {
-        let of = |element, width, ends| told_apart("p:standard", element, width, ends);
+        let of = |element, width, ends| told_apart("p:standard", (element, false), width, ends);
         let [real, whole] = [NumberType::F64, NumberType::I64];
         for (element, width, ends) in [
             (real, 1e-3, [1e6, 1e6]),
@@ -265,6 +312,59 @@ mod tests {
             (NumberType::F32, 0.0, [1e9, 1e9]),
         ] {
             of(element, width, ends).unwrap();
+        }
+    }
+
+    /// Channels whose numbers f32 does not tell apart: those that are one number become 0, and others are refused.
+    #[test]
+    fn channels_of_one_number_become_0_whatever_their_type() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wide.h5");
+        let file = hdf5::File::create(&path).unwrap();
+        fn add<T: hdf5::H5Type>(file: &hdf5::File, name: &str, of: impl Fn(usize) -> T, chunk: bool) {
+            let values = ndarray::Array2::from_shape_fn((10, 4), |(n, c)| of(4 * n + c));
+            let builder = file.new_dataset_builder();
+            let builder = if chunk { builder.chunk((3, 2)).shuffle() } else { builder };
+            builder.with_data(&values).create(name).unwrap();
+        }
+        // A step of f32 is 64 at 10⁹, and 2³⁵ at 3·10¹⁷.
+        add(&file, "real", |_| 1e9 + 0.25, false);
+        add(&file, "holes", |at| if at % 3 == 0 { f64::NAN } else { 1e9 + 0.25 }, true);
+        add(&file, "whole", |_| 300_000_000_000_000_001i64, true);
+        add(&file, "natural", |_| u64::MAX, false);
+        add(&file, "small", |_| 20_000_001u32, false);
+        add(&file, "negative", |_| -20_000_001i32, false);
+        add(&file, "real_not", |at| 1e9 + f64::from(u8::from(at == 22)), true);
+        add(&file, "whole_not", |at| 300_000_000_000_000_000 + i64::from(at == 22), false);
+        add(&file, "natural_not", |at| u64::MAX - u64::from(at == 22), true);
+        add(&file, "small_not", |at| 20_000_000 + u32::from(at == 22), false);
+        // Of two samples each is one number.
+        add(&file, "rows_not", |at| 1e9 + f64::from(u8::from(at / 4 == 7)), false);
+        let compact = hdf5::plist::dataset_create::Layout::Compact;
+        let slow = ndarray::Array2::from_elem((10, 4), 1e9 + 0.25);
+        file.new_dataset_builder().layout(compact).with_data(&slow).create("slow").unwrap();
+        file.close().unwrap();
+        let given = |name: &str, how: &str| -> Result<Vec<f32>> {
+            let fields =
+                FieldOptions { missing: Missing::Zero, ..options(&[&format!("{name}[n,w]:{how}")], &[]) };
+            let set = FieldSet::open(None, &path, &fields, &[])?;
+            let moments = (0..10).fold(Vec::new(), |all, index| {
+                FieldSet::together(all, &set.moments(index).unwrap(), set.moment_count())
+            });
+            let (scales, _) = set.rescaling(&moments)?;
+            Ok(read(&set.scaled(&scales)?, 5)[0].clone())
+        };
+        for how in ["standard", "minmax", "log1p:standard"] {
+            for name in ["real", "holes", "whole", "natural", "small", "negative"] {
+                if (name, how) != ("negative", "log1p:standard") {
+                    assert_eq!(given(name, how).unwrap(), [0.0; 4], "{name}:{how}");
+                }
+            }
+            // The library hands over f32.
+            for name in ["real_not", "whole_not", "natural_not", "small_not", "rows_not", "slow"] {
+                let error = given(name, how).unwrap_err().message;
+                assert!(error.contains("they differ by little more"), "{name}:{how}: {error}");
+            }
         }
     }
 }

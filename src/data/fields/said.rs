@@ -52,26 +52,33 @@ impl FieldSet {
         let given = self.list.network.iter().map(|(name, at)| format!("{name} is {}", fields[*at].text));
         let given: Vec<String> = given.collect();
         lines.extend((!given.is_empty()).then(|| format!("the network's inputs: {}", given.join(", "))));
-        lines.extend(self.list.texts().into_iter().enumerate().filter_map(|(at, text)| {
-            let why = |file: &'_ FieldFile| match &file.arrays[at].0.storage {
-                ArrayStorage::Library(why) => Some(why.clone()),
-                _ => None,
-            };
-            let mut of_files = self.files.iter().filter_map(why);
+        lines.extend(self.of_some(|array| match &array.storage {
+            ArrayStorage::Library(why) => {
+                Some(format!("is read through the HDF5 library, one thread at a time: {why}"))
+            }
+            _ => None,
+        }));
+        lines.extend(self.of_some(|array| {
+            let names = (!array.not_applied.is_empty()).then(|| array.not_applied.join(", "))?;
+            Some(format!("has attributes that are not applied: {names}"))
+        }));
+        lines.extend(self.repeated());
+        lines.extend(self.left());
+        lines
+    }
+
+    /// What is said of an array, for each field: as of the first file of which there is something, and of how many.
+    fn of_some(&self, what: impl Fn(&FileArray) -> Option<String>) -> Vec<String> {
+        let of = |(at, text): (usize, &str)| {
+            let mut of_files = self.files.iter().filter_map(|file| what(&file.arrays[at].0));
             let first = of_files.next()?;
             let files = match (1 + of_files.count(), self.files.len()) {
                 (some, all) if some == all => String::new(),
                 (some, all) => format!(" of {some} of the {all} files"),
             };
-            Some(format!("{text}{files} is read through the HDF5 library, one thread at a time: {first}"))
-        }));
-        lines.extend(self.files[0].arrays.iter().zip(self.list.texts()).filter_map(|((array, _), text)| {
-            let names = (!array.not_applied.is_empty()).then(|| array.not_applied.join(", "))?;
-            Some(format!("{text}: what its file says by {names} is not applied"))
-        }));
-        lines.extend(self.repeated());
-        lines.extend(self.left());
-        lines
+            Some(format!("{text}{files} {first}"))
+        };
+        self.list.texts().into_iter().enumerate().filter_map(of).collect()
     }
 
     /// What reading takes of ranks that go through samples in these orders: for each field bytes of the files, bytes
@@ -140,11 +147,11 @@ impl FieldSet {
     }
 
     /// How many of the arrays' numbers are missing in some samples, where a run goes on without them (`--missing`); of
-    /// samples that are cut into parts in the first.
+    /// samples that are cut into parts in the first. `compares`: targets are compared with what the network gives.
     ///
     /// # Errors
-    /// `Data`: a sample cannot be read, or none that is looked at has a number of a target.
-    pub fn missing(&self, parts: usize) -> Result<Option<String>> {
+    /// `Data`: a sample cannot be read, or none that is looked at has a number of a target that is compared.
+    pub fn missing(&self, parts: usize, compares: bool) -> Result<Option<String>> {
         /// Samples that are looked at, and those of which one has to have a number of each target: evenly spread.
         const LOOKED_AT: [usize; 2] = [16, 1024];
         if self.list.missing == Missing::Refuse || self.universe().is_some() {
@@ -173,7 +180,7 @@ impl FieldSet {
         let mut said = Vec::new();
         for (at, missing) in missing.into_iter().enumerate() {
             let (text, numbers) = (&self.list.fields[at].text, numbers(at));
-            let mut is_empty = at >= self.list.inputs && missing == looked_at * numbers;
+            let mut is_empty = compares && at >= self.list.inputs && missing == looked_at * numbers;
             for sample in 0..many {
                 is_empty = is_empty && count(at, sample * self.len() / many)? == numbers;
             }

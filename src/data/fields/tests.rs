@@ -7,7 +7,7 @@ use crate::fields::Amount;
 use crate::graph::{CodeTables, DType};
 
 /// A file with `t` (10 samples, 4×6), `s` (10, 3 channels), `mask` (4×6) and `labels` (10, 4×6).
-fn file(directory: &tempfile::TempDir, name: &str) -> PathBuf {
+pub fn file(directory: &tempfile::TempDir, name: &str) -> PathBuf {
     let path = directory.path().join(name);
     let file = hdf5::File::create(&path).unwrap();
     let add = |name: &str, shape: &[usize], of: &dyn Fn(usize) -> f32| {
@@ -22,12 +22,12 @@ fn file(directory: &tempfile::TempDir, name: &str) -> PathBuf {
     path
 }
 
-fn options(inputs: &[&str], targets: &[&str]) -> FieldOptions {
+pub fn options(inputs: &[&str], targets: &[&str]) -> FieldOptions {
     let list = |of: &[&str]| of.iter().map(ToString::to_string).collect();
     FieldOptions { inputs: list(inputs), targets: list(targets), ..FieldOptions::default() }
 }
 
-fn read(set: &FieldSet, index: usize) -> [Vec<f32>; 2] {
+pub fn read(set: &FieldSet, index: usize) -> [Vec<f32>; 2] {
     let mut sample = [vec![0.0; set.image().iter().product()], vec![0.0; set.target_len()]];
     let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
     set.read_sample(index, &mut parts, [None; 2], &mut Vec::new()).unwrap();
@@ -274,8 +274,9 @@ fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
     let path = file(&directory, "a.h5");
     let set = FieldSet::open(None, &path, &options(&["s:standard"], &["s:log1p", "s:minmax"]), &[]).unwrap();
     assert!(set.is_to_be_measured());
+    let width = set.moment_count();
     let moments =
-        (0..10).fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), 5 * 9));
+        (0..10).fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), width));
     let (scales, _) = set.rescaling(&moments).unwrap();
     let set = set.scaled(&scales).unwrap();
     let all: Vec<_> = (0..10).map(|index| read(&set, index)).collect();
@@ -291,6 +292,22 @@ fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
     set.unscale(&mut back);
     let first = [1012.0, 1013.0, 1014.0];
     assert!(back.iter().zip(first.iter().cycle()).all(|(a, b)| (a - b).abs() < 0.01), "{back:?}");
+}
+
+/// Also where the first file has nothing of it.
+#[test]
+fn attributes_that_are_not_applied_are_said_of_all_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let of_second =
+        hdf5::File::append([file(&directory, "a.h5"), file(&directory, "b.h5")][1].clone()).unwrap();
+    let s = of_second.dataset("s").unwrap();
+    s.new_attr::<f32>().shape(2).create("valid_range").unwrap().write(&[0f32, 1.0]).unwrap();
+    drop(s);
+    of_second.close().unwrap();
+    let set = FieldSet::open(None, directory.path(), &options(&["t"], &["s"]), &[]).unwrap();
+    let lines = set.lines(directory.path(), "train", None);
+    let expected = "s of 1 of the 2 files has attributes that are not applied: valid_range";
+    assert!(lines.iter().any(|line| line == expected), "{lines:?}");
 }
 
 #[test]
@@ -331,16 +348,20 @@ fn how_much_is_missing_is_said_and_a_target_of_nothing_refused() {
     add("one", &|place| place != 4 * 77);
     add("none", &|_| true);
     file.close().unwrap();
-    let said = |missing, input: &str, target: &str| {
+    let open = |missing, input: &str, target: &str| {
         let fields = FieldOptions { missing, ..options(&[input], &[target]) };
-        FieldSet::open(None, &path, &fields, &[]).unwrap().missing(1)
+        FieldSet::open(None, &path, &fields, &[]).unwrap()
     };
+    let said = |missing, input: &str, target: &str| open(missing, input, target).missing(1, true);
     assert_eq!(said(Missing::Mask, "whole", "whole").unwrap(), None);
     assert_eq!(said(Missing::Refuse, "half", "none").unwrap(), None);
     let expected = "missing, in 16 of 100 samples: 50.00 % of half, 100.00 % of one";
     assert_eq!(said(Missing::Zero, "half", "one").unwrap().unwrap(), expected);
     let error = said(Missing::Mask, "none", "none").unwrap_err().message;
     assert!(error.contains("--target none: in 100 of 100 samples every number is missing"), "{error}");
+    // What a network gives is there without.
+    let predicted = open(Missing::Mask, "whole", "none").missing(1, false).unwrap();
+    assert_eq!(predicted.unwrap(), "missing, in 16 of 100 samples: 100.00 % of none");
 }
 
 #[test]
@@ -641,7 +662,7 @@ fn codes_become_the_numbers_that_are_read_as_such() {
         (of_classes(options(&["temperature[t,c=0..2,w]"], &["labels[t,h,w]"])), "", 0),
     ] {
         let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
-        let width = 5 * set.list.shapes.iter().map(FieldShape::channels).sum::<usize>();
+        let width = set.moment_count();
         let moments = (0..set.len())
             .fold(Vec::new(), |all, index| FieldSet::together(all, &set.moments(index).unwrap(), width));
         let (scales, _) = set.rescaling(&moments).unwrap();
@@ -744,7 +765,7 @@ fn of_rows_no_others_are_read() {
         text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
     };
     let begun = read_so_far();
-    set.missing(4).unwrap();
+    set.missing(4, true).unwrap();
     set.reading([vec![0, 1]].into_iter(), 4).unwrap();
     // Two samples are looked at, and tried, by two fields each.
     let (looked, most) = (read_so_far() - begun, 2 * 2 * 2 * 4 * own as u64);

@@ -110,16 +110,8 @@ pub fn open(
     if whose.is_empty() && set.is_to_be_measured() {
         said.push("rescaling: by universes that are computed when a run begins".into());
     }
-    if purpose == "predict" {
-        let missing = || set.missing(1, false);
-        said.extend(world.agree(if world.is_first() { missing() } else { Ok(None) })?);
-    }
-    let mut seconds = None;
-    if purpose == "train" {
-        let (lines, tried) = world.agree(reading(world, config, &set))?;
-        said.extend(lines);
-        seconds = tried;
-    }
+    let (lines, seconds) = world.agree(reading(world, config, &set))?;
+    said.extend(lines);
     let to_test = if config.evaluate { Some(set.clone()) } else { others };
     Ok(Sets {
         training: Samples::of_fields(set, config.input.repeat),
@@ -216,12 +208,16 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String, V
 }
 
 /// What is missing and what reading an epoch takes, by some samples that the first rank reads: for rank 0, which says
-/// it; and the seconds of one.
+/// it; and the seconds of one. Of a prediction what is missing alone, of a test nothing.
 fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(Vec<String>, Option<f64>)> {
-    if !world.is_first() {
+    let purpose = purpose(config);
+    if !world.is_first() || purpose == "test" {
         return Ok((Vec::new(), None));
     }
-    let missing = set.missing(config.spatial, true)?;
+    let missing = set.missing(config.spatial, purpose == "train")?;
+    if purpose == "predict" {
+        return Ok((missing.into_iter().collect(), None));
+    }
     let samples = Samples::of_fields(set.clone(), config.input.repeat);
     let mut sharding = source::training_sharding(world, config);
     // The stages of a pipeline share samples.

@@ -322,3 +322,25 @@ impl FieldSet {
         Some((sum, format!(" of {} of the {} files", some.len(), all.len())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{file, options};
+    use super::*;
+
+    /// Also where the first file has nothing of it.
+    #[test]
+    fn attributes_that_are_not_applied_are_said_of_all_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let [_, second] = ["a.h5", "b.h5"].map(|name| file(&directory, name));
+        let second = hdf5::File::append(second).unwrap();
+        let s = second.dataset("s").unwrap();
+        s.new_attr::<f32>().shape(2).create("valid_range").unwrap().write(&[0f32, 1.0]).unwrap();
+        drop(s);
+        second.close().unwrap();
+        let set = FieldSet::open(None, directory.path(), &options(&["t"], &["s"]), &[]).unwrap();
+        let lines = set.lines(directory.path(), "train", None);
+        let expected = "s of 1 of the 2 files has attributes that are not applied: valid_range";
+        assert!(lines.iter().any(|line| line == expected), "{lines:?}");
+    }
+}

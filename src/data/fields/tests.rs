@@ -294,22 +294,6 @@ fn numbers_are_rescaled_by_what_all_samples_have_and_back() {
     assert!(back.iter().zip(first.iter().cycle()).all(|(a, b)| (a - b).abs() < 0.01), "{back:?}");
 }
 
-/// Also where the first file has nothing of it.
-#[test]
-fn attributes_that_are_not_applied_are_said_of_all_files() {
-    let directory = tempfile::tempdir().unwrap();
-    let of_second =
-        hdf5::File::append([file(&directory, "a.h5"), file(&directory, "b.h5")][1].clone()).unwrap();
-    let s = of_second.dataset("s").unwrap();
-    s.new_attr::<f32>().shape(2).create("valid_range").unwrap().write(&[0f32, 1.0]).unwrap();
-    drop(s);
-    of_second.close().unwrap();
-    let set = FieldSet::open(None, directory.path(), &options(&["t"], &["s"]), &[]).unwrap();
-    let lines = set.lines(directory.path(), "train", None);
-    let expected = "s of 1 of the 2 files has attributes that are not applied: valid_range";
-    assert!(lines.iter().any(|line| line == expected), "{lines:?}");
-}
-
 #[test]
 fn what_a_target_must_not_have_is_named_or_left_out() {
     let directory = tempfile::tempdir().unwrap();

@@ -168,10 +168,10 @@ fn by_lengths(shape: &[usize]) -> Option<Vec<char>> {
         2 => "nc",
         3 if few(2) && !few(1) && !few(0) => "hwc",
         3 => "nhw",
-        // Small cubes have axes that are no longer than many channels.
+        // Small cubes, and small pictures, have axes that are no longer than many channels.
         4 if is_cube(&shape[..3]) && shape[3] < shape[0] && few(3) => "dhwc",
         4 if few(3) && !few(2) && !few(1) && !few(0) && shape[0] == shape[1] => "dhwc",
-        4 if few(3) && !few(2) => "nhwc",
+        4 if few(3) && (!few(2) || is_cube(&shape[1..3]) && shape[3] < shape[1]) => "nhwc",
         4 => "nchw",
         5 if few(4) && !few(3) => "ndhwc",
         5 => "ncdhw",

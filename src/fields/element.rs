@@ -38,8 +38,9 @@ macro_rules! one_of_four {
     }};
 }
 
-/// The kinds of numbers, a row each: its type in Rust, the kind of as many bits without a sign (of real numbers itself),
-/// how a number becomes `f32`, and what netCDF's library writes where nothing else was written (NC_FILL_… of netcdf.h).
+/// The kinds of numbers, a row each: its type in Rust, the kind of as many bits without a sign (of real numbers
+/// itself), how a number becomes `f32`, and what netCDF's library writes where nothing else was written (NC_FILL_… of
+/// netcdf.h).
 macro_rules! kinds {
     ($($kind:ident $number:ident $unsigned:ident $to_f32:expr, $fill:expr;)*) => {
         /// What a number is, whatever the order of its bytes.

@@ -9,10 +9,11 @@ use crate::error::{Error, OrError, Result};
 /// Files of a directory that are taken.
 const ENDINGS: [&str; 6] = ["h5", "hdf5", "hdf", "he5", "nc", "nc4"];
 
-/// The files that a path means: itself, those of a directory, those whose names fit where it is a pattern, or universes.
+/// The files that a path means: itself, those of a directory, those whose names fit where it is a pattern, or
+/// universes.
 ///
 /// # Errors
-/// `Data`: there is none, or what is called like one is no file.
+/// `Usage`: it is the name of a set that nobody computes. `Data`: there is no file, or what is called like one is none.
 pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     if let Some(universes) = Universe::set(path) {
         return universes;

@@ -81,8 +81,8 @@ impl Stages {
         };
         let is_possible = |layer: &&str| possible.iter().any(|possible| possible == layer);
         let starts: Vec<&str> = layers.iter().skip(1).copied().filter(is_possible).collect();
-        // A node is in the piece of its last parameter. ONNX files may call weights and biases w and b, which are layers
-        // then: that of the weight has no node, and goes to the piece behind it.
+        // A node is in the piece of its last parameter. ONNX files may call weights and biases w and b, which are
+        // layers then: that of the weight has no node, and goes to the piece behind it.
         let mut has_nodes = vec![false; starts.len() + 1];
         apart(&starts)?.into_iter().for_each(|piece| has_nodes[piece] = true);
         let behind_nodes = starts.into_iter().zip(has_nodes).filter(|&(_, has_nodes)| has_nodes);

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from common import losses_of
+
 STEPS, SAMPLES, RATE = 10, 4, 0.001
 INPUT = ["--input", "full[d,h,w,c]:log1p", "--loss", "mse", "--metric", "mae"]
 PARAMETERS, CUBE = ["--target", "unitPar[c]"], ["--target", "full[d,h,w,c]:log1p", "--classes", "4"]
@@ -104,18 +106,6 @@ def export(net, edge, path):
     torch.onnx.export(net, (torch.zeros(1, 4, edge, edge, edge),), path, dynamo=False)
 
 
-def losses_of(net, inputs, targets, rate, steps=STEPS):
-    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.mse_loss(net(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return np.array(losses)
-
-
 def cases():
     """Name, network, edge, whether it comes from a file, target."""
     torch.manual_seed(1)
@@ -154,8 +144,8 @@ def main(program, directory, launcher):
         # As PyTorch has them: of all samples.
         shared = ["--sync-bn"] if name == "unet3d" and launcher else []
         run(["--model", *model, *train, *shared, "--epochs", STEPS, "--lr", RATE, "--results", results])
-        rounded = losses_of(copy.deepcopy(net), inputs, targets, RATE)
-        wanted = losses_of(net.double(), inputs.double(), targets.double(), RATE)
+        rounded = losses_of(copy.deepcopy(net), inputs, targets, RATE, STEPS)
+        wanted = losses_of(net.double(), inputs.double(), targets.double(), RATE, STEPS)
         with h5py.File(results) as file:
             apart = np.abs(file["steps/loss"][()] - wanted) / wanted
         error, theirs = apart.max(), np.max(np.abs(rounded - wanted) / wanted)

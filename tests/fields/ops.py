@@ -23,6 +23,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from common import losses_of
+
 STEPS, SAMPLES, RATE, CHANNELS = 5, 4, 0.02, 4
 SIZES = {1: (12,), 2: (8, 12), 3: (6, 8, 12)}
 AXES = {1: "w", 2: "h,w", 3: "d,h,w"}
@@ -120,16 +122,9 @@ def export(net, x, path, exporter):
 
 def trained(net, x, y):
     """The losses, and what each op gives then."""
-    net, losses = net.train(), []
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = F.mse_loss(net(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of(net.train(), x, y, RATE, STEPS)
     with torch.no_grad():
-        return np.array(losses), [part.numpy() for part in net.eval().each(x)]
+        return losses, [part.numpy() for part in net.eval().each(x)]
 
 
 def main(program, directory, launcher):

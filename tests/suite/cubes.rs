@@ -61,8 +61,8 @@ fn a_network_of_cubes_is_written_for_the_samples_that_it_learned_from() {
         done(
             &scratch,
             &format!(
-                "{network} {views} --steps 1 --quiet --results DIR/{name}.h5 --save-weights DIR/{name}.safetensors --checkpoint \
-             DIR/{name}"
+                "{network} {views} --steps 1 --quiet --results DIR/{name}.h5 --save-weights DIR/{name}.safetensors \
+                 --checkpoint DIR/{name}"
             ),
         );
         let exported = |from: &str, to: &str, more: &str| {

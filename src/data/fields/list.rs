@@ -116,7 +116,8 @@ impl Field {
         if let Some((name, along)) = own.iter().find(|axis| !target.contains(axis)) {
             let axes: Vec<String> = target.iter().map(|(name, along)| format!("{name} of {along}")).collect();
             return Err(self.wrong(format!(
-                "it has an axis {name} of {along} places, and a target has {}; name in brackets the axes that both have",
+                "it has an axis {name} of {along} places, and a target has {}; name in brackets the axes that both \
+                 have",
                 if axes.is_empty() { "none".into() } else { axes.join(", ") }
             )));
         }

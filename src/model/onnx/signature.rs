@@ -18,6 +18,7 @@ const MOST_TIED: i64 = 1024;
 /// What a file says of its parameters.
 pub struct Signature<'a> {
     graph: &'a GraphProto,
+    tensor_of: &'a HashMap<String, usize>,
     parameters: HashSet<&'a str>,
     /// Modules of parameters that are no tensors of the file.
     lacking: HashSet<&'a str>,
@@ -25,60 +26,64 @@ pub struct Signature<'a> {
 
 impl<'a> Signature<'a> {
     /// `None` where another program has written the file, or an older exporter.
-    pub fn of(graph: &'a GraphProto, tensor_of: &HashMap<String, usize>) -> Option<Signature<'a>> {
+    pub fn of(graph: &'a GraphProto, tensor_of: &'a HashMap<String, usize>) -> Option<Signature<'a>> {
         let text = found(&graph.metadata_props, SIGNATURE)?;
         // p_fc_weight: PARAMETER target='fc.weight'
         let name = |line: &'a str| line.split_once(": PARAMETER target='")?.1.split('\'').next();
         let parameters: HashSet<&str> = text.lines().filter_map(name).collect();
         let lacking = parameters.iter().filter(|name| !tensor_of.contains_key(**name));
         let lacking = lacking.map(|name| module(name)).collect();
-        Some(Signature { graph, parameters, lacking })
+        Some(Signature { graph, tensor_of, parameters, lacking })
     }
 
-    fn tied(&self, tensor_of: &HashMap<String, usize>) -> Vec<Tied> {
-        let mut tied = Vec::new();
+    fn tied(&self) -> Vec<Tied> {
         let mut readers: HashMap<&str, usize> = HashMap::new();
         for input in self.graph.node.iter().flat_map(|node| &node.input) {
             *readers.entry(input).or_default() += 1;
         }
-        // The modules that have read a tensor of the exporter's own.
+        let mut tied = Vec::new();
+        // Of each tensor that the exporter has computed the module that reads it first, and keeps it.
         let mut first: HashMap<&str, &str> = HashMap::new();
         for (number, node) in self.graph.node.iter().enumerate() {
             let Some(own) = module_of(node) else { continue };
-            let is_norm = node.op_type.ends_with("Normalization");
-            for (place, input) in node.input.iter().enumerate() {
-                let Some(&index) = tensor_of.get(input) else { continue };
-                if self.graph.initializer[index].dims.iter().product::<i64>() > MOST_TIED {
-                    continue;
-                }
-                let named = |last: &str| if own.is_empty() { last.into() } else { format!("{own}.{last}") };
-                let lacks =
-                    |name: &String| self.parameters.contains(&**name) && !tensor_of.contains_key(name);
-                let statistic =
-                    ["running_mean", "running_var"].get(place.wrapping_sub(3)).filter(|_| is_norm);
-                let is_parameter = self.parameters.contains(&**input);
-                let of_another = is_parameter
-                    && readers.get(&**input).is_some_and(|&readers| readers > 1)
-                    && module(input) != own
-                    && !is_within(module(input), own);
-                let name = if let Some(statistic) = statistic {
-                    Some(named(statistic)).filter(|name| is_parameter && !tensor_of.contains_key(name))
-                } else if of_another && self.learns(node) {
-                    let same = input.rsplit('.').next().unwrap_or_default();
-                    let by_place = ["weight", "bias"].get(place.wrapping_sub(1)).filter(|_| is_norm);
-                    [Some(&same), by_place].into_iter().flatten().map(|last| named(last)).find(lacks)
-                } else if of_another && is_norm {
-                    Some(format!("{input}.of.{own}"))
-                } else if !is_parameter && self.lacking.contains(own) {
-                    let is_first = *first.entry(input).or_insert(own) == own;
-                    (!is_first).then(|| named(input))
-                } else {
-                    None
+            for (place, input) in node.input.iter().enumerate().filter(|(_, input)| self.is_small(input)) {
+                let name = match self.parameters.contains(&**input) {
+                    true => self.own_parameter(node, place, readers[&**input] > 1),
+                    false if statistic_at(node, place).is_some() || !self.lacking.contains(own) => None,
+                    false if *first.entry(input).or_insert(own) == own => None,
+                    false => Some(within(own, input)),
                 };
                 tied.extend(name.map(|name| (number, place, name)));
             }
         }
         tied
+    }
+
+    /// Whether the exporter may have kept one such tensor for several.
+    fn is_small(&self, name: &str) -> bool {
+        let tensor = self.tensor_of.get(name).map(|&index| &self.graph.initializer[index]);
+        tensor.is_some_and(|tensor| tensor.dims.iter().product::<i64>() <= MOST_TIED)
+    }
+
+    /// What a module calls its own tensor, in whose place a node of it reads a parameter; `None` where it reads what it
+    /// means to.
+    fn own_parameter(&self, node: &NodeProto, place: usize, is_shared: bool) -> Option<String> {
+        let (own, input) = (module_of(node)?, &node.input[place]);
+        let is_lacking = |name: &String| !self.tensor_of.contains_key(name);
+        if let Some(statistic) = statistic_at(node, place) {
+            return Some(within(own, statistic)).filter(is_lacking);
+        }
+        // A parameter that one node alone reads is that of a layer before, of which the node became a part.
+        if !is_shared || module(input) == own || is_within(module(input), own) {
+            return None;
+        }
+        if !self.learns(node) {
+            return is_norm(node).then(|| format!("{input}.of.{own}"));
+        }
+        let last = input.rsplit('.').next().unwrap_or_default();
+        let by_place = ["weight", "bias"].get(place.wrapping_sub(1)).filter(|_| is_norm(node));
+        let names = [Some(&last), by_place].into_iter().flatten().map(|last| within(own, last));
+        names.filter(|name| self.parameters.contains(&**name)).find(is_lacking)
     }
 
     /// Whether a tensor is learned; `None` where it may stand for a parameter that the file lacks. `numbers`: those of
@@ -110,12 +115,26 @@ impl<'a> Signature<'a> {
             _ => 0.0,
         };
         let is_plain = || numbers().is_some_and(|all| all.iter().all(|&number| number == nothing));
-        if node.op_type.ends_with("Normalization") && is_plain() {
+        if is_norm(node) && is_plain() {
             return false;
         }
         let Some(own) = module_of(node) else { return !self.lacking.is_empty() };
         self.lacking.iter().any(|&of| of == own || is_within(of, own))
     }
+}
+
+fn is_norm(node: &NodeProto) -> bool {
+    node.op_type.ends_with("Normalization")
+}
+
+/// Which running statistic a normalisation reads at a place, if it is one.
+fn statistic_at(node: &NodeProto, place: usize) -> Option<&'static str> {
+    ["running_mean", "running_var"].get(place.wrapping_sub(3)).copied().filter(|_| is_norm(node))
+}
+
+/// The name of a module's tensor.
+fn within(module: &str, name: &str) -> String {
+    if module.is_empty() { name.into() } else { format!("{module}.{name}") }
 }
 
 /// Whether a module is within another one, which may read its parameters, as attention does of its last layer.
@@ -131,7 +150,7 @@ pub fn untie(graph: &mut GraphProto) {
     let tensor_of: HashMap<String, usize> =
         graph.initializer.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
     let Some(signature) = Signature::of(graph, &tensor_of) else { return };
-    let tied = signature.tied(&tensor_of);
+    let tied = signature.tied();
     let mut own: HashSet<String> = tensor_of.keys().cloned().collect();
     for (node, input, name) in tied {
         let read = &mut graph.node[node].input[input];

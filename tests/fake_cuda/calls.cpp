@@ -67,5 +67,3 @@ extern "C" int fake_call(const char *name) {
     const bool hit = any ? now.failure.number == all : now.failure.call == name && now.failure.number == number;
     return hit ? now.failure.code : 0;
 }
-
-extern "C" void *fake_address(const void *device, size_t bytes) { return memory::address(device, bytes); }

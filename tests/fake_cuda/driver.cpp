@@ -256,6 +256,11 @@ int copy(void *to, const void *from, size_t bytes, void *handle, const void *hos
 
 extern "C" {
 
+void *fake_address(const void *device, size_t bytes) {
+    const std::lock_guard<std::recursive_mutex> held(one_at_a_time());
+    return memory::address(device, bytes);
+}
+
 int fake_enqueue(void *handle, const char *what, double bytes, double operations, std::function<void()> *work) {
     const std::lock_guard<std::recursive_mutex> held(one_at_a_time());
     stream::Stream *in = stream::of(handle);
@@ -279,11 +284,15 @@ void fake_fault(const char *what) {
 }
 
 int64_t fake_time(void *handle, int64_t until) {
+    const std::lock_guard<std::recursive_mutex> held(one_at_a_time());
     stream::Stream *in = stream::of(handle);
     return in ? in->time = std::max(in->time, until) : 0;
 }
 
-bool fake_is_stream(void *handle) { return stream::of(handle) != nullptr; }
+bool fake_is_stream(void *handle) {
+    const std::lock_guard<std::recursive_mutex> held(one_at_a_time());
+    return stream::of(handle) != nullptr;
+}
 
 // ---- devices ----
 

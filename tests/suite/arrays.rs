@@ -422,7 +422,7 @@ fn a_network_is_trained_by_a_loss_that_is_its_own_output() {
             true => misused(1, &all),
             // What is wrong with a node stands below the message.
             false => {
-                let done = finish(job::job(&[(2, &all)]));
+                let done = finish(job::job(&[(1, &all)]));
                 only_message(&done);
                 done.stderr
             }

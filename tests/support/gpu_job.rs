@@ -75,7 +75,9 @@ pub fn all_but(name: &str) -> tempfile::TempDir {
 pub fn refused(ranks: usize, flags: &str, variables: &[(&str, &str)]) -> String {
     let directory = tempfile::tempdir().unwrap();
     let flags: Vec<&str> = flags.split_whitespace().collect();
-    let done = finish(with_cuda(job::job(&[(ranks, &flags)]), variables, directory.path()));
+    let mut job = with_cuda(job::job(&[(ranks, &flags)]), variables, directory.path());
+    job::end_at_once(&mut job);
+    let done = finish(job);
     assert!(!done.success, "{flags:?} succeeded: {}", done.stdout);
     let mut messages = done.stderr.lines().filter(|line| line.contains("error: "));
     let message = messages.next().unwrap_or_else(|| panic!("no message: {}", done.stderr)).to_string();

@@ -51,10 +51,14 @@ pub fn start(ranks: usize, program: &[&str]) -> Command {
     command.args(&launcher[1..]).env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
     command.args(["-n", &ranks.to_string()]).args(program);
     if ranks == 1 {
-        // Open MPI's launcher gives the other ranks two seconds when one fails.
-        command.env("OMPI_MCA_odls_base_sigkill_timeout", "0");
+        end_at_once(&mut command);
     }
     command
+}
+
+/// Open MPI's launcher gives the other ranks two seconds when one fails: not in this job.
+pub fn end_at_once(command: &mut Command) {
+    command.env("OMPI_MCA_odls_base_sigkill_timeout", "0");
 }
 
 /// What a finished job left.
@@ -85,7 +89,7 @@ pub fn finish_within(mut command: Command, limit: Duration) -> Finished {
 /// How long a job may take: a third of what `.ci/test` gives to a file of tests.
 pub fn limit() -> Duration {
     let given = std::env::var("DLTRAIN_TEST_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs(given.unwrap_or(1500)) / 3
+    Duration::from_secs(given.unwrap_or(900)) / 3
 }
 
 /// Ends a job at its limit, unless this is dropped before.
@@ -147,13 +151,16 @@ pub fn refused(groups: &[(usize, &[&str])]) -> String {
 
 /// The same where flags are at fault: the code is that of usage, which the launcher passes on.
 pub fn misused(ranks: usize, flags: &[&str]) -> String {
-    let done = finish(job(&[(ranks, flags)]));
+    let mut job = job(&[(ranks, flags)]);
+    end_at_once(&mut job);
+    let done = finish(job);
     assert_eq!(done.code, Some(ErrorKind::Usage as i32), "{flags:?}: {}", done.stderr);
     only_message(&done)
 }
 
 /// As `refused`, for a job that has more said about it than flags.
-pub fn refused_by(job: Command) -> String {
+pub fn refused_by(mut job: Command) -> String {
+    end_at_once(&mut job);
     only_message(&finish(job))
 }
 

@@ -1,24 +1,28 @@
 //! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies and how many were written,
-//! how a type lays out its bits, and of which arrays a virtual one is put together, and which parts of it these are.
+//! how a type lays out its bits, of which arrays a virtual one is put together, which parts of it these are, and texts as
+//! C has them.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 
 use hdf5::dataset::DatasetCreate;
 use hdf5::sync::sync;
 use hdf5::types::TypeDescriptor;
 use hdf5::{Dataset, Datatype};
+use hdf5_sys::h5a::{H5Aclose, H5Acreate2, H5Awrite};
 use hdf5_sys::h5d::{H5Dget_chunk_info_by_coord, H5Dget_num_chunks};
 use hdf5_sys::h5i::hid_t;
 use hdf5_sys::h5p::{
-    H5Pget_virtual_count, H5Pget_virtual_dsetname, H5Pget_virtual_filename, H5Pget_virtual_vspace,
+    H5P_DEFAULT, H5Pget_virtual_count, H5Pget_virtual_dsetname, H5Pget_virtual_filename,
+    H5Pget_virtual_vspace,
 };
 use hdf5_sys::h5s::{
-    H5S_sel_type, H5Sclose, H5Sget_regular_hyperslab, H5Sget_select_bounds, H5Sget_select_type,
-    H5Sget_simple_extent_ndims, H5Sis_regular_hyperslab,
+    H5S_class_t, H5S_sel_type, H5Sclose, H5Screate, H5Sget_regular_hyperslab, H5Sget_select_bounds,
+    H5Sget_select_type, H5Sget_simple_extent_ndims, H5Sis_regular_hyperslab,
 };
 use hdf5_sys::h5t::{
-    H5T_class_t, H5T_norm_t, H5T_order_t, H5T_sign_t, H5Tget_class, H5Tget_ebias, H5Tget_fields, H5Tget_norm,
-    H5Tget_offset, H5Tget_order, H5Tget_precision, H5Tget_sign, H5Tget_size,
+    H5T_C_S1, H5T_class_t, H5T_norm_t, H5T_order_t, H5T_sign_t, H5Tclose, H5Tcopy, H5Tget_class,
+    H5Tget_ebias, H5Tget_fields, H5Tget_norm, H5Tget_offset, H5Tget_order, H5Tget_precision, H5Tget_sign,
+    H5Tget_size, H5Tset_size,
 };
 
 use super::array::StoredChunk;
@@ -194,6 +198,32 @@ pub(super) fn element(datatype: &Datatype) -> Result<NumberType, String> {
         _ => return Err("no numbers".into()),
     };
     Ok(NumberType { kind, big_endian })
+}
+
+/// Gives a data set an attribute that is a text of a fixed length with a zero byte behind it, as dimension scales are known
+/// by. `hdf5` writes texts of a fixed length without.
+///
+/// # Errors
+/// The library cannot write it.
+pub fn fixed_text(dataset: &Dataset, name: &str, value: &str) -> hdf5::Result<()> {
+    let [name, value] = [name, value].map(|text| CString::new(text.replace('\0', " ")).unwrap_or_default());
+    // SAFETY: the dataset lives, both texts end with a zero byte, and the type has the bytes of the value with its zero.
+    // What is made is closed once, and what could not be made has a negative number, with which the library does
+    // nothing. The lock is held.
+    let is_written = sync(|| unsafe {
+        let text = H5Tcopy(*H5T_C_S1);
+        let space = H5Screate(H5S_class_t::H5S_SCALAR);
+        let is_sized = H5Tset_size(text, value.as_bytes_with_nul().len()) >= 0;
+        let id = H5Acreate2(dataset.id(), name.as_ptr(), text, space, H5P_DEFAULT, H5P_DEFAULT);
+        let is_written = is_sized && id >= 0 && H5Awrite(id, text, value.as_ptr().cast()) >= 0;
+        let closed = [H5Aclose(id), H5Sclose(space), H5Tclose(text)];
+        is_written && closed.iter().all(|status| *status >= 0)
+    });
+    if is_written {
+        Ok(())
+    } else {
+        Err(format!("the attribute {} cannot be written", name.to_string_lossy()).into())
+    }
 }
 
 /// Where sign, exponent (and its bits) and mantissa (and its bits) of a real number lie, and the exponent's bias.

@@ -24,6 +24,7 @@ pub use array::{ArrayStorage, Arrays, Coordinate, FileArray, lacking_filter};
 pub use element::{FileNumber, NumberType, RoundedOff, six_digits};
 pub use filter::{ChunkDecoder, Filter};
 pub use layout::{better_chunk, halved};
+pub use library::fixed_text;
 pub use moments::Moments;
 pub use paths::files_of;
 pub use read::{Amount, ArrayReader};

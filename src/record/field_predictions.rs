@@ -8,6 +8,7 @@ use hdf5::{Dataset, File, H5Type, Hyperslab, SliceOrIndex};
 use ndarray::{ArrayView, IxDyn};
 
 use super::check_new;
+use super::dimensions::Dimensions;
 use super::file::{text, texts};
 use crate::error::{Error, OrError, Result};
 use crate::fields::{Coordinate, place_in};
@@ -71,14 +72,11 @@ impl FieldPredictions {
             let file = File::create(&unfinished.temporary)?;
             text(&file, "format", FORMAT)?;
             file.new_dataset_builder().with_data(&texts(&origin.samples)?).create("sample")?;
-            coordinates(&file, &origin.of_samples, Some("where the first input of each sample is"))?;
-            coordinates(&file, &origin.coordinates, None)?;
             let (samples, places) = (origin.samples.len(), shape.get(1..).unwrap_or(&[]));
             // As netCDF's files call it.
             let unit = |of: &Dataset| origin.unit.iter().try_for_each(|unit| text(of, "units", unit));
             let output =
                 added::<f32>(&file, "output", samples, shape, "what the network gives of each sample")?;
-            text(&output, "axes", &[&["sample".to_string()], &origin.axes[..]].concat().join(" "))?;
             unit(&output)?;
             let (mut target, mut classes) = (None, None);
             if let Some(axes) = &origin.target {
@@ -93,6 +91,7 @@ impl FieldPredictions {
                 text(&data, "unit", "")?;
                 classes = Some(data);
             }
+            name_axes(&file, origin)?;
             Ok((file, output, target, classes))
         };
         let (file, output, target, classes) = create().or_output(path, WRONG)?;
@@ -294,8 +293,38 @@ impl PredictedFields {
     }
 }
 
-/// Writes where samples or places are.
-fn coordinates<T: H5Type>(file: &File, all: &[Coordinate<T>], description: Option<&str>) -> hdf5::Result<()> {
+/// Writes where samples and places are, and on which axes the data sets lie.
+fn name_axes(file: &File, origin: &FieldOrigin) -> hdf5::Result<()> {
+    let of_samples = coordinates(file, &origin.of_samples, Some("where the first input of each sample is"))?;
+    let mut scales = coordinates(file, &origin.coordinates, None)?;
+    scales.push("sample".into());
+    let mut dimensions = Dimensions::new(file, scales);
+    let axes = [&["sample".to_string()], &origin.axes[..]].concat();
+    of_samples.iter().try_for_each(|name| dimensions.name(name, &axes[..1]))?;
+    let output = file.dataset("output")?;
+    text(&output, "axes", &axes.join(" "))?;
+    if !of_samples.is_empty() {
+        text(&output, "coordinates", &of_samples.join(" "))?;
+    }
+    dimensions.name("output", &axes)?;
+    let points: Vec<String> =
+        axes.iter().enumerate().filter(|(at, _)| *at != 1).map(|(_, axis)| axis.clone()).collect();
+    for name in ["target", "class"] {
+        let Ok(data) = file.dataset(name) else { continue };
+        // As those of the output, or without its channels.
+        let own = [&axes, &points].into_iter().find(|axes| axes.len() == data.ndim());
+        dimensions.name(name, &own.cloned().unwrap_or_else(|| vec!["place".into(); data.ndim()]))?;
+    }
+    dimensions.finish()
+}
+
+/// Writes where samples or places are; the names of what is written.
+fn coordinates<T: H5Type>(
+    file: &File,
+    all: &[Coordinate<T>],
+    description: Option<&str>,
+) -> hdf5::Result<Vec<String>> {
+    let mut names = Vec::new();
     for Coordinate { name, places, unit, calendar } in all {
         // Other data sets of the file have these names.
         let is_taken =
@@ -305,8 +334,9 @@ fn coordinates<T: H5Type>(file: &File, all: &[Coordinate<T>], description: Optio
         let said =
             [("description", description), ("units", unit.as_deref()), ("calendar", calendar.as_deref())];
         said.into_iter().try_for_each(|(name, of)| of.map_or(Ok(()), |of| text(&axis, name, of)))?;
+        names.push(name);
     }
-    Ok(())
+    Ok(names)
 }
 
 /// The axes of a target, or those of what it is compared with where axes of one place are the difference.

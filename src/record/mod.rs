@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod checkpoint_dir;
+mod dimensions;
 mod field_predictions;
 mod file;
 mod logging;

@@ -317,9 +317,12 @@ def check_met_office(job, directory):
         deviation = first["air_temperature"][3:-1].std(dtype="f8")
         years, predicted = second["air_temperature"][()], file["output"][:, 0]
         unit, places = file["output"].attrs["units"], file["latitude"][()]
+        axes = [dimension.keys() for dimension in file["output"].dims]
         same = np.array_equal(places, second["latitude"][()])
     persistence, ours = (np.sqrt(np.mean((years[4:] - other).astype("f8") ** 2)) for other in (years[3:-1], predicted))
     assert same and unit in ("K", b"K"), (unit, places)
+    # As h5py knows them, by HDF5's own library of dimension scales.
+    assert axes[0] == ["sample"] and axes[2:] == [["latitude"], ["longitude"]], axes
     # The metric is of rescaled numbers; what predict writes is of kelvins.
     shown = epochs["test_rmse"][-1] * deviation
     assert abs(shown - ours) < 0.01 * ours, (shown, ours)

@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use dltrain::error::Result;
 use dltrain::graph::{BatchNorm, Builder, Conv, Graph, Pool, SampleShape};
 use dltrain::model::onnx::schema::{AttributeProto, ModelProto, NodeProto, TensorProto, kind};
-use hdf5::File;
-use hdf5::types::VarLenUnicode;
+use hdf5::types::{FixedAscii, VarLenArray, VarLenUnicode};
+use hdf5::{File, ObjectReference1, ReferencedObject};
 use job::{finish, misused, only_message, refused, run, series};
 use prost::Message;
 
@@ -614,6 +614,22 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
 }
 
 /// What is predicted lies where its file says, in that file's units.
+/// What the axes of a data set are called, by dimension scales: each is known as one and knows the data set.
+fn scales(file: &File, name: &str) -> Vec<String> {
+    let list = file.dataset(name).unwrap().attr("DIMENSION_LIST").unwrap();
+    let list = list.read_raw::<VarLenArray<ObjectReference1>>().unwrap();
+    let scale = |of: &VarLenArray<ObjectReference1>| match file.dereference(&of[0]).unwrap() {
+        ReferencedObject::Dataset(scale) => {
+            let class = scale.attr("CLASS").unwrap();
+            assert_eq!(class.read_scalar::<FixedAscii<16>>().unwrap().as_str(), "DIMENSION_SCALE");
+            assert!(scale.attr("REFERENCE_LIST").unwrap().size() > 0);
+            scale.name().trim_start_matches('/').to_string()
+        }
+        other => panic!("{other:?}"),
+    };
+    list.iter().map(scale).collect()
+}
+
 #[test]
 fn predictions_have_the_axes_of_their_file() {
     let place = Place::new();
@@ -646,6 +662,8 @@ fn predictions_have_the_axes_of_their_file() {
     assert_eq!(time.read_raw::<f64>().unwrap(), seconds(1_700_000_001));
     assert_eq!(text(&time, "units").as_str(), "seconds since 1970-01-01");
     assert_eq!(text(&time, "calendar").as_str(), "noleap");
+    assert_eq!(scales(&file, "time"), ["sample"]);
+    assert_eq!(scales(&file, "output"), ["sample", "channel"]);
     // Of several files all samples, also those that are one of two, where these count in the same unit.
     fs::create_dir(place.path("both")).unwrap();
     let both = ["both/a.nc", "both/b.nc"].map(|name| place.text(name));
@@ -685,6 +703,9 @@ fn a_report_draws_what_was_predicted_beside_what_is_true() {
     let file = File::open(&output).unwrap();
     let shapes = ["output", "target"].map(|name| file.dataset(name).unwrap().shape());
     assert_eq!(shapes, [[20, 1, 12, 10], [20, 1, 12, 10]], "one is to be taken from the other");
+    for name in ["output", "target"] {
+        assert_eq!(scales(&file, name), ["sample", "channel", "h", "w"]);
+    }
     let [given, written] =
         ["output", "target"].map(|name| file.dataset(name).unwrap().read_raw::<f32>().unwrap());
     let wanted = File::open(&test).unwrap().dataset("heat").unwrap().read_raw::<f32>().unwrap();

@@ -39,6 +39,28 @@ class Of(nn.Module):
         return self.function(x)
 
 
+class Scaled(nn.Module):
+    """A parameter that is one number."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full(shape, 0.3))
+
+    def forward(self, x):
+        return x + self.alpha * torch.tanh(x)
+
+
+class Placed(nn.Module):
+    """A number for each place of the last axis, from a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(12, 1)
+
+    def forward(self, x):
+        return x + self.table(torch.arange(12)).view(12)
+
+
 def ops(axes, exporter):
     """Name and module, of those that the exporter knows."""
     of = lambda name: getattr(nn, f"{name}{axes}d")
@@ -87,7 +109,16 @@ def ops(axes, exporter):
     yield "parts", Of(lambda x: x[(slice(None), slice(1, 3), *(slice(1, -1, 2) for _ in range(axes)))])
     yield "a mean along all axes", Of(lambda x: x.mean(space, keepdim=True) * x)
     yield "a mean along the last", Of(lambda x: x.mean(-1, keepdim=True))
-    yield "one of a slope", nn.PReLU(4)
+    yield "slopes", nn.PReLU(4)
+    yield "a slope", nn.PReLU()
+    yield "scaled by a number", Scaled()
+    yield "scaled by an array of one", Scaled(1)
+    yield "places of a table", Placed()
+    # Between them a function: a normalisation right behind a convolution becomes a part of it by the newer exporter.
+    one = lambda op: nn.Sequential(of("Conv")(4, 1, 1), nn.Tanh(), op)
+    yield "batch norm of a channel", one(of("BatchNorm")(1))
+    yield "instance norm of a channel", one(of("InstanceNorm")(1, affine=True))
+    yield "group norm of a channel", one(nn.GroupNorm(1, 1))
 
 
 class Network(nn.Module):

@@ -44,6 +44,8 @@ struct SaidByWriter {
     fields: Vec<FieldScale>,
     /// Whether each initializer is learned; `None` where nothing is said of it.
     learned: Vec<Option<bool>>,
+    /// Parameters that it names and lacks.
+    lost: Vec<String>,
 }
 
 impl SaidByWriter {
@@ -55,6 +57,7 @@ impl SaidByWriter {
             preprocessing: Preprocessing::from_text(said(PREPROCESSING))?,
             fields: FieldScale::from_text(said(FIELDS))?,
             learned: Vec::new(),
+            lost: Vec::new(),
         })
     }
 }
@@ -119,6 +122,7 @@ impl OnnxFile {
         let model = ModelProto::decode(whole.clone()).map_err(damaged)?;
         let version = version(&model).or_data(path)?;
         let mut said = SaidByWriter::of(&model).or_data(path)?;
+        let is_pytorchs = model.producer_name == "pytorch";
         let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
         put_first(&mut graph, loss)?;
         signature::untie(&mut graph);
@@ -128,7 +132,8 @@ impl OnnxFile {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
         let inputs = FileInput::all(&graph, &tensor_of).or_data(path)?;
-        said.learned = learned_as_said(&graph, &tensors[..initializers], &tensor_of);
+        (said.learned, said.lost) =
+            learned_as_said(&graph, &tensors[..initializers], &tensor_of, is_pytorchs);
         let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
@@ -452,21 +457,34 @@ fn take_constants(graph: &mut GraphProto, constants: &mut Vec<TensorProto>) {
     }
 }
 
-/// Whether each initializer is learned, where the file says it.
+/// Whether each initializer is learned, where the file says it; and parameters that it names and lacks.
 fn learned_as_said(
     graph: &GraphProto,
     initializers: &[OnnxTensor],
     tensor_of: &HashMap<String, usize>,
-) -> Vec<Option<bool>> {
+    is_pytorchs: bool,
+) -> (Vec<Option<bool>>, Vec<String>) {
     /// Numbers of a scale or a shift at most.
     const FEW: usize = 1 << 16;
     let mut learned = vec![None; initializers.len()];
-    let Some(signature) = Signature::of(graph, tensor_of) else { return learned };
-    let numbers = |tensor: &OnnxTensor| (tensor.elements() <= FEW).then(|| tensor.reals().ok()).flatten();
-    for (name, &index) in tensor_of.iter().filter(|(_, index)| **index < initializers.len()) {
-        learned[index] = signature.is_learned(name, || numbers(&initializers[index]));
+    let all = || tensor_of.iter().filter(|(_, index)| **index < initializers.len());
+    let Some(signature) = Signature::of(graph, tensor_of) else {
+        // PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own
+        // constants have neither.
+        for (name, &index) in all().filter(|_| is_pytorchs) {
+            let tensor = &initializers[index];
+            let is_constant = name.starts_with("onnx::") && tensor.dims.is_empty();
+            learned[index] = (tensor.is_real() && tensor.elements() == 1 && !is_constant).then_some(true);
+        }
+        return (learned, Vec::new());
+    };
+    let tensor = |name: &str| tensor_of.get(name).and_then(|&index| initializers.get(index));
+    let numbers = |name: &str| tensor(name).filter(|of| of.elements() <= FEW).and_then(|of| of.reals().ok());
+    let stand_ins = signature.stand_ins(|name| tensor(name).is_some_and(OnnxTensor::is_real), &numbers);
+    for (name, &index) in all() {
+        learned[index] = signature.is_learned(name, &stand_ins, &numbers);
     }
-    learned
+    (learned, stand_ins.lost.iter().map(ToString::to_string).collect())
 }
 
 /// The version of ONNX's ops that a file uses.

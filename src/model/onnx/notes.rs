@@ -47,6 +47,13 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
             shared.join(", ")
         ));
     }
+    if let [first, more @ ..] = &file.said.lost[..] {
+        let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+        of_training.push(format!(
+            "has no tensor of its parameter {first}{more}, which PyTorch's exporter has computed in advance or left out: \
+             what came of it is not learned; export with optimize=False"
+        ));
+    }
     let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
     if !others.is_empty() {
         let others = others.join(", ");

@@ -20,8 +20,19 @@ pub struct Signature<'a> {
     graph: &'a GraphProto,
     tensor_of: &'a HashMap<String, usize>,
     parameters: HashSet<&'a str>,
-    /// Modules of parameters that are no tensors of the file.
-    lacking: HashSet<&'a str>,
+    /// Parameters that are no tensors of the file.
+    lacking: Vec<&'a str>,
+}
+
+/// The numbers of a tensor, where it has few.
+pub type Numbers<'n> = &'n dyn Fn(&str) -> Option<Vec<f32>>;
+
+/// What became of parameters that are no tensors of the file.
+pub struct StandIns<'a> {
+    /// Tensors that stand for them: no more than a module lacks.
+    tensors: HashSet<&'a str>,
+    /// Parameters for which none does.
+    pub lost: Vec<&'a str>,
 }
 
 impl<'a> Signature<'a> {
@@ -31,8 +42,9 @@ impl<'a> Signature<'a> {
         // p_fc_weight: PARAMETER target='fc.weight'
         let name = |line: &'a str| line.split_once(": PARAMETER target='")?.1.split('\'').next();
         let parameters: HashSet<&str> = text.lines().filter_map(name).collect();
-        let lacking = parameters.iter().filter(|name| !tensor_of.contains_key(**name));
-        let lacking = lacking.map(|name| module(name)).collect();
+        let mut lacking: Vec<&str> = parameters.iter().copied().collect();
+        lacking.retain(|name| !tensor_of.contains_key(*name));
+        lacking.sort_unstable();
         Some(Signature { graph, tensor_of, parameters, lacking })
     }
 
@@ -49,7 +61,7 @@ impl<'a> Signature<'a> {
             for (place, input) in node.input.iter().enumerate().filter(|(_, input)| self.is_small(input)) {
                 let name = match self.parameters.contains(&**input) {
                     true => self.own_parameter(node, place, readers[&**input] > 1),
-                    false if statistic_at(node, place).is_some() || !self.lacking.contains(own) => None,
+                    false if statistic_at(node, place).is_some() || !self.lacks(own) => None,
                     false if *first.entry(input).or_insert(own) == own => None,
                     false => Some(within(own, input)),
                 };
@@ -86,13 +98,49 @@ impl<'a> Signature<'a> {
         names.filter(|name| self.parameters.contains(&**name)).find(is_lacking)
     }
 
-    /// Whether a tensor is learned; `None` where it may stand for a parameter that the file lacks. `numbers`: those of
-    /// the tensor, where it has few.
-    pub fn is_learned(&self, name: &str, numbers: impl Fn() -> Option<Vec<f32>>) -> Option<bool> {
+    /// What stands for the parameters that the file lacks. Where a module reads no more tensors that it has not named
+    /// than it lacks parameters, they are these, also single numbers. `is_real`: whether something is a tensor of the
+    /// file, of real numbers.
+    pub fn stand_ins(&self, is_real: impl Fn(&str) -> bool, numbers: Numbers) -> StandIns<'a> {
+        let mut read: HashMap<&str, HashSet<&str>> = HashMap::new();
+        for node in &self.graph.node {
+            let own = module_of(node).unwrap_or_default();
+            for (place, input) in node.input.iter().enumerate() {
+                let is_computed = is_real(input) && !self.parameters.contains(&**input);
+                if is_computed && statistic_at(node, place).is_none() && !is_left_out(node, input, numbers) {
+                    read.entry(own).or_default().insert(input);
+                }
+            }
+        }
+        let (mut tensors, mut lost) = (HashSet::new(), self.lacking.clone());
+        for (own, read) in &read {
+            let belongs = |name: &&str| module(name) == *own || is_within(module(name), own);
+            if read.len() <= self.lacking.iter().filter(|name| belongs(name)).count() {
+                tensors.extend(read);
+            }
+            lost.retain(|name| !belongs(name));
+        }
+        // What the network itself adds, as places of a table that one of its modules has.
+        let several = |name: &&&str| numbers(name).is_none_or(|all| all.len() > 1);
+        let own: Vec<&str> = read.get("").into_iter().flatten().filter(several).copied().collect();
+        if !own.is_empty() && own.len() <= lost.len() {
+            tensors.extend(own);
+            lost.clear();
+        }
+        StandIns { tensors, lost }
+    }
+
+    /// Whether a module lacks a parameter.
+    fn lacks(&self, own: &str) -> bool {
+        self.lacking.iter().any(|name| module(name) == own)
+    }
+
+    /// Whether a tensor is learned; `None` where it may stand for a parameter that the file lacks.
+    pub fn is_learned(&self, name: &str, stand_ins: &StandIns, numbers: Numbers) -> Option<bool> {
         let mut readers = self.graph.node.iter().filter(|node| node.input.iter().any(|input| input == name));
-        match self.parameters.contains(name) {
+        match self.parameters.contains(name) || stand_ins.tensors.contains(name) {
             true => Some(true),
-            false if readers.any(|node| self.stands_for_another(node, name, &numbers)) => None,
+            false if readers.any(|node| self.stands_for_another(node, name, numbers)) => None,
             false => Some(false),
         }
     }
@@ -102,25 +150,24 @@ impl<'a> Signature<'a> {
         module_of(node).is_none_or(|own| self.parameters.iter().any(|name| module(name) == own))
     }
 
-    /// Whether what a node reads may be made of a parameter that the file lacks. The ones and zeros by which an
-    /// exporter writes a normalisation without scale and shift are not.
-    fn stands_for_another(
-        &self,
-        node: &NodeProto,
-        name: &str,
-        numbers: &impl Fn() -> Option<Vec<f32>>,
-    ) -> bool {
-        let nothing = match node.input.iter().position(|input| input == name) {
-            Some(1) => 1.0,
-            _ => 0.0,
-        };
-        let is_plain = || numbers().is_some_and(|all| all.iter().all(|&number| number == nothing));
-        if is_norm(node) && is_plain() {
+    /// Whether what a node reads may be made of a parameter that the file lacks.
+    fn stands_for_another(&self, node: &NodeProto, name: &str, numbers: Numbers) -> bool {
+        if is_left_out(node, name, numbers) {
             return false;
         }
         let Some(own) = module_of(node) else { return !self.lacking.is_empty() };
-        self.lacking.iter().any(|&of| of == own || is_within(of, own))
+        self.lacking.iter().map(|name| module(name)).any(|of| of == own || is_within(of, own))
     }
+}
+
+/// Whether a node is a normalisation and the tensor the ones or zeros by which an exporter writes that it has no scale
+/// or shift.
+fn is_left_out(node: &NodeProto, name: &str, numbers: Numbers) -> bool {
+    let nothing = match node.input.iter().position(|input| input == name) {
+        Some(1) => 1.0,
+        _ => 0.0,
+    };
+    is_norm(node) && numbers(name).is_some_and(|all| all.iter().all(|&number| number == nothing))
 }
 
 fn is_norm(node: &NodeProto) -> bool {
@@ -201,8 +248,17 @@ mod tests {
 
     /// New networks, of which the exporter keeps one tensor of ones and one of zeros.
     fn new_network() -> GraphProto {
-        let parameters =
-            ["a.weight", "a.bias", "b.weight", "b.bias", "d.gain", "e.0.weight", "e.1.weight", "e.1.bias"];
+        let parameters = [
+            "a.weight",
+            "a.bias",
+            "b.weight",
+            "b.bias",
+            "d.gain",
+            "e.0.weight",
+            "e.1.weight",
+            "e.1.bias",
+            "f.bias",
+        ];
         let signature: String =
             parameters.iter().map(|name| format!("p: PARAMETER target='{name}'\n")).collect();
         let tensor = |name: &str, number: f32| TensorProto {
@@ -250,14 +306,15 @@ mod tests {
         let tensor_of: HashMap<String, usize> =
             graph.initializer.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
         let signature = Signature::of(&graph, &tensor_of).unwrap();
-        let is_learned = |name: &str| {
-            signature.is_learned(name, || Some(graph.initializer[tensor_of[name]].float_data.clone()))
-        };
+        let numbers = |name: &str| Some(graph.initializer[tensor_of[name]].float_data.clone());
+        let stand_ins = signature.stand_ins(|name| tensor_of.contains_key(name), &numbers);
+        let is_learned = |name: &str| signature.is_learned(name, &stand_ins, &numbers);
         let learned: Vec<Option<bool>> =
             [&*read[0][0], &read[1][0], &read[1][1], &read[2][0], &read[2][1]].map(is_learned).into();
         assert_eq!(learned, [true, true, true, false, false].map(Some));
-        // It may be what `d` scales by, in another shape.
-        assert_eq!([is_learned("val_1"), is_learned("e.0.weight_bias")], [None; 2]);
+        // They are what `d` scales by in another shape, and what became of the normalisation `e.1`.
+        assert_eq!([is_learned("val_1"), is_learned("e.0.weight_bias")], [Some(true); 2]);
+        assert_eq!(stand_ins.lost, ["f.bias"]);
     }
 
     #[test]

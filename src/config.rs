@@ -44,7 +44,7 @@ pub use fields::{FieldOptions, Missing};
 pub use length::{PlanOptions, RunLength};
 pub use mesh::MeshShape;
 pub use network::NetworkOptions;
-pub use objective::{Loss, Metric, NamedLoss, Objective};
+pub use objective::{Loss, Metric, NamedLoss, NetworkOutput, Objective};
 pub use optimizer::{Optimizer, Rule};
 pub use outputs::Outputs;
 pub use parallel::Parallel;

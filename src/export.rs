@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::comm::World;
 use crate::error::{Error, Result};
-use crate::graph::SampleShape;
+use crate::graph::{NetworkOutput, SampleShape};
 use crate::model::{self, Model, onnx};
 use crate::record::{self, ModelMetadata, WeightsFile, check_new, write_weights};
 use crate::train::{EXPORTED, Start};
@@ -114,7 +114,7 @@ impl Args {
     fn write_network(&self) -> Result<usize> {
         check_new(&self.to)?;
         let file = WeightsFile::open(&self.from)?;
-        let model = self.model()?;
+        let model = self.model(NetworkOutput::Whole).or_else(|_| self.model(NetworkOutput::Scores))?;
         let mut about = file.about().clone();
         let image = self.image(&model, &mut about)?;
         let classes = self.network.classes.unwrap_or(model.classes);
@@ -130,6 +130,9 @@ impl Args {
             start.values(name)?.ok_or_else(|| Error::internal(format!("no values of {name} to write")))
         };
         let mut network = onnx::export::network(build, axes, self.network.fold, &values)?;
+        if let Some(inputs) = model.file().map(onnx::OnnxFile::input_axes).filter(|inputs| inputs.len() > 1) {
+            network.with_inputs(&inputs);
+        }
         network.say(&about.texts());
         if let Some(bytes) = network.write(&self.to, onnx::export::LARGEST)? {
             let beside = onnx::export::beside(&self.to);
@@ -162,10 +165,13 @@ impl Args {
         Ok(wanted)
     }
 
-    fn model(&self) -> Result<Model> {
+    /// The network; a logarithm of a softmax at its end is none of a network that is whole.
+    fn model(&self, gives: NetworkOutput) -> Result<Model> {
         match &self.network.model {
-            Some(name) => model::find(name),
-            None if model::is_file(&self.from.to_string_lossy()) => model::open(&self.from),
+            Some(name) => model::find_for(name, gives),
+            None if model::is_file(&self.from.to_string_lossy()) => {
+                model::find_for(&self.from.to_string_lossy(), gives)
+            }
             None => Err(Error::usage(format!(
                 "{}: an ONNX file holds a network, and {} has weights alone; name their network with --model",
                 self.to.display(),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::objective::{Loss, Metric, Named, NamedLoss, Objective};
+use super::objective::{Loss, Metric, Named, NamedLoss, NetworkOutput, Objective};
 use super::values::{first, number, without_flags};
 use crate::error::{Error, Result};
 
@@ -89,6 +89,15 @@ impl FieldOptions {
     /// The output of the network that is the loss. What is called target then is read by the network too.
     pub fn loss_output(&self) -> Option<&str> {
         self.loss.as_ref()?.output.as_deref()
+    }
+
+    /// What the network is asked for: of arrays that are no classes what it ends in.
+    pub fn network_output(&self) -> NetworkOutput<'_> {
+        match self.loss_output() {
+            Some(name) => NetworkOutput::Loss(name),
+            None if self.inputs.is_empty() || self.is_of_classes() => NetworkOutput::Scores,
+            None => NetworkOutput::Whole,
+        }
     }
 
     /// Whether targets are numbers of classes.

@@ -10,6 +10,17 @@ use serde::Serialize;
 
 use super::values::{name_of, names_of};
 
+/// What a network is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetworkOutput<'a> {
+    /// Scores of classes, of which the loss takes a softmax: one at the end is left out.
+    Scores,
+    /// What it ends in.
+    Whole,
+    /// The output of this name, which is the loss.
+    Loss(&'a str),
+}
+
 /// By what the output of a network is compared with its target. The loss of a sample is the mean over all points of its
 /// target. A point whose target is NaN adds 0 to it, and is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]

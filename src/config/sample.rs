@@ -33,6 +33,13 @@ impl SampleShape {
         SampleShape { extents: [self.extents[0], size, size, deep], ..*self }
     }
 
+    /// As many axes, of which each of space is lengthened to a multiple of this.
+    pub fn in_multiples_of(&self, size: usize) -> SampleShape {
+        let mut extents = self.extents;
+        extents[1..].iter_mut().for_each(|extent| *extent = extent.next_multiple_of(size));
+        SampleShape { extents, ..*self }
+    }
+
     /// Channels, the extent of the first axis of space, and elements of all behind that: as loaders see a sample.
     pub fn rows(&self) -> [usize; 3] {
         [self[0], self[1], self[2..].iter().product()]

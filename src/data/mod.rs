@@ -39,7 +39,7 @@ mod turbojpeg;
 pub use about::{are_numbers, classes as listed_classes};
 pub use colours::{ColourSums, Colours};
 pub use detect::{Parts, open, open_to_predict, open_to_test, parts};
-pub use fields::{ArraysOf, Codes, CodesMut, FieldSet, MissingCount};
+pub use fields::{ArraysOf, Codes, CodesMut, Field, FieldSet, MissingCount};
 pub use loader::{Batch, PADDING, Reading, TestLoader, TrainingLoader};
 pub use picture::{Jpeg, Picture, decode};
 pub use prefetch::AHEAD;

@@ -25,7 +25,7 @@ mod simplify;
 mod split;
 mod synchronise;
 
-pub use crate::config::SampleShape;
+pub use crate::config::{NetworkOutput, SampleShape};
 pub use builder::{Builder, InitScheme};
 pub use codes::CodeTables;
 pub use cost::NodeCost;

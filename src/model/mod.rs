@@ -30,7 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Builder, Graph, SampleShape, Shape, TensorId};
+use crate::graph::{Builder, Graph, NetworkOutput, SampleShape, Shape, TensorId};
 pub use preprocessing::{
     CLASS_NAMES, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing, SAMPLE,
 };
@@ -130,18 +130,18 @@ pub fn is_by_numbers(name: &str) -> bool {
 /// # Errors
 /// `Usage`, listing the names there are; `Data` where the file cannot be read or its network not trained.
 pub fn find(name: &str) -> Result<Model> {
-    find_for(name, None)
+    find_for(name, NetworkOutput::Scores)
 }
 
-/// That of this name, trained by one of its outputs, where one is said.
+/// That of this name, which gives what it is for.
 ///
 /// # Errors
 /// As for `find`; `Usage` for a network without such an output.
-pub fn find_for(name: &str, loss: Option<&str>) -> Result<Model> {
+pub fn find_for(name: &str, gives: NetworkOutput) -> Result<Model> {
     if is_file(name) {
-        return opened(Path::new(name), loss).map_err(|error| error.context("--model"));
+        return opened(Path::new(name), gives).map_err(|error| error.context("--model"));
     }
-    if let Some(loss) = loss {
+    if let NetworkOutput::Loss(loss) = gives {
         return Err(Error::usage(format!(
             "--loss output:{loss}: names an output of an ONNX file, and --model {name} is a network by name"
         )));
@@ -162,11 +162,11 @@ pub fn find_for(name: &str, loss: Option<&str>) -> Result<Model> {
 /// # Errors
 /// `Data` where the file cannot be read or its network not trained.
 pub fn open(path: &Path) -> Result<Model> {
-    opened(path, None)
+    opened(path, NetworkOutput::Scores)
 }
 
-fn opened(path: &Path, loss: Option<&str>) -> Result<Model> {
-    let file = onnx::OnnxFile::open(path, loss)?;
+fn opened(path: &Path, gives: NetworkOutput) -> Result<Model> {
+    let file = onnx::OnnxFile::open(path, gives)?;
     Ok(Model {
         name: "",
         about: "from an ONNX file",
@@ -267,9 +267,24 @@ impl Model {
             // Whether a size works is found by trying: no second description of the layers can go wrong.
             let works = |size: &usize| self.try_build(batch, image.of_size(*size), classes, trains).is_ok();
             let largest = self.image[1..].iter().copied().max().unwrap_or(1);
-            if let Some(size) = (1..=largest).find(works).filter(|_| error.kind == ErrorKind::Usage) {
-                let what = if image.len() == 4 { "edge of a cube" } else { "--image-size" };
-                error.message += &format!("; the smallest {what} that works is {size}");
+            if error.kind != ErrorKind::Usage {
+                return error;
+            }
+            let is_less = |size: &usize| image[1..].iter().any(|edge| edge < size);
+            let in_multiples =
+                |of: &usize| self.try_build(batch, image.in_multiples_of(*of), classes, trains).is_ok();
+            match (1..=largest).find(works) {
+                Some(size) if is_less(&size) => {
+                    let what =
+                        if image.len() == 4 { "edge of a cube" } else { "edge (of pictures --image-size)" };
+                    error.message += &format!("; the smallest {what} that works is {size}");
+                }
+                Some(_) => {
+                    if let Some(of) = [2, 4, 8, 16, 32, 64].into_iter().find(in_multiples) {
+                        error.message += &format!("; edges that are multiples of {of} work");
+                    }
+                }
+                None => {}
             }
             error
         })
@@ -603,7 +618,7 @@ mod tests {
             let model = find(name).unwrap();
             let error = model.build(2, [3, size, size], 10).unwrap_err();
             assert!(error.message.contains(layer), "{error}");
-            assert!(error.message.ends_with(&format!("--image-size that works is {smallest}")), "{error}");
+            assert!(error.message.ends_with(&format!("--image-size) that works is {smallest}")), "{error}");
             assert!(model.build(2, [3, smallest, smallest], 10).is_ok());
             assert!(model.build(2, [3, smallest - 1, smallest - 1], 10).is_err());
         }
@@ -612,6 +627,8 @@ mod tests {
             error.message.ends_with("larger samples; the smallest edge of a cube that works is 16"),
             "{error}"
         );
+        let error = find("deepcam").unwrap().build(1, [4, 50, 58], 3).unwrap_err();
+        assert!(error.message.ends_with("; edges that are multiples of 16 work"), "{error}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::source;
 use crate::comm::World;
 use crate::config::values::first;
 use crate::config::{Config, JpegDecoder};
-use crate::data::{ArraysOf, Dataset, FieldSet, Samples, Sets, TrainingLoader};
+use crate::data::{ArraysOf, Dataset, Field, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe, extents, six_digits};
 use crate::model::onnx::OnnxFile;
@@ -47,7 +47,7 @@ pub fn shaped(
         return world.agree(Err(Error::usage(format!("--{flag} is for pictures, and --input names arrays"))));
     }
     if model.is_none() {
-        model = Some(world.agree(model::find_for(&config.model, config.fields.loss_output()))?);
+        model = Some(world.agree(model::find_for(&config.model, config.fields.network_output()))?);
     }
     let inputs = inputs(model.as_ref());
     // The first file says what samples are like.
@@ -101,11 +101,12 @@ pub fn open(
         None => measured(world, &set)?,
     };
     let units = known.map_or(Ok(Vec::new()), |(whose, _)| in_units_of(whose, &scales, set.scales(), path));
+    let otherwise = known.map_or(Vec::new(), |(whose, _)| called_otherwise(whose, &scales, set.scales()));
     let set = world.agree(set.scaled(&scales))?;
     let others = world.agree(others.map(|set| set.scaled(&scales)).transpose())?;
     let units = world.agree(units)?;
     let purpose = purpose(config);
-    let mut said = [set.lines(path, purpose, test.zip(others.as_ref())), units].concat();
+    let mut said = [set.lines(path, purpose, test.zip(others.as_ref())), units, otherwise].concat();
     said.extend(rescaled(&scales, |at| by_files.get(at).and_then(Option::as_deref).unwrap_or(&whose)));
     if whose.is_empty() && set.is_to_be_measured() {
         said.push("rescaling: by universes that are computed when a run begins".into());
@@ -177,6 +178,21 @@ fn in_units_of(whose: &str, known: &[FieldScale], own: &[FieldScale], path: &Pat
         said.push(text);
     }
     Ok(said)
+}
+
+/// Of which arrays the flags say another name, other places or another rescaling than the weights have learned from. A
+/// rescaling may be left out.
+fn called_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Vec<String> {
+    let line = |(known, own): (&FieldScale, &FieldScale)| {
+        let (known, own): (Field, Field) = (known.field.parse().ok()?, own.field.parse().ok()?);
+        let is_other = own.is_rescaled() && (own.log1p, &own.rescaling) != (known.log1p, &known.rescaling);
+        let how = if known.is_rescaled() { ["is", "was"] } else { ["is not", "was not"] };
+        (is_other || own.view != known.view).then(|| {
+            let (own, known) = (own.text, known.text);
+            format!("{own} {} rescaled as {known} {}, from which {whose} have learned", how[0], how[1])
+        })
+    };
+    known.iter().zip(own).filter_map(line).collect()
 }
 
 /// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks;

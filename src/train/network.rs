@@ -50,7 +50,7 @@ impl Network {
     /// # Errors
     /// As for `new`; `Mismatch` when ranks have unlike files.
     pub fn agree(world: &World, config: &Config, model: Option<Model>, ranks: usize) -> Result<Network> {
-        let model = model.map_or_else(|| model::find_for(&config.model, config.fields.loss_output()), Ok);
+        let model = model.map_or_else(|| model::find_for(&config.model, config.fields.network_output()), Ok);
         let split = groups::group(config, [world.rank(), world.size()]);
         let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
         let network = network.map(|network| Network { split, ..network });
@@ -237,7 +237,7 @@ impl Network {
                 match self.image[..] {
                     [_, 1, 1] => "samples that have no axes of space are not cut; leave the flag out".into(),
                     [_, 1, ..] =>
-                        "samples are cut along their first axis of space, and these have one place of it; \
+                        "sequences, and samples of one place on their first axis of space, are not cut; \
                                    leave the flag out"
                             .into(),
                     [_, planes, _, _] => format!("cubes of {planes} planes cannot be cut so often"),
@@ -320,6 +320,14 @@ impl Network {
     }
 
     /// What the network ends in that the loss does by itself.
+    /// Whether it ends in a sigmoid or a softmax.
+    ///
+    /// # Errors
+    /// As for `Model::build_to_test`.
+    pub fn gives_shares(&self) -> Result<bool> {
+        Ok(self.model.build_to_test(1, self.image, self.classes)?.ends_in_shares().is_some())
+    }
+
     fn shares(&self, graph: &Graph) -> Option<&'static str> {
         let takes_scores =
             |(objective, _): &(Objective, Vec<f32>)| matches!(objective.loss, Loss::CrossEntropy | Loss::Bce);

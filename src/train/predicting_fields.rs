@@ -98,7 +98,8 @@ impl FieldQuestion<'_> {
     }
 
     fn origin(&self) -> Result<FieldOrigin> {
-        let (names, coordinates) = self.set.coordinates()?;
+        let mut unlike = Vec::new();
+        let (names, coordinates) = self.set.coordinates(&mut unlike)?;
         // Places of the output are those of the input where there are as many.
         let inner = self.shape.get(1..).unwrap_or(&[]);
         let known = names.iter().rev().zip(inner.iter().rev());
@@ -108,7 +109,13 @@ impl FieldQuestion<'_> {
         axes.resize(inner.len(), "place".into());
         axes.extend((!self.shape.is_empty()).then(|| "channel".to_string()));
         axes.reverse();
-        let of_samples = self.set.sample_coordinates()?;
+        let of_samples = self.set.sample_coordinates(&mut unlike)?;
+        if !unlike.is_empty() {
+            record::print(&format!(
+                "where places are is left out, since a file says it otherwise than the first or not at all: {}",
+                unlike.join(", ")
+            ));
+        }
         Ok(FieldOrigin {
             samples: self.set.names(),
             axes,

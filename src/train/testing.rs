@@ -13,7 +13,7 @@ use super::stop::{self, Watch};
 use super::weights::Start;
 use super::{Test, by_class, device, greatest, max_batch, owning, report_missing};
 use crate::comm::{self, RunPhase, World};
-use crate::config::{Config, Metric};
+use crate::config::{Config, Loss, Metric};
 use crate::data::Reading;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::MemoryKind;
@@ -62,7 +62,11 @@ pub fn run(world: &World, config: &Config, network: Network, watch: &Watch) -> R
     if let Some(wanted) = &config.predict {
         if let Some(set) = samples.fields() {
             let shape = world.agree(network.output())?;
-            let (sharding, loss) = (sharding(world, config), config.fields.loss());
+            let (sharding, mut loss) = (sharding(world, config), config.fields.loss());
+            // What ends in shares gives them by itself.
+            if loss == Some(Loss::Bce) && world.agree(network.gives_shares())? {
+                loss = None;
+            }
             let question = FieldQuestion { wanted, sharding, set, shape, loss };
             return question.answer(world, evaluator, device, watch);
         }

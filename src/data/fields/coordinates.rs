@@ -1,17 +1,23 @@
 //! Where samples and their places are, as files say it (netCDF's coordinates).
 
+use std::path::Path;
+
 use super::FieldSet;
 use crate::error::Result;
 use crate::fields::{ArrayBox, ArrayReader, Coordinate};
 
 impl FieldSet {
-    /// What the first input's file says of the axes of a sample beside channels: what each is called with how many
-    /// places it has, and where these are and in which unit, where an array says it.
+    /// What the files say of the axes of the first input's samples beside channels: what each is called with how many
+    /// places it has, and where these are and in which unit, where an array says it. An axis of which files say unlike
+    /// things has no places, and is named in `unlike` with such a file.
     ///
     /// # Errors
     /// `Data`.
     #[allow(clippy::type_complexity, reason = "two lists that belong to one question")]
-    pub fn coordinates(&self) -> Result<(Vec<(String, usize)>, Vec<Coordinate<f32>>)> {
+    pub fn coordinates(
+        &self,
+        unlike: &mut Vec<String>,
+    ) -> Result<(Vec<(String, usize)>, Vec<Coordinate<f32>>)> {
         let file = &self.files[0];
         let (array, samples) = &file.arrays[0];
         let window = samples.window(0);
@@ -31,31 +37,60 @@ impl FieldSet {
                 let mut values = vec![0.0; along];
                 ArrayReader::default().read_box(&of_axis, &part, &mut values)?;
                 let unit = of_axis.unit.clone();
-                places.push(Coordinate { name, places: values, unit, calendar: None });
+                match self.unlike(axis, &part, (&values, &unit))? {
+                    Some(path) => unlike.push(format!("{name} ({})", path.display())),
+                    None => places.push(Coordinate { name, places: values, unit, calendar: None }),
+                }
             }
         }
         Ok((names, places))
     }
 
+    /// A file that says of the places of an axis other than the first one.
+    fn unlike(
+        &self,
+        axis: usize,
+        part: &ArrayBox,
+        first: (&[f32], &Option<String>),
+    ) -> Result<Option<&Path>> {
+        let mut reader = ArrayReader::default();
+        for file in &self.files[1..] {
+            let Some(of_axis) = file.arrays[0].0.coordinate(axis) else { return Ok(Some(&file.path)) };
+            let mut values = vec![0.0; first.0.len()];
+            reader.read_box(&of_axis, part, &mut values)?;
+            if (&values[..], &of_axis.unit) != first {
+                return Ok(Some(&file.path));
+            }
+        }
+        Ok(None)
+    }
+
     /// What the files say of the axes of the first input that number samples: for each sample where it is, or its first
-    /// place. An axis of which a file says nothing, or in another unit than the first, is left out.
+    /// place. An axis of which a file says nothing, or in another unit than the first, is left out, and named in
+    /// `unlike` with that file.
     ///
     /// # Errors
     /// `Data`.
-    pub fn sample_coordinates(&self) -> Result<Vec<Coordinate<f64>>> {
+    pub fn sample_coordinates(&self, unlike: &mut Vec<String>) -> Result<Vec<Coordinate<f64>>> {
         let axes = self.files[0].arrays[0].1.numbering().into_iter();
-        axes.filter_map(|axis| self.along_axis(axis).transpose()).collect()
+        axes.filter_map(|axis| self.along_axis(axis, unlike).transpose()).collect()
     }
 
-    fn along_axis(&self, axis: usize) -> Result<Option<Coordinate<f64>>> {
+    fn along_axis(&self, axis: usize, unlike: &mut Vec<String>) -> Result<Option<Coordinate<f64>>> {
         let mut all: Option<Coordinate<f64>> = None;
         for (at, file) in self.files.iter().enumerate() {
             let (array, samples) = &file.arrays[0];
-            let Some(of_axis) = array.coordinate(axis) else { return Ok(None) };
+            let mut left_out = || {
+                // Where the first file says nothing of an axis nobody expects it.
+                let is_expected = (at > 0).then(|| format!("{} ({})", array.axes[axis], file.path.display()));
+                unlike.extend(is_expected);
+                Ok(None)
+            };
+            let Some(of_axis) = array.coordinate(axis) else { return left_out() };
             let (places, calendar) = of_axis.exact()?;
             let (name, unit) = (array.axes[axis].clone(), of_axis.unit.clone());
             if all.as_ref().is_some_and(|all| (&all.unit, &all.calendar) != (&unit, &calendar)) {
-                return Ok(None);
+                return left_out();
             }
             let known = all.get_or_insert(Coordinate { name, places: Vec::new(), unit, calendar });
             let own = self.before[at]..self.before[at + 1];

@@ -14,9 +14,11 @@ use crate::fields::{ArrayReader, ArrayStorage, Moments, NumberType, RoundedOff, 
 /// An array as a flag names it: a view, and what rescales its numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Field {
-    /// The flag that names it, and what it says.
+    /// The flag that names it.
     pub flag: &'static str,
+    /// What the flag says.
     pub text: String,
+    /// The array, and which axes of it are what.
     pub view: View,
     /// Whether ln(1 + x) takes the place of x, before anything else.
     pub log1p: bool,

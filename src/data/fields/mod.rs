@@ -19,7 +19,7 @@ use ndarray::{ArrayView, ArrayViewMut, ShapeError};
 
 use codes::FieldCodes;
 pub use codes::{Codes, CodesMut};
-use field::Field;
+pub use field::Field;
 use files::FieldFile;
 use list::{FieldList, FieldShape};
 
@@ -198,10 +198,10 @@ impl FieldSet {
         &self.scales
     }
 
-    /// The set rescaled so.
+    /// The set rescaled so. An array may be called otherwise than the one that it stands for.
     ///
     /// # Errors
-    /// `Usage`: they are of other fields.
+    /// `Usage`: they are of other numbers of channels, or of the same arrays in another order.
     pub fn scaled(self, scales: &[FieldScale]) -> Result<FieldSet> {
         let lengths = self.list.shapes.iter().map(FieldShape::channels);
         let fits = |(scale, channels): (&FieldScale, usize)| {
@@ -216,12 +216,17 @@ impl FieldSet {
             return Err(Error::usage(what));
         }
         let mut list = FieldList::clone(&self.list);
-        for (scale, field) in scales.iter().zip(&mut list.fields) {
+        let (known_inputs, known_targets) = scales.split_at(inputs);
+        for (at, (scale, field)) in scales.iter().zip(&mut list.fields).enumerate() {
+            let beside = if at < inputs { known_inputs } else { known_targets };
             let known: Field = scale.field.parse().map_err(Error::usage)?;
-            if known.view.array != field.view.array {
+            let is_other = |other: &FieldScale| {
+                other.field.parse().is_ok_and(|other: Field| other.view.array == field.view.array)
+            };
+            if known.view.array != field.view.array && beside.iter().any(is_other) {
                 return Err(Error::usage(format!(
-                    "the weights have learned from {}, where {} is given: arrays have to come in the same order, by \
-                     the same names",
+                    "the weights have learned from {}, where {} is given, which they have learned from too: arrays \
+                     have to come in the same order",
                     scale.field, field.view
                 )));
             }

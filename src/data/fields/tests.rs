@@ -470,7 +470,7 @@ fn arrays_that_would_be_paired_by_chance_are_refused() {
 }
 
 #[test]
-fn weights_of_other_arrays_or_in_another_order_are_refused_and_logarithms_are_theirs() {
+fn weights_of_arrays_in_another_order_are_refused_and_logarithms_are_theirs() {
     let directory = tempfile::tempdir().unwrap();
     let path = file(&directory, "a.h5");
     let open = |inputs: &[&str]| FieldSet::open(None, &path, &options(inputs, &["s"]), &[]).unwrap();
@@ -482,7 +482,11 @@ fn weights_of_other_arrays_or_in_another_order_are_refused_and_logarithms_are_th
     let tiles = FieldSet::open(None, &path, &options(&["t[n,h,w]", "mask[h,w]"], &["s"]), &[]).unwrap();
     let turned = FieldSet::open(None, &path, &options(&["mask[h,w]", "t[n,h,w]"], &["s"]), &[]).unwrap();
     let error = turned.scaled(tiles.scales()).err().unwrap().message;
-    assert!(error.contains("learned from t[n,h,w], where mask[h,w] is given"), "{error}");
+    assert!(error.contains("learned from t[n,h,w], where mask[h,w] is given, which"), "{error}");
+    // An array that is called otherwise stands for one that is not given.
+    let other = options(&["labels[n,h,w]:log1p", "mask[h,w]"], &["s"]);
+    let other = FieldSet::open(None, &path, &other, &[]).unwrap().scaled(tiles.scales()).unwrap();
+    assert!(!other.list.fields[0].log1p, "as the weights have learned");
 }
 
 #[test]

@@ -205,7 +205,7 @@ pub fn as_described(
     }
     let head = classes.and_then(|classes| Some((head(file, &needed, &output.name)?, classes)));
     let no_scores = || {
-        let what = match file.is_loss {
+        let what = match file.is_loss() {
             true => "is no mean over the batch, such as ReduceMean over all axes gives",
             false => "has not one part for each sample: (N, …)",
         };
@@ -340,7 +340,7 @@ impl<'a> Import<'a> {
         if let Some(known) = self.known(&inputs)? {
             return Ok(Value::Known(known));
         }
-        if self.file.is_loss
+        if self.file.is_loss()
             && let Some(value) = layers::loss::of_samples(self, &inputs)?
         {
             return Ok(value);
@@ -393,8 +393,16 @@ impl<'a> Import<'a> {
     fn scores(&mut self, needed: &[usize], output: &str) -> Option<TensorId> {
         self.node = node(self.file, *needed.last()?);
         let value = self.values.get(output)?.clone();
-        if self.file.is_loss {
+        if self.file.is_loss() {
             return if let Value::MeanOf(part) = value { Some(part) } else { None };
+        }
+        // What is given with channels first where the file has them last is compared so, too.
+        let given = self.file.inputs.first().and_then(|input| self.values.get(&*input.name));
+        if let (Value::Partly(PartialActivation::Turned(order), x), Some(Value::Partly(was, _))) =
+            (&value, given)
+            && *was == PartialActivation::Turned(*order)
+        {
+            return Some(*x);
         }
         matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(&value).ok())?
     }
@@ -665,7 +673,7 @@ impl<'a> Import<'a> {
     pub fn along_first(&mut self, x: TensorId) {
         let shape = self.net.shape(x);
         if self.file.batch() == Some(1)
-            && !self.file.is_loss
+            && !self.file.is_loss()
             && shape.rank() > 1
             && shape.0[0] == 1
             && self.of_images(x)

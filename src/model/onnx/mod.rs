@@ -24,7 +24,7 @@ use prost::Message;
 
 use crate::error::{Error, OrError, Result};
 use crate::files::{self, Crc};
-use crate::graph::{Builder, SampleShape, Shape, TensorId};
+use crate::graph::{Builder, NetworkOutput, SampleShape, Shape, TensorId};
 use crate::model::{CLASS_NAMES, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
 use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
 use signature::Signature;
@@ -32,6 +32,8 @@ use tensor::OnnxTensor;
 
 /// Height and width of images where the file leaves them open, as ImageNet's are cut.
 const USUAL_SIZE: usize = 224;
+/// Places of an axis of samples, at most: a sequence of a day, 100 a second, has half as many.
+const LONGEST: usize = 1 << 24;
 /// Depth, height and width of cubes where the file leaves them open.
 const USUAL_DEPTH: usize = 64;
 /// The versions of ONNX's set of ops whose words are known.
@@ -46,6 +48,8 @@ struct SaidByWriter {
     learned: Vec<Option<bool>>,
     /// Parameters that it names and lacks.
     lost: Vec<String>,
+    /// Single numbers that are taken for parameters by their names alone.
+    guessed: Vec<String>,
 }
 
 impl SaidByWriter {
@@ -58,7 +62,42 @@ impl SaidByWriter {
             fields: FieldScale::from_text(said(FIELDS))?,
             learned: Vec::new(),
             lost: Vec::new(),
+            guessed: Vec::new(),
         })
+    }
+
+    /// Reads which initializers are learned, where the file says it.
+    fn read(
+        &mut self,
+        graph: &GraphProto,
+        initializers: &[OnnxTensor],
+        tensor_of: &HashMap<String, usize>,
+        is_pytorchs: bool,
+    ) {
+        /// Numbers of a scale or a shift at most.
+        const FEW: usize = 1 << 16;
+        self.learned = vec![None; initializers.len()];
+        let all = || tensor_of.iter().filter(|(_, index)| **index < initializers.len());
+        let Some(signature) = Signature::of(graph, tensor_of) else {
+            // PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own
+            // constants have neither.
+            let is_single = |of: &OnnxTensor| is_pytorchs && of.is_real() && of.elements() == 1;
+            for (name, &index) in all().filter(|(_, index)| is_single(&initializers[**index])) {
+                let (has_axes, is_named) =
+                    (!initializers[index].dims.is_empty(), !name.starts_with("onnx::"));
+                self.learned[index] = (has_axes || is_named).then_some(true);
+                self.guessed.extend((!has_axes && is_named).then(|| name.clone()));
+            }
+            return;
+        };
+        let tensor = |name: &str| tensor_of.get(name).and_then(|&index| initializers.get(index));
+        let numbers =
+            |name: &str| tensor(name).filter(|of| of.elements() <= FEW).and_then(|of| of.reals().ok());
+        let stand_ins = signature.stand_ins(|name| tensor(name).is_some_and(OnnxTensor::is_real), &numbers);
+        for (name, &index) in all() {
+            self.learned[index] = signature.is_learned(name, &stand_ins, &numbers);
+        }
+        self.lost = stand_ins.lost.iter().map(ToString::to_string).collect();
     }
 }
 
@@ -73,8 +112,7 @@ pub struct OnnxFile {
     tensor_of: HashMap<String, usize>,
     /// What it is given, in its order.
     inputs: Vec<FileInput>,
-    /// Whether its first output is a loss.
-    is_loss: bool,
+    ends: NetworkEnd,
     /// The version of ONNX's ops.
     version: i64,
     /// How many of its tensors are initializers and may be learned; behind them come those of nodes.
@@ -87,6 +125,14 @@ pub struct OnnxFile {
     notes: [Vec<String>; 2],
     said: SaidByWriter,
     checksum: u32,
+}
+
+/// What its first output is (`NetworkOutput`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NetworkEnd {
+    Scores,
+    Whole,
+    Loss,
 }
 
 /// A parameter or running statistic of the network.
@@ -106,12 +152,12 @@ pub struct Weight {
 
 impl OnnxFile {
     /// Reads a file and imports its network for a batch of one; where its batch is open, for several images too.
-    /// `loss`: the output that it is trained by as it is.
     ///
     /// # Errors
     /// `Usage` for a loss that is none of its outputs, or no single number;
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
-    pub fn open(path: &Path, loss: Option<&str>) -> Result<OnnxFile> {
+    pub fn open(path: &Path, gives: NetworkOutput) -> Result<OnnxFile> {
+        let loss = if let NetworkOutput::Loss(name) = gives { Some(name) } else { None };
         let wrong =
             |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
         let bytes = files::read(path).map_err(|error| wrong(&error))?;
@@ -132,8 +178,7 @@ impl OnnxFile {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
         let inputs = FileInput::all(&graph, &tensor_of).or_data(path)?;
-        (said.learned, said.lost) =
-            learned_as_said(&graph, &tensors[..initializers], &tensor_of, is_pytorchs);
+        said.read(&graph, &tensors[..initializers], &tensor_of, is_pytorchs);
         let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
@@ -142,7 +187,11 @@ impl OnnxFile {
             tensors,
             tensor_of,
             inputs,
-            is_loss: loss.is_some(),
+            ends: match gives {
+                NetworkOutput::Scores => NetworkEnd::Scores,
+                NetworkOutput::Whole => NetworkEnd::Whole,
+                NetworkOutput::Loss(_) => NetworkEnd::Loss,
+            },
             version,
             initializers,
             classes: 0,
@@ -226,6 +275,16 @@ impl OnnxFile {
         self.inputs.iter().map(|input| (&*input.name, input.numbers())).collect()
     }
 
+    /// The inputs by their names, each with the axes of a sample as the file has them, channels first.
+    pub fn input_axes(&self) -> Vec<(&str, Vec<usize>)> {
+        let axes = |input: &FileInput| match input.axes {
+            2 => vec![input.image[0]],
+            3 => vec![input.image[0], input.image[2]],
+            _ => input.image.to_vec(),
+        };
+        self.inputs.iter().map(|input| (&*input.name, axes(input))).collect()
+    }
+
     /// Classes that it tells apart.
     pub fn classes(&self) -> usize {
         self.classes
@@ -265,6 +324,16 @@ impl OnnxFile {
     /// The batch that its shapes are written for, where that is fixed.
     fn batch(&self) -> Option<usize> {
         self.inputs.iter().find_map(|input| input.batch)
+    }
+
+    /// Whether its first output is a loss.
+    fn is_loss(&self) -> bool {
+        self.ends == NetworkEnd::Loss
+    }
+
+    /// Whether a softmax at its end is kept.
+    fn is_whole(&self) -> bool {
+        self.ends == NetworkEnd::Whole
     }
 
     fn is_input(&self, name: &str) -> bool {
@@ -457,36 +526,6 @@ fn take_constants(graph: &mut GraphProto, constants: &mut Vec<TensorProto>) {
     }
 }
 
-/// Whether each initializer is learned, where the file says it; and parameters that it names and lacks.
-fn learned_as_said(
-    graph: &GraphProto,
-    initializers: &[OnnxTensor],
-    tensor_of: &HashMap<String, usize>,
-    is_pytorchs: bool,
-) -> (Vec<Option<bool>>, Vec<String>) {
-    /// Numbers of a scale or a shift at most.
-    const FEW: usize = 1 << 16;
-    let mut learned = vec![None; initializers.len()];
-    let all = || tensor_of.iter().filter(|(_, index)| **index < initializers.len());
-    let Some(signature) = Signature::of(graph, tensor_of) else {
-        // PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own
-        // constants have neither.
-        for (name, &index) in all().filter(|_| is_pytorchs) {
-            let tensor = &initializers[index];
-            let is_constant = name.starts_with("onnx::") && tensor.dims.is_empty();
-            learned[index] = (tensor.is_real() && tensor.elements() == 1 && !is_constant).then_some(true);
-        }
-        return (learned, Vec::new());
-    };
-    let tensor = |name: &str| tensor_of.get(name).and_then(|&index| initializers.get(index));
-    let numbers = |name: &str| tensor(name).filter(|of| of.elements() <= FEW).and_then(|of| of.reals().ok());
-    let stand_ins = signature.stand_ins(|name| tensor(name).is_some_and(OnnxTensor::is_real), &numbers);
-    for (name, &index) in all() {
-        learned[index] = signature.is_learned(name, &stand_ins, &numbers);
-    }
-    (learned, stand_ins.lost.iter().map(ToString::to_string).collect())
-}
-
 /// The version of ONNX's ops that a file uses.
 fn version(model: &ModelProto) -> std::result::Result<i64, String> {
     let set = model.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
@@ -568,7 +607,7 @@ impl FileInput {
         let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
         let said: Option<Vec<usize>> =
             // Some writers give −1 or less for an extent that is not known.
-            axes.iter().map(|axis| Some(node::lengths(&[axis.dim_value.max(0)])?[0])).collect();
+            axes.iter().map(|axis| usize::try_from(axis.dim_value.max(0)).ok().filter(|&along| along <= LONGEST)).collect();
         match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
             (Some(&[batch, a, ref between @ .., c]), true)
                 if [1, 2].contains(&between.len()) && (a > 0 || PICTURE.contains(&c)) =>

@@ -26,7 +26,7 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
     let (file, Noted { shared, alone, means }) = (import.file, &import.noted);
     let behind = means.iter().flat_map(|&mean| import.net.names_behind(mean)).collect::<HashSet<_>>();
     let penalty = import.weights.iter().find(|weight| !behind.contains(&*weight.name));
-    if let Some(weight) = penalty.filter(|_| file.is_loss) {
+    if let Some(weight) = penalty.filter(|_| file.is_loss()) {
         return Err(format!(
             "its loss has a penalty of {}, which no layer has: an exporter has computed it of a weight in advance; \
              export with do_constant_folding=False (with dynamo=True: optimize=False)",
@@ -54,10 +54,18 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
              what came of it is not learned; export with optimize=False"
         ));
     }
+    let is_read = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
+    let guessed: Vec<&str> = file.said.guessed.iter().filter(is_read).map(String::as_str).collect();
+    if !guessed.is_empty() {
+        of_training.push(format!(
+            "takes {} for parameters, each a single number; by dynamo=True PyTorch says what is one",
+            guessed.join(", ")
+        ));
+    }
     let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
     if !others.is_empty() {
         let others = others.join(", ");
-        notes.push(match file.is_loss {
+        notes.push(match file.is_loss() {
             true => format!(
                 "is trained by its output {}; others ({others}) are left out",
                 file.graph.output[0].name

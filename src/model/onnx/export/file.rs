@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 use prost::bytes::Bytes;
 
-use super::super::schema::{ModelProto, StringStringEntryProto};
+use super::super::schema::{ModelProto, NodeProto, StringStringEntryProto};
+use super::proto;
 use crate::error::{Error, OrError, Result};
 use crate::files::write_new;
 
@@ -37,6 +38,41 @@ impl OnnxExport {
             value: value.clone(),
         };
         self.0.metadata_props.extend(texts.iter().map(text));
+    }
+
+    /// Gives the network several inputs, each by its name with the axes of a sample: what it was given is put together
+    /// of them, one behind the other.
+    pub fn with_inputs(&mut self, inputs: &[(&str, Vec<usize>)]) {
+        const TOGETHER: [&str; 3] = ["inputs.together", "inputs.samples", "inputs.samples.shape"];
+        let Some(graph) = &mut self.0.graph else { return };
+        for node in &mut graph.node {
+            for name in node.input.iter_mut().chain(&mut node.output).chain([&mut node.name]) {
+                if *name == graph.input[0].name {
+                    *name = TOGETHER[1].into();
+                } else if inputs.iter().any(|(input, _)| input == name) {
+                    name.push_str(".part");
+                }
+            }
+        }
+        let node = |op: &str, input: Vec<String>, output: &str| NodeProto {
+            input,
+            output: vec![output.into()],
+            name: output.into(),
+            op_type: op.into(),
+            ..NodeProto::default()
+        };
+        let flat = |name: &str| format!("{name}.flat");
+        let mut nodes: Vec<NodeProto> =
+            inputs.iter().map(|(name, _)| node("Flatten", vec![name.to_string()], &flat(name))).collect();
+        let all = node("Concat", inputs.iter().map(|(name, _)| flat(name)).collect(), TOGETHER[0]);
+        nodes.push(NodeProto { attribute: vec![proto::int("axis", 1)], ..all });
+        nodes.push(node("Reshape", [0, 2].map(|at| TOGETHER[at].to_string()).into(), TOGETHER[1]));
+        graph.node.splice(..0, nodes);
+        let numbers: usize = inputs.iter().map(|(_, axes)| axes.iter().product::<usize>()).sum();
+        graph.initializer.push(proto::integers(TOGETHER[2], &[-1, numbers as i64, 1, 1]));
+        let axes = |axes: &[usize]| axes.iter().map(|&along| along as i64).collect::<Vec<_>>();
+        let input = |(name, of): &(&str, Vec<usize>)| proto::value(name, &[&[-1], &axes(of)[..]].concat());
+        graph.input = inputs.iter().map(input).collect();
     }
 
     /// The bytes of the whole in one file.

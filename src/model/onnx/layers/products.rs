@@ -134,14 +134,14 @@ fn in_order(
     Ok((shapes::shaped(import, y, joined)?, sizes))
 }
 
-/// The loss has it, so that at the end of a network there is none.
+/// Of scores the loss has it, so that at the end of a network there is none.
 pub fn softmax(import: &mut Import, inputs: &[Value]) -> Lowered {
     let x = import.tensor(first(inputs)?)?;
     let rank = import.net.shape(x).rank();
     let given = import.node.int("axis").unwrap_or(if import.file.version() < 13 { 1 } else { -1 });
     let axis = from_front(given, rank).filter(|&axis| axis + 1 == rank || import.file.version() >= 13);
     let axis = axis.ok_or_else(|| format!("axis {given} of {}", import.net.shape(x)))?;
-    if is_last(import, rank, axis) {
+    if is_last(import, axis) && rank == 2 && !import.file.is_whole() {
         return Ok(Value::Tensor(x));
     }
     if axis == 0 {
@@ -161,12 +161,13 @@ pub fn log_softmax(import: &mut Import, inputs: &[Value]) -> Lowered {
     let x = import.tensor(first(inputs)?)?;
     let rank = import.net.shape(x).rank();
     match from_front(import.node.int("axis").unwrap_or(-1), rank) {
-        Some(axis) if is_last(import, rank, axis) => Ok(Value::Tensor(x)),
+        Some(axis) if is_last(import, axis) && !import.file.is_whole() => Ok(Value::Tensor(x)),
+        Some(axis) if is_last(import, axis) => Err("is for --loss cross-entropy, which has it".into()),
         _ => Err("is not the end of the network, over its classes".into()),
     }
 }
 
 /// Whether it is over the classes, and nothing comes behind it.
-fn is_last(import: &Import, rank: usize, axis: usize) -> bool {
-    import.file.gives(import.node.outputs()) && rank == 2 && axis == 1
+fn is_last(import: &Import, axis: usize) -> bool {
+    import.file.gives(import.node.outputs()) && axis == 1
 }

@@ -66,6 +66,12 @@ impl Alike {
         self.arrays().iter().find(|array| array.name == view.array)
     }
 
+    /// The places of the first axis of a view's array in the file that has the fewest.
+    fn fewest(&self, view: &View) -> Option<usize> {
+        let at = self.arrays().iter().position(|array| array.name == view.array)?;
+        self.first.iter().map(|first| first[at]).min()
+    }
+
     /// How many samples a view makes of all files; 0 where they have no such array.
     fn samples(&self, view: &View) -> usize {
         let Some(at) = self.arrays().iter().position(|array| array.name == view.array) else { return 0 };

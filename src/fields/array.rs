@@ -282,6 +282,11 @@ impl FileArray {
         if dataset.space().map_err(library)?.is_null() {
             return Err("nothing: it has no places (h5py.Empty)".into());
         }
+        // In netCDF's words.
+        if text(dataset, "NAME").is_some_and(|name| name.starts_with("This is a netCDF dimension but not a"))
+        {
+            return Err("nothing but how long an axis is (a netCDF dimension without a variable)".into());
+        }
         let stored = library::element(&datatype)?;
         let Meaning { element, missing, packing, not_applied } =
             Meaning::of(dataset, stored, file.is_netcdf)?;

@@ -81,7 +81,8 @@ pub fn command(
         return None;
     }
     let is_picture = along('h').is_some() && along('w').is_some();
-    let model = if is_picture { "unet_small" } else { "mlp" };
+    let edge = along('h').min(along('w')).filter(|_| is_picture);
+    let model = edge.map_or(Some("mlp".into()), network_of)?;
     let standard = |view: &View| in_quotes(&format!("{view}:standard"));
     let train = |target: &View, how: String| {
         let samples = kind.samples(view).min(kind.samples(target));
@@ -108,9 +109,7 @@ pub fn command(
     }
     let samples = along('n')?;
     if is_picture {
-        let next = axes.iter().map(|(name, _)| if *name == 'n' { "n+1".into() } else { name.to_string() });
-        let next = format!("{}[{}]", view.array, next.collect::<Vec<String>>().join(","));
-        let (next, channels): (View, usize) = (next.parse().ok()?, along('c').unwrap_or(1));
+        let (next, channels) = (next(kind, view, &axes)?, along('c').unwrap_or(1));
         return Some(train(&next, format!("{} --loss mse --classes {channels}", standard(&next))));
     }
     let is_target = |(other, array): &&(&View, &FileArray)| {
@@ -119,6 +118,24 @@ pub fn command(
     let &(target, array) = arrays.iter().rev().find(is_target)?;
     let numbers = array.shape[1..].iter().product::<usize>();
     Some(train(target, format!("{} --loss mse --classes {numbers}", standard(target))))
+}
+
+/// What follows each sample of a view, where each file has pairs of a sample and the next.
+fn next(kind: &Alike, view: &View, axes: &[(char, usize)]) -> Option<View> {
+    kind.fewest(view).filter(|&places| places > 1)?;
+    let next = axes.iter().map(|(name, _)| if *name == 'n' { "n+1".into() } else { name.to_string() });
+    format!("{}[{}]", view.array, next.collect::<Vec<String>>().join(",")).parse().ok()
+}
+
+/// A network of pictures whose shorter edge this is.
+fn network_of(edge: usize) -> Option<String> {
+    /// The smallest edge that `unet_small` takes.
+    const UNET_SMALL: usize = 16;
+    match edge {
+        UNET_SMALL.. => Some("unet_small".into()),
+        2.. => Some(format!("unet:depth={},width=16", edge.ilog2())),
+        _ => None,
+    }
 }
 
 /// The same where each file is one cube, with a few numbers that are to be found out from it.

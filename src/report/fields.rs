@@ -8,6 +8,7 @@ use super::chart::{self, ChartLine, Mark};
 use super::figures::Figure;
 use super::page::{Section, escape};
 use crate::error::{Error, Result};
+use crate::fields::six_digits;
 use crate::record::PredictedFields;
 
 /// Places of a map on a side; of more every so many is drawn.
@@ -61,8 +62,8 @@ impl Total {
             let right: u64 = self.classes.iter().map(|[hits, ..]| hits).sum();
             return format!("{points}; {:.2} % are right", 100.0 * right as f64 / self.count);
         }
-        let [mae, rmse] = [self.absolute / self.count, (self.square / self.count).sqrt()];
-        format!("{points}; mean absolute error {mae:.4}{unit}, root of the mean square {rmse:.4}{unit}")
+        let [mae, rmse] = [self.absolute / self.count, (self.square / self.count).sqrt()].map(six_digits);
+        format!("{points}; mean absolute error {mae}{unit}, root of the mean square {rmse}{unit}")
     }
 
     /// Intersection over union of each class, of all points together.

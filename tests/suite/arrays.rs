@@ -20,8 +20,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dltrain::error::Result;
+use dltrain::fields::six_digits;
 use dltrain::graph::{BatchNorm, Builder, Conv, Graph, Pool, SampleShape};
-use dltrain::model::onnx::schema::{AttributeProto, ModelProto, NodeProto, TensorProto, kind};
+use dltrain::model::onnx::schema::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, kind};
 use hdf5::types::{FixedAscii, VarLenArray, VarLenUnicode};
 use hdf5::{File, ObjectReference1, ReferencedObject};
 use job::{finish, misused, only_message, refused, run, series};
@@ -468,13 +469,13 @@ fn a_penalty_of_weights_is_weight_decay() {
                 AttributeProto { name: "keepdims".into(), kind: kind::INT, ..AttributeProto::default() };
             penalty.push(node(&square, "Mul", &[name, name], &square));
             penalty.push(NodeProto { attribute: vec![all], ..node(&sum, "ReduceSum", &[&square], &sum) });
-            penalty.push(node(&half, "Mul", &[&sum, "quarter"], &half));
+            penalty.push(node(&half, "Mul", &[&sum, "onnx::Mul_1"], &half));
         }
         let at = if is_first { 0 } else { graph.node.len() };
         graph.node.splice(at..at, penalty);
         graph.node.push(node("first", "Add", &["mse", "net.0.weight.half"], "first"));
         graph.node.push(node("decayed", "Add", &["net.2.weight.half", "first"], "decayed"));
-        graph.initializer.push(number("quarter", 0.25));
+        graph.initializer.push(number("onnx::Mul_1", 0.25));
         graph.output.push(value("decayed", &[]));
         fs::write(&path, file.encode_to_vec()).unwrap();
         near(&given(&format!("{is_first}"), &path, "output:decayed", "0"), &decayed, "penalty");
@@ -589,6 +590,11 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
     let evaluate = [&["evaluate"], &compared[..]].concat();
     let said = run(1, &evaluate);
     assert_eq!(said.matches("and the weights of --init-from have learned from it in K").count(), 1, "{said}");
+    assert!(!said.contains(" was, from which"), "what is left out is not said otherwise: {said}");
+    let other = ["evaluate", "--input", "air/wind[n,h,w=0..10,c]:minmax", "--target", "heat[n,h,w]"];
+    let said = run(1, &[&other[..], &net[..4], &["--data", &test, "--loss", "mse"]].concat());
+    let line = "air/wind[n,h,w=0..10,c]:minmax is rescaled as air/wind[n,h,w,c]:standard was, from which the weights";
+    assert!(said.contains(line), "{said}");
     run(1, &[&["predict"], &net[..], &["--output", &output]].concat());
     let predicted = File::open(&output).unwrap().dataset("output").unwrap();
     let units = predicted.attr("units").unwrap().read_scalar::<VarLenUnicode>().unwrap();
@@ -684,6 +690,134 @@ fn predictions_have_the_axes_of_their_file() {
     assert_eq!(of_all(&out).unwrap(), odd(1_700_000_001).chain(odd(1_800_000_001)).collect::<Vec<_>>());
     put(&both[1], "time", "units", "seconds since 2000-01-01");
     assert!(of_all(&place.text("other.h5")).is_err(), "of which unit?");
+    // The second file is upside down.
+    File::append(&both[1]).unwrap().dataset("lat").unwrap().write(&[3.0, 2.0, 1.0, 0.0]).unwrap();
+    let net = "--model unet:depth=1,width=4 --classes 1 --input temperature[n,h,w] --missing zero --data";
+    let net: Vec<&str> = net.split_whitespace().chain([&*all]).collect();
+    let learn = ["--target", "temperature[n,h,w]", "--loss", "mse", "--batch", "2", "--steps", "1"];
+    let [out, maps] = ["maps.h5", "maps.safetensors"].map(|name| place.text(name));
+    run(1, &[&net[..], &learn, &["--save-weights", &maps]].concat());
+    let said = run(2, &[&["predict"], &net[..], &["--init-from", &maps, "--output", &out]].concat());
+    let line =
+        "where places are is left out, since a file says it otherwise than the first or not at all: lat (";
+    assert_eq!(said.matches(line).count(), 1, "{said}");
+    let file = File::open(out).unwrap();
+    assert!(file.dataset("lon").is_ok() && file.dataset("lat").unwrap().attr("units").is_err());
+    assert_eq!(scales(&file, "output"), ["sample", "channel", "lat", "lon"]);
+    // Such an axis has no places that a prediction of that file could have.
+    let again = ["predict", "--data", &place.text("maps.h5"), "--input", "output[n,c,h,w]"];
+    let out = place.text("again.h5");
+    run(1, &[&again[..], &net[..4], &["--init-from", &maps, "--output", &out]].concat());
+    let file = File::open(out).unwrap();
+    assert!(file.dataset("lon").unwrap().read_raw::<f64>().unwrap()[1] > 0.0);
+    assert!(file.dataset("lat").unwrap().attr("NAME").is_ok(), "it has no numbers");
+}
+
+/// What a file ends in is what is compared and predicted, and once; channels that it has last come first, as its input's.
+#[test]
+fn what_a_network_gives_is_what_its_file_ends_in() {
+    let place = Place::new();
+    let test = place.text("test.h5");
+    let changed = |name: &str, from: &str, change: &dyn Fn(&mut GraphProto)| {
+        let mut file = ModelProto::decode(&*fs::read(from).unwrap()).unwrap();
+        change(file.graph.as_mut().unwrap());
+        fs::write(place.path(name), file.encode_to_vec()).unwrap();
+        place.text(name)
+    };
+    let predicted = |name: &str, net: &str, input: &str, more: &[&str]| {
+        let out = place.text(name);
+        run(
+            1,
+            &[&["predict", "--model", net, "--data", &test, "--input", input, "--output", &out], more]
+                .concat(),
+        );
+        File::open(out).unwrap().dataset("output").unwrap()
+    };
+    let ends = |op: &'static str| {
+        move |graph: &mut GraphProto| {
+            graph.node.truncate(2);
+            graph.node.push(node("end", op, &["/1/Tanh_output_0"], "end"));
+            let hidden = graph.initializer.iter().find(|of| of.name == "0.weight").unwrap().dims[0];
+            graph.output = vec![value("end", &[1, hidden])];
+        }
+    };
+    let shares = changed("shares.onnx", VECTOR, &ends("Softmax"));
+    let given = predicted("shares.h5", &shares, "params", &[]);
+    let all = given.read_raw::<f32>().unwrap();
+    assert!(all.chunks(given.shape()[1]).all(|of| (of.iter().sum::<f32>() - 1.0).abs() < 1e-5), "{all:?}");
+    run(1, &["export", &shares, &place.text("again.onnx")]);
+    let again = predicted("again.h5", &place.text("again.onnx"), "params", &[]);
+    assert_eq!(again.read_raw::<f32>().unwrap(), all);
+    let sigmoids = changed("sigmoids.onnx", VECTOR, &ends("Sigmoid"));
+    let both = [("s.h5", &[][..]), ("bce.h5", &["--loss", "bce"])]
+        .map(|(name, more)| predicted(name, &sigmoids, "params", more).read_raw::<f32>().unwrap());
+    assert_eq!(both[0], both[1]);
+    let last = changed("last.onnx", EMULATOR, &|graph| {
+        let turn = |name, input, output, ints: &[i64]| NodeProto {
+            attribute: vec![AttributeProto {
+                name: "perm".into(),
+                ints: ints.into(),
+                kind: kind::INTS,
+                ..AttributeProto::default()
+            }],
+            ..node(name, "Transpose", &[input], output)
+        };
+        let [from, to] = [&graph.input[0].name, &graph.output[0].name].map(String::clone);
+        graph.node.insert(0, turn("first", "x", &from, &[0, 3, 1, 2]));
+        graph.node.push(turn("last", &to, "y", &[0, 2, 3, 1]));
+        (graph.input, graph.output) = (vec![value("x", &[1, 12, 10, 2])], vec![value("y", &[1, 12, 10, 1])]);
+    });
+    let maps = [("first.h5", EMULATOR), ("last.h5", &last)].map(|(name, net)| {
+        let given = predicted(name, net, "air/wind[n,h,w,c]", &[]);
+        (given.shape(), given.read_raw::<f32>().unwrap())
+    });
+    assert_eq!(maps[0], maps[1]);
+}
+
+/// A network of several inputs is written with these, and reads the same arrays again.
+#[test]
+fn a_network_of_several_inputs_is_written_with_them() {
+    let place = Place::new();
+    let mut file = ModelProto::decode(&*fs::read(EMULATOR).unwrap()).unwrap();
+    let graph = file.graph.as_mut().unwrap();
+    let whole = graph.input.pop().unwrap();
+    for name in [&whole.name, "v"] {
+        let mut one = whole.clone();
+        one.name = name.to_string();
+        let tensor = one.value_type.as_mut().unwrap().tensor_type.as_mut().unwrap();
+        tensor.shape.as_mut().unwrap().dim[1].dim_value = 1;
+        graph.input.push(one);
+    }
+    for input in graph.node.iter_mut().flat_map(|node| &mut node.input).filter(|input| **input == whole.name)
+    {
+        *input = "both".into();
+    }
+    let axis = AttributeProto { name: "axis".into(), i: 1, kind: kind::INT, ..AttributeProto::default() };
+    let both = NodeProto {
+        input: vec![whole.name.clone(), "v".into()],
+        output: vec!["both".into()],
+        name: "both".into(),
+        op_type: "Concat".into(),
+        attribute: vec![axis],
+        ..NodeProto::default()
+    };
+    graph.node.insert(0, both);
+    let [net, again, weights, test] =
+        ["two.onnx", "again.onnx", "w.safetensors", "test.h5"].map(|name| place.text(name));
+    fs::write(&net, file.encode_to_vec()).unwrap();
+    let inputs = ["--data", &test, "--input", "air/wind[n,h,w,0]", "--input", "air/wind[n,h,w,1]"];
+    let train = ["--target", "heat[n,h,w]", "--loss", "mse", "--steps", "1", "--batch", "8"];
+    run(1, &[&["--model", &net], &inputs[..], &train, &["--save-weights", &weights]].concat());
+    run(1, &["export", &weights, &again, "--model", &net]);
+    let graph = ModelProto::decode(&*fs::read(&again).unwrap()).unwrap().graph.unwrap();
+    assert_eq!(graph.input.iter().map(|input| &*input.name).collect::<Vec<_>>(), [&*whole.name, "v"]);
+    let given = [("two.h5", &[&net[..], "--init-from", &weights][..]), ("again.h5", &[&again[..]])];
+    let [two, again] = given.map(|(name, network)| {
+        let out = place.text(name);
+        run(1, &[&["predict", "--model"], network, &inputs, &["--output", &out]].concat());
+        File::open(out).unwrap().dataset("output").unwrap().read_raw::<f32>().unwrap()
+    });
+    assert_eq!(two, again);
 }
 
 /// Predictions with their targets beside become maps of both with one scale, errors, and a scatter; without they are
@@ -726,7 +860,7 @@ fn a_report_draws_what_was_predicted_beside_what_is_true() {
     let [low, high] = [both().copied().fold(f32::MAX, f32::min), both().copied().fold(f32::MIN, f32::max)];
     for part in [
         "Predicted and true: out".to_string(),
-        format!("2400 points that have a target; mean absolute error {mae:.4}"),
+        format!("2400 points that have a target; mean absolute error {}", six_digits(mae)),
         format!(">{low:.4}<"),
         format!(">{high:.4}<"),
         "out, test.h5 n 0".into(),
@@ -772,6 +906,25 @@ fn what_inspect_says_to_train_with_does_train() {
     packed.new_attr::<f64>().create("scale_factor").unwrap().write_scalar(&0.5).unwrap();
     drop(packed);
     file.close().unwrap();
+    // Of one sample there is no next one, and a small picture has a small network.
+    let small = place.text("small.h5");
+    let file = File::create(&small).unwrap();
+    let build = || file.new_dataset_builder();
+    build()
+        .with_data(&ndarray::Array3::from_shape_fn((1, 9, 12), |(_, y, x)| (y * x) as f32))
+        .create("x")
+        .unwrap();
+    file.close().unwrap();
+    assert!(!run(1, &["inspect", &small]).contains("as a first try"));
+    let file = File::create(&small).unwrap();
+    let build = || file.new_dataset_builder();
+    build()
+        .with_data(&ndarray::Array3::from_shape_fn((3, 9, 12), |(n, y, x)| (n + y * x) as f32))
+        .create("x")
+        .unwrap();
+    file.close().unwrap();
+    let said = run(1, &["inspect", &small]);
+    assert!(said.contains("dltrain --model unet:depth=3,width=16 "), "{said}");
     for expected in [
         "--target 'temperature[n+1,h,w]:standard' --loss mse --classes 1 --batch 4",
         "--loss cross-entropy --classes 3 --missing mask --batch 4",

@@ -66,7 +66,10 @@ fn wrong_flags_and_impossible_combinations_are_named_once() {
         (vec!["--classes", "0"], "--classes 0"),
         (vec!["--data", DIGITS, "--classes", "5"], "use --classes 10 or more"),
         (vec!["--model", "alexnet", "--image-size", "20"], "layer features.5"),
-        (vec!["--model", "vgg16", "--image-size", "16"], "the smallest --image-size that works is 32"),
+        (
+            vec!["--model", "vgg16", "--image-size", "16"],
+            "the smallest edge (of pictures --image-size) that works is 32",
+        ),
         (vec!["--model", "vgg16", "--batch", "40000"], "the largest --batch that fits is"),
         (vec!["--model", "vgg16", "--max-batch", "1MB"], "for the smallest batch"),
         (vec!["--max-batch", "16G"], "16GiB"),

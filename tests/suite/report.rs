@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use dltrain::fields::six_digits;
 use job::{DLTRAIN, run};
 
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/digits");
@@ -224,9 +225,9 @@ fn predictions_larger_than_memory_become_a_page() {
     let html = page(&directory.path().join("report.html"));
     let [count, mae] = [2 * SIDE * SIDE, SIDE].map(|count| count as f64);
     let said = format!(
-        "2 samples, {count} points that have a target; mean absolute error {:.4}, root of the mean square {:.4}.",
-        3.0 * mae / count,
-        (9.0 * mae / count).sqrt()
+        "2 samples, {count} points that have a target; mean absolute error {}, root of the mean square {}.",
+        six_digits(3.0 * mae / count),
+        six_digits((9.0 * mae / count).sqrt())
     );
     assert!(html.contains(&said) && html.contains("out, a n 1"), "{said}");
 }

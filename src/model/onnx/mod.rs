@@ -93,7 +93,8 @@ impl SaidByWriter {
         let tensor = |name: &str| tensor_of.get(name).and_then(|&index| initializers.get(index));
         let numbers =
             |name: &str| tensor(name).filter(|of| of.elements() <= FEW).and_then(|of| of.reals().ok());
-        let stand_ins = signature.stand_ins(|name| tensor(name).is_some_and(OnnxTensor::is_real), &numbers);
+        let may = |name: &str| tensor(name).is_some_and(|of| of.is_real() && !of.dims.is_empty());
+        let stand_ins = signature.stand_ins(may, &numbers);
         for (name, &index) in all() {
             self.learned[index] = signature.is_learned(name, &stand_ins, &numbers);
         }
@@ -605,9 +606,10 @@ impl FileInput {
         let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
         let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
         let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
+        let along = |of: i64| usize::try_from(of.max(0)).ok().filter(|&along| along <= LONGEST);
         let said: Option<Vec<usize>> =
             // Some writers give −1 or less for an extent that is not known.
-            axes.iter().map(|axis| usize::try_from(axis.dim_value.max(0)).ok().filter(|&along| along <= LONGEST)).collect();
+            axes.iter().map(|axis| along(axis.dim_value)).collect();
         match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
             (Some(&[batch, a, ref between @ .., c]), true)
                 if [1, 2].contains(&between.len()) && (a > 0 || PICTURE.contains(&c)) =>

@@ -99,14 +99,14 @@ impl<'a> Signature<'a> {
     }
 
     /// What stands for the parameters that the file lacks. Where a module reads no more tensors that it has not named
-    /// than it lacks parameters, they are these, also single numbers. `is_real`: whether something is a tensor of the
-    /// file, of real numbers.
-    pub fn stand_ins(&self, is_real: impl Fn(&str) -> bool, numbers: Numbers) -> StandIns<'a> {
+    /// than it lacks parameters, they are these, also single numbers. `may`: whether something is a tensor of the file
+    /// that may be one, of real numbers. Without axes it is a constant: what is made of a parameter has some.
+    pub fn stand_ins(&self, may: impl Fn(&str) -> bool, numbers: Numbers) -> StandIns<'a> {
         let mut read: HashMap<&str, HashSet<&str>> = HashMap::new();
         for node in &self.graph.node {
             let own = module_of(node).unwrap_or_default();
             for (place, input) in node.input.iter().enumerate() {
-                let is_computed = is_real(input) && !self.parameters.contains(&**input);
+                let is_computed = may(input) && !self.parameters.contains(&**input);
                 if is_computed && statistic_at(node, place).is_none() && !is_left_out(node, input, numbers) {
                     read.entry(own).or_default().insert(input);
                 }

@@ -114,6 +114,7 @@ impl Args {
     fn write_network(&self) -> Result<usize> {
         check_new(&self.to)?;
         let file = WeightsFile::open(&self.from)?;
+        // One that ends in LogSoftmax is known without it alone.
         let model = self.model(NetworkOutput::Whole).or_else(|_| self.model(NetworkOutput::Scores))?;
         let mut about = file.about().clone();
         let image = self.image(&model, &mut about)?;
@@ -165,13 +166,11 @@ impl Args {
         Ok(wanted)
     }
 
-    /// The network; a logarithm of a softmax at its end is none of a network that is whole.
+    /// The network that is to be written.
     fn model(&self, gives: NetworkOutput) -> Result<Model> {
         match &self.network.model {
             Some(name) => model::find_for(name, gives),
-            None if model::is_file(&self.from.to_string_lossy()) => {
-                model::find_for(&self.from.to_string_lossy(), gives)
-            }
+            None if model::is_file(&self.from.to_string_lossy()) => model::open_for(&self.from, gives),
             None => Err(Error::usage(format!(
                 "{}: an ONNX file holds a network, and {} has weights alone; name their network with --model",
                 self.to.display(),

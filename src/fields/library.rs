@@ -1,6 +1,6 @@
 //! What the HDF5 library knows and the crate `hdf5` has no call for: where one chunk lies and how many were written,
-//! how a type lays out its bits, of which arrays a virtual one is put together, which parts of it these are, and texts as
-//! C has them.
+//! how a type lays out its bits, of which arrays a virtual one is put together, which parts of it these are, and texts
+//! as C has them.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -200,14 +200,14 @@ pub(super) fn element(datatype: &Datatype) -> Result<NumberType, String> {
     Ok(NumberType { kind, big_endian })
 }
 
-/// Gives a data set an attribute that is a text of a fixed length with a zero byte behind it, as dimension scales are known
-/// by. `hdf5` writes texts of a fixed length without.
+/// Gives a data set an attribute that is a text of a fixed length with a zero byte behind it, by which dimension scales
+/// are known. `hdf5` writes texts of a fixed length without that byte.
 ///
 /// # Errors
 /// The library cannot write it.
 pub fn fixed_text(dataset: &Dataset, name: &str, value: &str) -> hdf5::Result<()> {
     let [name, value] = [name, value].map(|text| CString::new(text.replace('\0', " ")).unwrap_or_default());
-    // SAFETY: the dataset lives, both texts end with a zero byte, and the type has the bytes of the value with its zero.
+    // SAFETY: the dataset lives, both texts end with a zero byte, and the type has the bytes of the value and its zero.
     // What is made is closed once, and what could not be made has a negative number, with which the library does
     // nothing. The lock is held.
     let is_written = sync(|| unsafe {

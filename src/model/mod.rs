@@ -133,13 +133,13 @@ pub fn find(name: &str) -> Result<Model> {
     find_for(name, NetworkOutput::Scores)
 }
 
-/// That of this name, which gives what it is for.
+/// The same, of a network that is asked for `gives`.
 ///
 /// # Errors
 /// As for `find`; `Usage` for a network without such an output.
 pub fn find_for(name: &str, gives: NetworkOutput) -> Result<Model> {
     if is_file(name) {
-        return opened(Path::new(name), gives).map_err(|error| error.context("--model"));
+        return open_for(Path::new(name), gives).map_err(|error| error.context("--model"));
     }
     if let NetworkOutput::Loss(loss) = gives {
         return Err(Error::usage(format!(
@@ -162,10 +162,14 @@ pub fn find_for(name: &str, gives: NetworkOutput) -> Result<Model> {
 /// # Errors
 /// `Data` where the file cannot be read or its network not trained.
 pub fn open(path: &Path) -> Result<Model> {
-    opened(path, NetworkOutput::Scores)
+    open_for(path, NetworkOutput::Scores)
 }
 
-fn opened(path: &Path, gives: NetworkOutput) -> Result<Model> {
+/// The same, of a network that is asked for `gives`.
+///
+/// # Errors
+/// As for `open`; `Usage` for a network without such an output.
+pub fn open_for(path: &Path, gives: NetworkOutput) -> Result<Model> {
     let file = onnx::OnnxFile::open(path, gives)?;
     Ok(Model {
         name: "",

@@ -1,5 +1,5 @@
-//! Names of axes by HDF5's dimension scales, as netCDF-4 files have them: xarray, netCDF and h5py then know of which axis
-//! a coordinate is. Source: HDF5 Dimension Scale Specification; its library (hdf5_hl) is not there everywhere.
+//! Names of axes by HDF5's dimension scales, as netCDF-4 files have them: xarray, netCDF and h5py then know of which
+//! axis a coordinate is. Source: HDF5 Dimension Scale Specification; its library (hdf5_hl) is not there everywhere.
 
 use std::collections::BTreeMap;
 
@@ -46,22 +46,22 @@ impl Dimensions<'_> {
 
     /// The scale of an axis: another one of the same name has another length.
     fn scale(&mut self, axis: &str, along: usize) -> hdf5::Result<String> {
-        for number in 1.. {
-            let name = if number == 1 { axis.to_string() } else { format!("{axis}_{number}") };
-            match self.file.dataset(&name) {
-                Ok(known) if self.scales.contains_key(&name) && known.shape() == [along] => return Ok(name),
-                Ok(_) => {}
-                Err(_) => {
-                    let scale = self.file.new_dataset::<f32>().shape([along]).create(&*name)?;
-                    // By these words netCDF knows that it has no numbers.
-                    let none = format!("This is a netCDF dimension but not a netCDF variable.{along:10}");
-                    fixed_text(&scale, "NAME", &none)?;
-                    self.scales.insert(name.clone(), Vec::new());
-                    return Ok(name);
-                }
-            }
+        // In a name of HDF5 a slash stands between groups.
+        let axis = axis.replace('/', "_");
+        let names = (1..).map(|number| if number == 1 { axis.clone() } else { format!("{axis}_{number}") });
+        let fits = |name: &String| match self.file.dataset(name) {
+            Ok(known) => self.scales.contains_key(name) && known.shape() == [along],
+            Err(_) => true,
+        };
+        let name = names.into_iter().find(fits).unwrap_or_default();
+        if !self.scales.contains_key(&name) {
+            let scale = self.file.new_dataset::<f32>().shape([along]).create(&*name)?;
+            // By these words netCDF knows that it has no numbers.
+            let none = format!("This is a netCDF dimension but not a netCDF variable.{along:10}");
+            fixed_text(&scale, "NAME", &none)?;
+            self.scales.insert(name.clone(), Vec::new());
         }
-        unreachable!("numbers do not end")
+        Ok(name)
     }
 
     /// Says of each scale that it is one, and whose.

@@ -186,11 +186,12 @@ fn called_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Ve
     let line = |(known, own): (&FieldScale, &FieldScale)| {
         let (known, own): (Field, Field) = (known.field.parse().ok()?, own.field.parse().ok()?);
         let is_other = own.is_rescaled() && (own.log1p, &own.rescaling) != (known.log1p, &known.rescaling);
-        let how = if known.is_rescaled() { ["is", "was"] } else { ["is not", "was not"] };
-        (is_other || own.view != known.view).then(|| {
-            let (own, known) = (own.text, known.text);
-            format!("{own} {} rescaled as {known} {}, from which {whose} have learned", how[0], how[1])
-        })
+        let how = match known.is_rescaled() {
+            true => "it is rescaled as that was",
+            false => "it is not rescaled, as that was not",
+        };
+        (is_other || own.view != known.view)
+            .then(|| format!("{}: {whose} have learned from {}, and {how}", own.text, known.text))
     };
     known.iter().zip(own).filter_map(line).collect()
 }

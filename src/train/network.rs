@@ -319,7 +319,6 @@ impl Network {
         })
     }
 
-    /// What the network ends in that the loss does by itself.
     /// Whether it ends in a sigmoid or a softmax.
     ///
     /// # Errors
@@ -328,6 +327,7 @@ impl Network {
         Ok(self.model.build_to_test(1, self.image, self.classes)?.ends_in_shares().is_some())
     }
 
+    /// What the network ends in that the loss does by itself.
     fn shares(&self, graph: &Graph) -> Option<&'static str> {
         let takes_scores =
             |(objective, _): &(Objective, Vec<f32>)| matches!(objective.loss, Loss::CrossEntropy | Loss::Bce);

@@ -112,7 +112,7 @@ impl FieldQuestion<'_> {
         let of_samples = self.set.sample_coordinates(&mut unlike)?;
         if !unlike.is_empty() {
             record::print(&format!(
-                "where places are is left out, since a file says it otherwise than the first or not at all: {}",
+                "coordinates that are left out, since a file has others than the first, or none: {}",
                 unlike.join(", ")
             ));
         }

@@ -590,10 +590,11 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
     let evaluate = [&["evaluate"], &compared[..]].concat();
     let said = run(1, &evaluate);
     assert_eq!(said.matches("and the weights of --init-from have learned from it in K").count(), 1, "{said}");
-    assert!(!said.contains(" was, from which"), "what is left out is not said otherwise: {said}");
+    assert!(!said.contains("rescaled as that was"), "what is left out is not said otherwise: {said}");
     let other = ["evaluate", "--input", "air/wind[n,h,w=0..10,c]:minmax", "--target", "heat[n,h,w]"];
     let said = run(1, &[&other[..], &net[..4], &["--data", &test, "--loss", "mse"]].concat());
-    let line = "air/wind[n,h,w=0..10,c]:minmax is rescaled as air/wind[n,h,w,c]:standard was, from which the weights";
+    let line = "air/wind[n,h,w=0..10,c]:minmax: the weights of --init-from have learned from \
+                air/wind[n,h,w,c]:standard, and it is rescaled as that was";
     assert!(said.contains(line), "{said}");
     run(1, &[&["predict"], &net[..], &["--output", &output]].concat());
     let predicted = File::open(&output).unwrap().dataset("output").unwrap();
@@ -698,8 +699,7 @@ fn predictions_have_the_axes_of_their_file() {
     let [out, maps] = ["maps.h5", "maps.safetensors"].map(|name| place.text(name));
     run(1, &[&net[..], &learn, &["--save-weights", &maps]].concat());
     let said = run(2, &[&["predict"], &net[..], &["--init-from", &maps, "--output", &out]].concat());
-    let line =
-        "where places are is left out, since a file says it otherwise than the first or not at all: lat (";
+    let line = "coordinates that are left out, since a file has others than the first, or none: lat (";
     assert_eq!(said.matches(line).count(), 1, "{said}");
     let file = File::open(out).unwrap();
     assert!(file.dataset("lon").is_ok() && file.dataset("lat").unwrap().attr("units").is_err());
@@ -713,7 +713,8 @@ fn predictions_have_the_axes_of_their_file() {
     assert!(file.dataset("lat").unwrap().attr("NAME").is_ok(), "it has no numbers");
 }
 
-/// What a file ends in is what is compared and predicted, and once; channels that it has last come first, as its input's.
+/// What a file ends in is what is compared and predicted, and once; channels that it has last come first, as those of
+/// its input do.
 #[test]
 fn what_a_network_gives_is_what_its_file_ends_in() {
     let place = Place::new();

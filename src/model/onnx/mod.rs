@@ -88,6 +88,7 @@ impl SaidByWriter {
                 self.learned[index] = (has_axes || is_named).then_some(true);
                 self.guessed.extend((!has_axes && is_named).then(|| name.clone()));
             }
+            self.guessed.sort_unstable();
             return;
         };
         let tensor = |name: &str| tensor_of.get(name).and_then(|&index| initializers.get(index));

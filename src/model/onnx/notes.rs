@@ -50,15 +50,15 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
     if let [first, more @ ..] = &file.said.lost[..] {
         let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
         of_training.push(format!(
-            "has no tensor of its parameter {first}{more}, which PyTorch's exporter has computed in advance or left out: \
-             what came of it is not learned; export with optimize=False"
+            "lacks parameters of its network: {first}{more}. PyTorch's exporter left them out or computed with them in \
+             advance, and they are not learned; an export with optimize=False keeps them"
         ));
     }
     let is_read = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
     let guessed: Vec<&str> = file.said.guessed.iter().filter(is_read).map(String::as_str).collect();
     if !guessed.is_empty() {
         of_training.push(format!(
-            "takes {} for parameters, each a single number; by dynamo=True PyTorch says what is one",
+            "learns {}, each a single number that may be a buffer; an export with dynamo=True says which",
             guessed.join(", ")
         ));
     }

@@ -86,7 +86,7 @@ impl<'a> Signature<'a> {
             return Some(within(own, statistic)).filter(is_lacking);
         }
         // A parameter that one node alone reads is that of a layer before, of which the node became a part.
-        if !is_shared || module(input) == own || is_within(module(input), own) {
+        if !is_shared || belongs(input, own) {
             return None;
         }
         if !self.learns(node) {
@@ -114,7 +114,7 @@ impl<'a> Signature<'a> {
         }
         let (mut tensors, mut lost) = (HashSet::new(), self.lacking.clone());
         for (own, read) in &read {
-            let belongs = |name: &&str| module(name) == *own || is_within(module(name), own);
+            let belongs = |name: &&str| belongs(name, own);
             if read.len() <= self.lacking.iter().filter(|name| belongs(name)).count() {
                 tensors.extend(read);
             }
@@ -156,7 +156,7 @@ impl<'a> Signature<'a> {
             return false;
         }
         let Some(own) = module_of(node) else { return !self.lacking.is_empty() };
-        self.lacking.iter().map(|name| module(name)).any(|of| of == own || is_within(of, own))
+        self.lacking.iter().any(|name| belongs(name, own))
     }
 }
 
@@ -187,6 +187,11 @@ fn within(module: &str, name: &str) -> String {
 /// Whether a module is within another one, which may read its parameters, as attention does of its last layer.
 fn is_within(module: &str, whole: &str) -> bool {
     !whole.is_empty() && module.strip_prefix(whole).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Whether a parameter is a module's, or that of one within it.
+fn belongs(parameter: &str, own: &str) -> bool {
+    module(parameter) == own || is_within(module(parameter), own)
 }
 
 /// What reads a tensor in place of one of its own: the node and the input, by numbers, and what its own is called.

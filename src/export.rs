@@ -1,11 +1,13 @@
 //! `dltrain export`: weights from one kind of file to another, or with their network as an ONNX file.
 //!
-//! May use: `train` (which weights fit a network), `model`, `record`, `files`, `comm`, `error`. Used by: `main`.
+//! May use: `train` (which weights fit a network), `model`, `record`, `data` (what a view says), `files`, `comm`,
+//! `error`. Used by: `main`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::comm::World;
+use crate::data::Field;
 use crate::error::{Error, Result};
 use crate::graph::{NetworkOutput, SampleShape};
 use crate::model::{self, Model, onnx};
@@ -115,8 +117,15 @@ impl Args {
         check_new(&self.to)?;
         let file = WeightsFile::open(&self.from)?;
         // One that ends in LogSoftmax is known without it alone.
-        let model = self.model(NetworkOutput::Whole).or_else(|_| self.model(NetworkOutput::Scores))?;
         let mut about = file.about().clone();
+        let (sample, input) = (about.sample, about.fields.first());
+        let is_last =
+            input.and_then(|of| of.field.parse::<Field>().ok()).is_some_and(|of| of.view.has_channels_last());
+        let of = |gives: NetworkOutput| match sample {
+            Some(sample) => self.model(gives)?.of_samples(sample, is_last, gives),
+            None => self.model(gives),
+        };
+        let model = of(NetworkOutput::Whole).or_else(|_| of(NetworkOutput::Scores))?;
         let image = self.image(&model, &mut about)?;
         let classes = self.network.classes.unwrap_or(model.classes);
         if classes == 0 || image.contains(&0) {

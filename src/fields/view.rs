@@ -85,6 +85,14 @@ impl FromStr for View {
 }
 
 impl View {
+    /// Whether it names channels behind places, as `[n,w,c]` does.
+    pub fn has_channels_last(&self) -> bool {
+        let place =
+            |is: &dyn Fn(char) -> bool| self.axes.iter().flatten().position(|axis| axis.name.is_some_and(is));
+        let places = place(&|name| "dhw".contains(name));
+        places.is_some_and(|places| place(&|name| name == 'c').is_some_and(|channels| channels > places))
+    }
+
     /// What its axes are called, in the file's order; single places and axes without brackets have no name.
     pub fn names(&self) -> Vec<Option<char>> {
         self.axes.iter().flatten().map(|axis| axis.name).collect()

@@ -170,17 +170,35 @@ pub fn open(path: &Path) -> Result<Model> {
 /// # Errors
 /// As for `open`; `Usage` for a network without such an output.
 pub fn open_for(path: &Path, gives: NetworkOutput) -> Result<Model> {
-    let file = onnx::OnnxFile::open(path, gives)?;
-    Ok(Model {
-        name: "",
-        about: "from an ONNX file",
-        image: file.image(),
-        classes: file.classes(),
-        layers: Layers::In(Arc::new(file)),
-    })
+    onnx::OnnxFile::open(path, gives, None).map(Model::in_file)
 }
 
 impl Model {
+    /// The model in a file.
+    fn in_file(file: onnx::OnnxFile) -> Model {
+        Model {
+            name: "",
+            about: "from an ONNX file",
+            image: file.image(),
+            classes: file.classes(),
+            layers: Layers::In(Arc::new(file)),
+        }
+    }
+
+    /// The model as it reads samples of this shape, whose array may have its channels on the last axis: another one
+    /// where a file does not say on which axis its network has them.
+    ///
+    /// # Errors
+    /// As for `open_for`.
+    pub fn of_samples(self, sample: SampleShape, is_last: bool, gives: NetworkOutput) -> Result<Model> {
+        match self.file().filter(|file| file.asks_for_channels()) {
+            Some(file) => {
+                onnx::OnnxFile::open(file.path(), gives, Some((sample, is_last))).map(Model::in_file)
+            }
+            None => Ok(self),
+        }
+    }
+
     /// A network of one's own. `layers` describes it to a builder: it is given the images, (N, C, H, W), and the number
     /// of classes, and gives their scores (N, K). `image` (C, H, W) and `classes` are what it is made for.
     pub const fn new(
@@ -383,6 +401,7 @@ mod tests {
             ("unet:deep=4", "depth=4,width=64"),
             ("unet:depth=0", "depth from 1 to 8"),
             ("unet:width=4097", "width from 1 to 4096"),
+            ("unet:depth=2,depth=3", "each once"),
         ] {
             let error = find(name).err().unwrap();
             assert!(error.message.contains(name) && error.message.contains(said), "{error}");

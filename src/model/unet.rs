@@ -29,22 +29,23 @@ pub const BY_NUMBERS: &str = "unet:";
 /// `Usage`, with what such names are.
 pub fn by_numbers(name: &str, numbers: &str) -> Result<Model> {
     const LARGEST: [usize; 2] = [8, 4096];
-    let mut size = USUAL;
+    let mut said = [None; 2];
     for word in numbers.split(',') {
         let known = word.split_once('=').and_then(|(key, number)| {
             let place = ["depth", "width"].iter().position(|of| *of == key)?;
-            let fits = |number: &usize| (1..=LARGEST[place]).contains(number);
+            let fits = |number: &usize| (1..=LARGEST[place]).contains(number) && said[place].is_none();
             Some((place, number.parse().ok().filter(fits)?))
         });
         let Some((place, number)) = known else {
             return Err(Error::usage(format!(
-                "--model {name}: {word:?} is neither a depth from 1 to {} nor a width from 1 to {}; such names are \
-                 {BY_NUMBERS}depth=4,width=64: how often images become half as large, and channels at first",
+                "--model {name}: {word:?} is neither a depth from 1 to {} nor a width from 1 to {}, each once; such names \
+                 are {BY_NUMBERS}depth=4,width=64: how often images become half as large, and channels at first",
                 LARGEST[0], LARGEST[1]
             )));
         };
-        size[place] = number;
+        said[place] = Some(number);
     }
+    let size = [0, 1].map(|place| said[place].unwrap_or(USUAL[place]));
     Ok(Model { layers: Layers::Sized(unet, size, Some(name.into())), ..UNET })
 }
 

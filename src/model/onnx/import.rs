@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::ChannelAxis;
 use super::constant::{ConstantTensor, MOST};
 use super::fold;
 use super::layers;
@@ -262,10 +263,15 @@ fn given<'a>(file: &'a OnnxFile, net: &mut Builder, images: TensorId) -> Result<
         let last: Vec<usize> = [0].into_iter().chain(2..input.axes).chain([1]).collect();
         // Arrays say which of their axes are channels: where these are as many as the file's second axis has, that is
         // theirs, and not the last.
-        let is_last = input.channels_last && net.shape(part).0.get(1) == input.image.first();
+        let channels = net.shape(part).0.get(1).copied();
+        let is_last = match input.channels {
+            ChannelAxis::Second | ChannelAxis::Open { .. } => false,
+            ChannelAxis::Last | ChannelAxis::LastOfSamples { .. } => channels.as_ref() == input.image.first(),
+        };
+        let part = with_axes(net, part, input.axes)?;
         let value = match Permutation::new(&last).filter(|_| is_last) {
             Some(order) => Value::Partly(PartialActivation::Turned(order), part),
-            None => Value::Tensor(with_axes(net, part, input.axes)?),
+            None => Value::Tensor(part),
         };
         values.insert(&*input.name, value);
     }
@@ -404,7 +410,30 @@ impl<'a> Import<'a> {
         {
             return Some(*x);
         }
-        matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(&value).ok())?
+        let is_last = matches!(given, Some(Value::Partly(PartialActivation::Turned(_), _)));
+        let found =
+            matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(&value).ok())??;
+        if is_last { self.with_channels_first(found, output) } else { Some(found) }
+    }
+
+    /// An output of a network that is given channels last: where it has the input's places before its last axis, and
+    /// not behind its second, that is its channels. Where both may be no order of axes has come between, if none was
+    /// what said that the input's channels are last.
+    fn with_channels_first(&mut self, found: TensorId, output: &str) -> Option<TensorId> {
+        let shape = self.net.shape(found).0.clone();
+        let rank = shape.len();
+        let places = &self.net.shape(self.images).0[if rank == 3 { 3 } else { 2 }..];
+        let fits = |axes: std::ops::Range<usize>| shape.get(axes) == Some(places);
+        let by_samples = matches!(self.file.inputs[0].channels, ChannelAxis::LastOfSamples { .. });
+        match [fits(1..rank.max(1) - 1), fits(2..rank)] {
+            [true, true] if !by_samples => self.noted.doubtful = Some((output.into(), Shape(shape))),
+            [true, _] => {
+                let order: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+                return self.net.permute(&format!("{output}.channels_first"), found, &order).ok();
+            }
+            _ => {}
+        }
+        Some(found)
     }
 
     /// What a node gives that reads constants alone.

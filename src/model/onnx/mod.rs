@@ -154,11 +154,13 @@ pub struct Weight {
 
 impl OnnxFile {
     /// Reads a file and imports its network for a batch of one; where its batch is open, for several images too.
+    /// `samples`: the shape of what it is given, channels first, and whether the array has its channels on the last
+    /// axis. Networks of sequences are read so whose nodes do not say where their channels are.
     ///
     /// # Errors
     /// `Usage` for a loss that is none of its outputs, or no single number;
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
-    pub fn open(path: &Path, gives: NetworkOutput) -> Result<OnnxFile> {
+    pub fn open(path: &Path, gives: NetworkOutput, samples: Option<(SampleShape, bool)>) -> Result<OnnxFile> {
         let loss = if let NetworkOutput::Loss(name) = gives { Some(name) } else { None };
         let wrong =
             |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
@@ -179,7 +181,9 @@ impl OnnxFile {
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
-        let inputs = FileInput::all(&graph, &tensor_of).or_data(path)?;
+        // What dltrain has written has its channels first.
+        let samples = samples.filter(|_| said.fields.is_empty());
+        let inputs = FileInput::all(&graph, &tensor_of, samples).or_data(path)?;
         said.read(&graph, &tensors[..initializers], &tensor_of, is_pytorchs);
         let mut file = OnnxFile {
             path: path.into(),
@@ -265,6 +269,13 @@ impl OnnxFile {
             [input] => input.axes,
             _ => self.image().len() + 1,
         }
+    }
+
+    /// Whether the samples have to say which axis of its one input has the channels.
+    pub fn asks_for_channels(&self) -> bool {
+        let by_samples =
+            |channels| matches!(channels, ChannelAxis::Open { .. } | ChannelAxis::LastOfSamples { .. });
+        matches!(&self.inputs[..], [input] if by_samples(input.channels))
     }
 
     /// Whether it is given images alone: one input with four axes.
@@ -457,7 +468,8 @@ fn put_first(graph: &mut GraphProto, loss: Option<&str>) -> Result<()> {
 
 /// Whether an input has its channels on the last axis, as the first nodes say that do more than arithmetic with it: an
 /// order of axes brings them to the second, or there is a layer, which ONNX has for channels on the second alone.
-/// `None` where the first does neither.
+/// `None` where the first does neither. Of sequences the order says it only where such a layer reads what it gives:
+/// products are along the last axis, whatever that is.
 fn channels_last(graph: &GraphProto, input: &str) -> Option<bool> {
     const ARITHMETIC: &str =
         "Add Cast Clip Div Identity LeakyRelu Mul Neg Pad Pow Relu Sigmoid Sqrt Sub Tanh";
@@ -476,7 +488,9 @@ fn channels_last(graph: &GraphProto, input: &str) -> Option<bool> {
         } else if let Some(perm) = node.attribute.iter().find(|attribute| attribute.name == "perm") {
             let last = perm.ints.len() as i64 - 1;
             let moved: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
-            return (perm.ints == moved).then_some(true);
+            let first = || node.output.first().and_then(|turned| channels_last(graph, turned));
+            let is_moved = perm.ints == moved && (last > 2 || first() == Some(false));
+            return is_moved.then_some(true);
         }
     }
     None
@@ -550,23 +564,41 @@ fn classes_of(net: &Builder, output: TensorId) -> usize {
 /// What a file's network is given.
 struct FileInput {
     name: String,
-    /// Whether the file wants it as (N, H, W, C).
-    channels_last: bool,
+    channels: ChannelAxis,
     /// The batch that the file's shapes are written for, where that is fixed.
     batch: Option<usize>,
     image: SampleShape,
     /// Axes that the file has: 2 for vectors, 3 for sequences, which come as images of one row, or of one pixel.
     axes: usize,
+    /// How long the file says that its second and its last axis are; 0 for one that is named.
+    ends: [usize; 2],
+}
+
+/// Which axis of the file's input has the channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChannelAxis {
+    Second,
+    Last,
+    /// The last, because samples fit so alone; or the view says it and both fit.
+    LastOfSamples {
+        both_fit: bool,
+    },
+    /// Nodes do not say it, as products do not, which are along the last axis whatever that is: it is the second,
+    /// unless samples say otherwise.
+    Open {
+        both_fit: bool,
+    },
 }
 
 /// Channels of pictures at most: so many on the last axis, and other than that on the second, are TensorFlow's order.
 const PICTURE: std::ops::RangeInclusive<usize> = 1..=4;
 
 impl FileInput {
-    /// The inputs that are no weights and that the output needs.
+    /// The inputs that are no weights and that the output needs; `samples` as for `OnnxFile::open`.
     fn all(
         graph: &GraphProto,
         tensor_of: &HashMap<String, usize>,
+        samples: Option<(SampleShape, bool)>,
     ) -> std::result::Result<Vec<FileInput>, String> {
         let inputs = graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name));
         let mut inputs: Vec<&ValueInfoProto> = inputs.collect();
@@ -579,13 +611,47 @@ impl FileInput {
             // Several are arrays, whose axes are in the order of networks.
             FileInput::of(input, channels_last(graph, &input.name).or((!one_of_one).then_some(false)))
         };
-        let inputs = inputs.into_iter().map(of).collect::<std::result::Result<Vec<_>, _>>()?;
+        let mut inputs = inputs.into_iter().map(of).collect::<std::result::Result<Vec<_>, _>>()?;
+        if let ([input], Some((sample, is_last))) = (&mut inputs[..], samples) {
+            input.read(sample, is_last);
+        }
         if inputs.is_empty() { Err("has no input".into()) } else { Ok(inputs) }
     }
 
     /// Numbers of one sample.
     fn numbers(&self) -> usize {
         self.image.iter().product()
+    }
+
+    /// Sequences of a file that has these axes, whose length is taken to be usual where it is not said.
+    fn sequence([a, b]: [usize; 2], is_last: bool) -> SampleShape {
+        let [channels, length] = if is_last { [b, a] } else { [a, b] };
+        SampleShape::image([channels, 1, if length == 0 { USUAL_SIZE } else { length }])
+    }
+
+    /// Which axis has the channels of sequences, where nodes do not say it: that with which the samples fit, and where
+    /// they fit with both (N, L, C) as (N, C, L), the one that an array has them on.
+    fn read(&mut self, sample: SampleShape, is_last: bool) {
+        let (ChannelAxis::Open { .. } | ChannelAxis::LastOfSamples { .. }, &[c, _, length]) =
+            (self.channels, &sample[..])
+        else {
+            return;
+        };
+        let fits = |of: [usize; 2]| self.ends.iter().zip(of).all(|(&said, own)| [0, own].contains(&said));
+        let fit = [fits([c, length]), fits([length, c])];
+        let (channels, both_fit) = (self.ends.map(|said| said == c), fit == [true; 2]);
+        let is_last = match fit {
+            [true, false] => false,
+            [false, true] => true,
+            [true, true] => is_last,
+            // Of another length than the file says.
+            [false, false] => channels[1] && (is_last || !channels[0]),
+        };
+        self.channels = match is_last {
+            true => ChannelAxis::LastOfSamples { both_fit },
+            false => ChannelAxis::Open { both_fit },
+        };
+        self.image = sample;
     }
 
     /// What is not said of the size of images or cubes is taken to be usual.
@@ -623,22 +689,35 @@ impl FileInput {
                     true => FileInput::of_places(c, &[&[a], between].concat()),
                     false => FileInput::of_places(a, &[between, &[c]].concat()),
                 };
-                Ok(FileInput { name, channels_last, batch, image, axes: between.len() + 3 })
+                let channels = if channels_last { ChannelAxis::Last } else { ChannelAxis::Second };
+                Ok(FileInput { name, channels, batch, image, axes: between.len() + 3, ends: [a, c] })
             }
             (Some(&[batch, features]), true) if features > 0 => Ok(FileInput {
                 name: input.name.clone(),
-                channels_last: false,
+                channels: ChannelAxis::Second,
                 batch: Some(batch).filter(|&batch| batch > 0),
                 image: SampleShape::image([features, 1, 1]),
                 axes: 2,
+                ends: [features; 2],
             }),
-            (Some(&[batch, channels, length]), true) if channels > 0 => Ok(FileInput {
-                name: input.name.clone(),
-                channels_last: false,
-                batch: Some(batch).filter(|&batch| batch > 0),
-                image: SampleShape::image([channels, 1, if length == 0 { USUAL_SIZE } else { length }]),
-                axes: 3,
-            }),
+            (Some(&[batch, a, b]), true) if a > 0 || b > 0 => {
+                let channels = match channels_last {
+                    Some(true) if b > 0 => ChannelAxis::Last,
+                    Some(false) if a > 0 => ChannelAxis::Second,
+                    // Of two axes, that of which the length is said.
+                    _ if a == 0 => ChannelAxis::LastOfSamples { both_fit: false },
+                    _ => ChannelAxis::Open { both_fit: false },
+                };
+                let is_last = channels == ChannelAxis::Last || a == 0;
+                Ok(FileInput {
+                    name: input.name.clone(),
+                    channels,
+                    batch: Some(batch).filter(|&batch| batch > 0),
+                    image: FileInput::sequence([a, b], is_last),
+                    axes: 3,
+                    ends: [a, b],
+                })
+            }
             _ => Err(format!(
                 "its input {} is no batch of samples: real numbers of two to five axes, of which that of the channels \
                  is fixed",

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use super::import::Import;
 use super::node::OnnxNode;
-use crate::graph::TensorId;
+use super::{ChannelAxis, FileInput, OnnxFile};
+use crate::graph::{Shape, TensorId};
 
 /// What is to be told of the nodes that were walked over.
 #[derive(Default)]
@@ -15,6 +16,8 @@ pub struct Noted {
     pub alone: Vec<String>,
     /// Means over the batch, each sample's part of them.
     pub means: Vec<TensorId>,
+    /// The output and its shape, where its channels may be on either of two axes.
+    pub doubtful: Option<(String, Shape)>,
 }
 
 /// What a user should know of the file, and what whoever trains it should: what its export may have left out, and what
@@ -23,7 +26,7 @@ pub struct Noted {
 /// # Errors
 /// A loss with a penalty of what no layer has: its weight is no longer there.
 pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], String> {
-    let (file, Noted { shared, alone, means }) = (import.file, &import.noted);
+    let (file, Noted { shared, alone, means, doubtful }) = (import.file, &import.noted);
     let behind = means.iter().flat_map(|&mean| import.net.names_behind(mean)).collect::<HashSet<_>>();
     let penalty = import.weights.iter().find(|weight| !behind.contains(&*weight.name));
     if let Some(weight) = penalty.filter(|_| file.is_loss()) {
@@ -73,6 +76,7 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
             false => format!("its outputs besides the first ({others}) are left out"),
         });
     }
+    notes.extend(of_channels(file, doubtful.as_ref()));
     if !alone.is_empty() {
         notes.push(format!(
             "is written for one image, and computes along its axis of images ({}); each image of a batch is taken by \
@@ -81,4 +85,25 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
         ));
     }
     Ok([notes, of_training])
+}
+
+/// Where channels are taken to be, of sequences that may have them on either axis.
+fn of_channels(file: &OnnxFile, output: Option<&(String, Shape)>) -> Vec<String> {
+    let input = |FileInput { name, channels, .. }: &FileInput| {
+        let [own, other] = match channels {
+            ChannelAxis::LastOfSamples { both_fit: true } => ["last", "second"],
+            ChannelAxis::Open { both_fit: true } => ["second", "last"],
+            _ => return None,
+        };
+        Some(format!(
+            "does not say which axis of its input {name} has the channels, and samples fit with both: it is given \
+             arrays as they lie, with channels on the {own} axis; where it wants them on the {other} write the array so"
+        ))
+    };
+    let output = output.map(|(name, shape)| {
+        format!(
+            "its output {name} is {shape}, and nothing says which axis has the channels: the second is taken"
+        )
+    });
+    file.inputs.iter().filter_map(input).chain(output).collect()
 }

@@ -10,6 +10,7 @@
 
 mod mixing;
 pub mod nodes;
+mod sequences;
 mod zoo;
 
 use crate::support::{bound, job};

@@ -55,6 +55,9 @@ pub fn shaped(
     let find = |files: Result<_>, look: ArraysOf<'_>| field_files::find(world, files.map(head), look);
     let set = world.agree(FieldSet::open(Some(&find), path, &config.fields, &inputs))?;
     (config.network.sample, config.network.weights) = (Some(set.image()), set.weights());
+    let gives = config.fields.network_output();
+    let of_samples = |model: Model| model.of_samples(set.image(), set.has_channels_last(), gives);
+    let model = world.agree(model.map(of_samples).transpose())?;
     Ok((config, model))
 }
 
@@ -111,7 +114,7 @@ pub fn open(
     if whose.is_empty() && set.is_to_be_measured() {
         said.push("rescaling: by universes that are computed when a run begins".into());
     }
-    let (lines, seconds) = world.agree(reading(world, config, &set))?;
+    let (lines, seconds) = world.agree(reading(world, config, &set, others.as_ref()))?;
     said.extend(lines);
     let to_test = if config.evaluate { Some(set.clone()) } else { others };
     Ok(Sets {
@@ -141,10 +144,16 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
     let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
     let Some(target) = set.target().filter(|target| long(wanted) != long(target)) else { return Ok(()) };
     let name = network.model.name();
+    let mut turned = wanted.to_vec();
+    turned.rotate_right(wanted.len().min(1));
+    let is_turned = long(&turned) == long(target);
     let [gives, sample, places, target] = [&output[..], &set.image()[..], wanted, target].map(extents);
     let scores = format!(", the scores of classes for each of {places}");
     let scores = if is_of_classes { &*scores } else { "" };
     let advice = match network.model.file() {
+        Some(_) if is_turned => {
+            "; if the network gives its channels last, call the target's axes as if it gave them first: [n,c,w]"
+        }
         Some(_) => "",
         None => "; --classes says how many channels a network by name gives",
     };
@@ -224,17 +233,27 @@ fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String, V
     Ok((scales, whose, by_files))
 }
 
-/// What is missing and what reading an epoch takes, by some samples that the first rank reads: for rank 0, which says
-/// it; and the seconds of one. Of a prediction what is missing alone, of a test nothing.
-fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(Vec<String>, Option<f64>)> {
+/// Where files do not agree, what of them does not count and what reading an epoch takes, by some samples that the
+/// first rank reads: for rank 0, which says it; and the seconds of one. Of a prediction what does not count alone, of a
+/// test where files do not agree.
+fn reading(
+    world: &World,
+    config: &Config,
+    set: &FieldSet,
+    test: Option<&FieldSet>,
+) -> Result<(Vec<String>, Option<f64>)> {
     let purpose = purpose(config);
-    if !world.is_first() || purpose == "test" {
+    if !world.is_first() {
         return Ok((Vec::new(), None));
     }
-    let missing = set.missing(config.spatial, purpose == "train")?;
     if purpose == "predict" {
-        return Ok((missing.into_iter().collect(), None));
+        return Ok((set.uncounted(1, false)?, None));
     }
+    let mut lines: Vec<String> = set.unlike_places(test)?.into_iter().collect();
+    if purpose == "test" {
+        return Ok((lines, None));
+    }
+    lines.extend(set.uncounted(config.spatial, true)?);
     let samples = Samples::of_fields(set.clone(), config.input.repeat);
     let mut sharding = source::training_sharding(world, config);
     // The stages of a pipeline share samples.
@@ -261,7 +280,8 @@ fn reading(world: &World, config: &Config, set: &FieldSet) -> Result<(Vec<String
         set.files(),
         1000.0 * seconds
     );
-    Ok((missing.into_iter().chain([text]).collect(), Some(seconds)))
+    lines.push(text);
+    Ok((lines, Some(seconds)))
 }
 
 /// How reading the samples of a step goes beside computing it, where a sample takes so many seconds of a thread.

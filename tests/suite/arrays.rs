@@ -620,7 +620,6 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
     assert!(!Path::new(&output).exists());
 }
 
-/// What is predicted lies where its file says, in that file's units.
 /// What the axes of a data set are called, by dimension scales: each is known as one and knows the data set.
 fn scales(file: &File, name: &str) -> Vec<String> {
     let list = file.dataset(name).unwrap().attr("DIMENSION_LIST").unwrap();
@@ -637,6 +636,7 @@ fn scales(file: &File, name: &str) -> Vec<String> {
     list.iter().map(scale).collect()
 }
 
+/// What is predicted lies where its file says, in that file's units.
 #[test]
 fn predictions_have_the_axes_of_their_file() {
     let place = Place::new();
@@ -697,7 +697,18 @@ fn predictions_have_the_axes_of_their_file() {
     let net: Vec<&str> = net.split_whitespace().chain([&*all]).collect();
     let learn = ["--target", "temperature[n,h,w]", "--loss", "mse", "--batch", "2", "--steps", "1"];
     let [out, maps] = ["maps.h5", "maps.safetensors"].map(|name| place.text(name));
-    run(1, &[&net[..], &learn, &["--save-weights", &maps]].concat());
+    let trained = run(2, &[&net[..], &learn, &["--save-weights", &maps]].concat());
+    let of_the_test = &["--test-data", &*both[1]][..];
+    let train = [&net[..net.len() - 1], &[&*both[0]], &learn].concat();
+    let tested = run(1, &[&train[..], of_the_test].concat());
+    let evaluated = run(2, &[&["evaluate"], &net[..], &learn[..4], &["--init-from", &maps]].concat());
+    for said in [trained, tested, evaluated] {
+        let line =
+            format!("places are others than in {}, and are taken as they lie: lat ({})", both[0], both[1]);
+        assert_eq!(said.matches(&line).count(), 1, "{said}");
+    }
+    let alike = run(1, &train);
+    assert!(!alike.contains("places are others"), "{alike}");
     let said = run(2, &[&["predict"], &net[..], &["--init-from", &maps, "--output", &out]].concat());
     let line = "coordinates that are left out, since a file has others than the first, or none: lat (";
     assert_eq!(said.matches(line).count(), 1, "{said}");

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use super::FieldSet;
+use super::files::FieldFile;
 use crate::error::Result;
-use crate::fields::{ArrayBox, ArrayReader, Coordinate};
+use crate::fields::{ArrayBox, ArrayReader, Coordinate, FileArray, ViewSamples};
 
 impl FieldSet {
     /// What the files say of the axes of the first input's samples beside channels: what each is called with how many
@@ -18,53 +19,54 @@ impl FieldSet {
         &self,
         unlike: &mut Vec<String>,
     ) -> Result<(Vec<(String, usize)>, Vec<Coordinate<f32>>)> {
-        let file = &self.files[0];
-        let (array, samples) = &file.arrays[0];
+        let (array, samples) = &self.files[0].arrays[0];
         let window = samples.window(0);
         let (mut names, mut places) = (Vec::new(), Vec::new());
-        for (&axis, letter) in samples.order().iter().zip(samples.letters()) {
+        for (axis, letter) in samples.order().iter().copied().zip(samples.letters()) {
             if letter == Some('c') {
                 continue;
             }
             let (name, along) = (array.axes[axis].clone(), window.len[axis]);
             let called = if name.is_empty() { letter.unwrap_or('x').to_string() } else { name.clone() };
             names.push((called, along));
-            // Of a tile or window every sample has other places.
-            let is_of_all = !samples.numbered().iter().any(|&(of, ..)| Some(of) == letter);
-            let is_of_all = is_of_all && !samples.numbering().contains(&axis);
-            if let Some(of_axis) = array.coordinate(axis).filter(|_| is_of_all) {
-                let part = ArrayBox { first: vec![window.first[axis]], len: vec![along] };
-                let mut values = vec![0.0; along];
-                ArrayReader::default().read_box(&of_axis, &part, &mut values)?;
-                let unit = of_axis.unit.clone();
-                match self.unlike(axis, &part, (&values, &unit))? {
-                    Some(path) => unlike.push(format!("{name} ({})", path.display())),
-                    None => places.push(Coordinate { name, places: values, unit, calendar: None }),
-                }
+            let Some(part) = of_all_samples(samples, axis, letter) else { continue };
+            let Some(found) = places_of(array, axis, &part)? else { continue };
+            match unlike_file(self.files[1..].iter(), axis, &part, Some(&found))? {
+                Some(path) => unlike.push(format!("{name} ({})", path.display())),
+                None => places.push(Coordinate { name, places: found.0, unit: found.1, calendar: None }),
             }
         }
         Ok((names, places))
     }
 
-    /// A file that says of the places of an axis other than the first one.
-    fn unlike(
-        &self,
-        axis: usize,
-        part: &ArrayBox,
-        first: (&[f32], &Option<String>),
-    ) -> Result<Option<&Path>> {
-        let mut reader = ArrayReader::default();
-        for file in &self.files[1..] {
-            let Some(of_axis) = file.arrays[0].0.coordinate(axis) else { return Ok(Some(&file.path)) };
-            let mut values = vec![0.0; first.0.len()];
-            reader.read_box(&of_axis, part, &mut values)?;
-            // What is missing is the same there too.
-            let bits = |all: &[f32]| all.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-            if (bits(&values), &of_axis.unit) != (bits(first.0), first.1) {
-                return Ok(Some(&file.path));
+    /// A line that names the axes of the first input of which files say unlike things, whose samples a run takes
+    /// together: maps that begin in the north beside others that begin in the south. Of many files, with those of a
+    /// test set, some are looked at.
+    ///
+    /// # Errors
+    /// `Data`.
+    pub fn unlike_places(&self, test: Option<&FieldSet>) -> Result<Option<String>> {
+        /// Files that are looked at.
+        const LOOKED_AT: usize = 64;
+        let (array, samples) = &self.files[0].arrays[0];
+        let others: Vec<&FieldFile> =
+            self.files[1..].iter().chain(test.into_iter().flat_map(|test| test.files.iter())).collect();
+        let apart = others.len().div_ceil(LOOKED_AT).max(1);
+        let mut said = Vec::new();
+        for (axis, letter) in samples.order().iter().copied().zip(samples.letters()) {
+            let Some(part) = of_all_samples(samples, axis, letter) else { continue };
+            let first = places_of(array, axis, &part)?;
+            // The last of so many, which may be in the test set.
+            let some = others.iter().rev().step_by(apart).copied();
+            if let Some(path) = unlike_file(some, axis, &part, first.as_ref())? {
+                said.push(format!("{} ({})", array.axes[axis], path.display()));
             }
         }
-        Ok(None)
+        let of = format!(
+            "places are others than in {}, and are taken as they lie: ",
+            self.files[0].path.display()
+        );
+        Ok((!said.is_empty()).then(|| of + &said.join(", ")))
     }
 
     /// What the files say of the axes of the first input that number samples: for each sample where it is, or its first
@@ -101,4 +103,43 @@ impl FieldSet {
         }
         Ok(all)
     }
+}
+
+/// Where the places of an axis are, and in which unit.
+type AxisPlaces = (Vec<f32>, Option<String>);
+
+/// The part of an axis that every sample has; `None` where each has another: of a tile, or of a window in time.
+fn of_all_samples(samples: &ViewSamples, axis: usize, letter: Option<char>) -> Option<ArrayBox> {
+    let window = samples.window(0);
+    let is_of_each = samples.numbered().iter().any(|&(of, ..)| Some(of) == letter);
+    let is_of_each = is_of_each || samples.numbering().contains(&axis);
+    (!is_of_each).then(|| ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] })
+}
+
+/// What the file of an array says of a part of one of its axes.
+fn places_of(array: &FileArray, axis: usize, part: &ArrayBox) -> Result<Option<AxisPlaces>> {
+    let Some(of_axis) = array.coordinate(axis) else { return Ok(None) };
+    let mut values = vec![0.0; part.len[0]];
+    ArrayReader::default().read_box(&of_axis, part, &mut values)?;
+    Ok(Some((values, of_axis.unit)))
+}
+
+/// The first of some files that says something else of a part of an axis.
+fn unlike_file<'a>(
+    files: impl Iterator<Item = &'a FieldFile>,
+    axis: usize,
+    part: &ArrayBox,
+    known: Option<&AxisPlaces>,
+) -> Result<Option<&'a Path>> {
+    // What is missing is the same there too.
+    let bits = |(all, unit): &AxisPlaces| {
+        (all.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), unit.clone())
+    };
+    for file in files {
+        let own = places_of(&file.arrays[0].0, axis, part)?;
+        if own.as_ref().map(bits) != known.map(bits) {
+            return Ok(Some(&file.path));
+        }
+    }
+    Ok(None)
 }

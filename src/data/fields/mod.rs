@@ -127,6 +127,11 @@ impl FieldSet {
         Ok(FieldSet { chunks: other.chunks.clone(), ..self })
     }
 
+    /// Whether the first input has its channels behind its places.
+    pub fn has_channels_last(&self) -> bool {
+        self.list.fields[0].view.has_channels_last()
+    }
+
     /// What a network reads of a sample: vectors have (F, 1, 1), and sequences (C, 1, L).
     pub fn image(&self) -> SampleShape {
         self.list.image

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::files::FieldFile;
+use super::list::FieldList;
 use super::{CodesMut, FieldSet, FieldShape, SampleField, files};
 use crate::config::Missing;
 use crate::data::Dataset;
@@ -146,57 +147,82 @@ impl FieldSet {
         arrays.any(|(array, _)| matches!(array.storage, ArrayStorage::Library(_)))
     }
 
-    /// How many of the arrays' numbers are missing in some samples, where a run goes on without them (`--missing`); of
-    /// samples that are cut into parts in the first. `compares`: targets are compared with what the network gives.
+    /// How many of the arrays' numbers are missing in some samples, where a run goes on without them (`--missing`), and
+    /// how many points are ignored (`--ignore-label`), a line each; of samples that are cut into parts in the first.
+    /// `compares`: targets are compared with what the network gives.
     ///
     /// # Errors
-    /// `Data`: a sample cannot be read, or none that is looked at has a number of a target that is compared.
-    pub fn missing(&self, parts: usize, compares: bool) -> Result<Option<String>> {
-        /// Samples that are looked at, and those of which one has to have a number of each target: evenly spread.
+    /// `Data`: a sample cannot be read, or none that is looked at has a point of a target that counts.
+    pub fn uncounted(&self, parts: usize, compares: bool) -> Result<Vec<String>> {
+        /// Samples that are looked at, and those of which one has to have a point of each target: evenly spread.
         const LOOKED_AT: [usize; 2] = [16, 1024];
-        if self.list.missing == Missing::Refuse || self.universe().is_some() {
-            return Ok(None);
+        let FieldList { inputs, compared, fields, shapes, ignored, missing, .. } = &*self.list;
+        let are_all_there = *missing == Missing::Refuse && ignored.is_none() && self.weights() == 0;
+        if are_all_there || self.universe().is_some() {
+            return Ok(Vec::new());
         }
-        let mut readers = Vec::new();
-        let rows = self.first_rows(parts);
-        let rows = |at: usize| rows[usize::from(at >= self.list.inputs)].as_ref();
-        let numbers =
-            |at: usize| self.in_rows(at >= self.list.inputs, rows(at), self.list.shapes[at].numbers());
-        let mut count = |at: usize, index: usize| -> Result<usize> {
-            let mut values = vec![0.0; numbers(at)];
+        let (mut readers, rows) = (Vec::new(), self.first_rows(parts));
+        // Weights may lack the axis that is cut.
+        let rows = |at: usize| rows[usize::from(at >= *inputs)].as_ref().filter(|_| at < *compared);
+        let numbers = |at: usize| self.in_rows(at >= *inputs, rows(at), shapes[at].numbers());
+        let mut count = |at: usize, index: usize| {
             let place = self.place(index);
             let rows = rows(at).map(|rows| (self.list.image.len() - 1, rows));
-            self.raw(SampleField { place: &place, at, rows }, &mut readers, &mut values)?;
-            Ok(values.iter().filter(|value| !value.is_finite()).count())
+            self.count(SampleField { place: &place, at, rows }, &mut readers, numbers(at))
         };
         let [few, many] = LOOKED_AT.map(|most| self.len().min(most));
-        let (begun, mut looked_at, mut missing) = (Instant::now(), 0, vec![0; self.list.compared]);
+        let (begun, mut looked_at, mut counts) = (Instant::now(), 0, vec![[0; 2]; fields.len()]);
         while looked_at < few && (looked_at == 0 || begun.elapsed().as_secs_f64() < LONG) {
-            for (at, missing) in missing.iter_mut().enumerate() {
-                *missing += count(at, looked_at * self.len() / few)?;
+            for (at, [missing, without]) in counts.iter_mut().enumerate() {
+                let more = count(at, looked_at * self.len() / few)?;
+                (*missing, *without) = (*missing + more[0], *without + more[1]);
             }
             looked_at += 1;
         }
-        let mut said = Vec::new();
-        for (at, missing) in missing.into_iter().enumerate() {
-            let (text, numbers) = (&self.list.fields[at].text, numbers(at));
-            let mut is_empty = compares && at >= self.list.inputs && missing == looked_at * numbers;
+        let mut said = [Vec::new(), Vec::new()];
+        for (at, both) in counts.into_iter().enumerate() {
+            let (field, numbers) = (&fields[at], numbers(at));
+            let mut is_empty = compares && at >= *inputs && both[0] + both[1] == looked_at * numbers;
             for sample in 0..many {
-                is_empty = is_empty && count(at, sample * self.len() / many)? == numbers;
+                is_empty =
+                    is_empty && count(at, sample * self.len() / many)?.iter().sum::<usize>() == numbers;
             }
             if is_empty {
+                let none = match both {
+                    _ if at >= *compared => "every weight is 0",
+                    [_, 0] => "every number is missing",
+                    _ => "every point is missing or ignored",
+                };
                 let what =
-                    format!("--target {text}: in {many} of {} samples every number is missing", self.len());
+                    format!("{} {}: in {many} of {} samples {none}", field.flag, field.text, self.len());
                 return Err(Error::data(&self.files[0].path, what));
             }
-            if missing > 0 {
-                let share = 100.0 * missing as f64 / (looked_at * numbers) as f64;
-                said.push(format!("{share:.2} % of {text}"));
+            for (count, said) in
+                both.into_iter().zip(&mut said).filter(|(count, _)| *count > 0 && at < *compared)
+            {
+                let share = 100.0 * count as f64 / (looked_at * numbers) as f64;
+                said.push(format!("{share:.2} % of {}", field.text));
             }
         }
         let part = if parts > 1 { format!("the first of {parts} parts of ") } else { String::new() };
-        let of = format!("missing, in {part}{looked_at} of {} samples: ", self.len());
-        Ok((!said.is_empty()).then(|| of + &said.join(", ")))
+        let line = |(what, said): (&str, Vec<String>)| {
+            let of = format!("{what}, in {part}{looked_at} of {} samples: ", self.len());
+            (!said.is_empty()).then(|| of + &said.join(", "))
+        };
+        Ok(["missing", "ignored"].into_iter().zip(said).filter_map(line).collect())
+    }
+
+    /// Of so many numbers of a field those that are missing, and those that do not count though they are there.
+    fn count(&self, of: SampleField, readers: &mut Vec<ArrayReader>, numbers: usize) -> Result<[usize; 2]> {
+        let FieldList { inputs, compared, ignored, .. } = &*self.list;
+        let mut values = vec![0.0; numbers];
+        self.raw(of, readers, &mut values)?;
+        let without = match ignored.filter(|_| (*inputs..*compared).contains(&of.at)) {
+            Some(label) => Some(label as f32),
+            None => (of.at >= *compared).then_some(0.0),
+        };
+        let count = |is: &dyn Fn(f32) -> bool| values.iter().filter(|value| is(**value)).count();
+        Ok([count(&|value| !value.is_finite()), count(&|value| Some(value) == without)])
     }
 
     /// Seconds in which a sample is computed that is too large to be tried, by those of a smaller one: Fourier's
@@ -327,6 +353,7 @@ impl FieldSet {
 mod tests {
     use super::super::tests::{file, options};
     use super::*;
+    use crate::config::FieldOptions;
 
     /// Also where the first file has nothing of it.
     #[test]
@@ -342,5 +369,49 @@ mod tests {
         let lines = set.lines(directory.path(), "train", None);
         let expected = "s of 1 of the 2 files has attributes that are not applied: valid_range";
         assert!(lines.iter().any(|line| line == expected), "{lines:?}");
+    }
+
+    /// Of a loss that nothing counts in a run learns nothing.
+    #[test]
+    fn points_that_are_ignored_or_weigh_nothing_are_counted_before_a_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.h5");
+        let file = hdf5::File::create(&path).unwrap();
+        let add = |name: &str, value: &dyn Fn(usize, usize) -> f32| {
+            let values = ndarray::Array2::from_shape_fn((32, 4), |(n, w)| value(n, w));
+            file.new_dataset_builder().with_data(&values).create(name).unwrap();
+        };
+        add("x", &|n, w| (n + w) as f32);
+        add("quarter", &|_, w| if w == 0 { 7.0 } else { 1.0 });
+        add("mixed", &|_, w| if w == 0 { f32::NAN } else { 7.0 });
+        add("sevens", &|_, _| 7.0);
+        add("zeros", &|_, _| 0.0);
+        add("last", &|n, w| if [n, w] == [31, 3] { 1.0 } else { 0.0 });
+        file.close().unwrap();
+        let said = |missing, target: &str, weight: Option<&str>| {
+            let of_points = |name: &str| format!("{name}[n,w]");
+            let fields = FieldOptions {
+                missing,
+                loss: Some("cross-entropy".parse().unwrap()),
+                ignore_label: Some(7),
+                weight: weight.map(of_points),
+                ..options(&["x[n,w]"], &[&of_points(target)])
+            };
+            FieldSet::open(None, &path, &fields, &[])
+                .unwrap()
+                .uncounted(1, true)
+                .map_err(|error| error.message)
+        };
+        let quarter = "ignored, in 16 of 32 samples: 25.00 % of quarter[n,w]";
+        assert_eq!(said(Missing::Refuse, "quarter", None).unwrap(), [quarter]);
+        assert_eq!(said(Missing::Refuse, "quarter", Some("last")).unwrap(), [quarter]);
+        for (target, weight, expected) in [
+            ("sevens", None, "--target sevens[n,w]: in 32 of 32 samples every point is missing or ignored"),
+            ("mixed", None, "--target mixed[n,w]: in 32 of 32 samples every point is missing or ignored"),
+            ("quarter", Some("zeros"), "--weight zeros[n,w]: in 32 of 32 samples every weight is 0"),
+        ] {
+            let error = said(Missing::Mask, target, weight).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -336,16 +336,17 @@ fn how_much_is_missing_is_said_and_a_target_of_nothing_refused() {
         let fields = FieldOptions { missing, ..options(&[input], &[target]) };
         FieldSet::open(None, &path, &fields, &[]).unwrap()
     };
-    let said = |missing, input: &str, target: &str| open(missing, input, target).missing(1, true);
-    assert_eq!(said(Missing::Mask, "whole", "whole").unwrap(), None);
-    assert_eq!(said(Missing::Refuse, "half", "none").unwrap(), None);
-    let expected = "missing, in 16 of 100 samples: 50.00 % of half, 100.00 % of one";
-    assert_eq!(said(Missing::Zero, "half", "one").unwrap().unwrap(), expected);
+    let said = |missing, input: &str, target: &str| open(missing, input, target).uncounted(1, true);
+    let nothing: [String; 0] = [];
+    assert_eq!(said(Missing::Mask, "whole", "whole").unwrap(), nothing);
+    assert_eq!(said(Missing::Refuse, "half", "none").unwrap(), nothing);
+    let expected = ["missing, in 16 of 100 samples: 50.00 % of half, 100.00 % of one"];
+    assert_eq!(said(Missing::Zero, "half", "one").unwrap(), expected);
     let error = said(Missing::Mask, "none", "none").unwrap_err().message;
     assert!(error.contains("--target none: in 100 of 100 samples every number is missing"), "{error}");
     // What a network gives is there without.
-    let predicted = open(Missing::Mask, "whole", "none").missing(1, false).unwrap();
-    assert_eq!(predicted.unwrap(), "missing, in 16 of 100 samples: 100.00 % of none");
+    let predicted = open(Missing::Mask, "whole", "none").uncounted(1, false).unwrap();
+    assert_eq!(predicted, ["missing, in 16 of 100 samples: 100.00 % of none"]);
 }
 
 #[test]
@@ -753,7 +754,7 @@ fn of_rows_no_others_are_read() {
         text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
     };
     let begun = read_so_far();
-    set.missing(4, true).unwrap();
+    set.uncounted(4, true).unwrap();
     set.reading([vec![0, 1]].into_iter(), 4).unwrap();
     // Two samples are looked at, and tried, by two fields each.
     let (looked, most) = (read_so_far() - begun, 2 * 2 * 2 * 4 * own as u64);

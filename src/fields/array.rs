@@ -223,6 +223,8 @@ pub struct Coordinate<T> {
     pub unit: Option<String>,
     /// In which calendar (netCDF's), of samples.
     pub calendar: Option<String>,
+    /// The axes that the places are on, with how many, where these are others than the one of its name.
+    pub axes: Vec<(String, usize)>,
 }
 
 impl FileArray {
@@ -508,12 +510,28 @@ impl FileArray {
         Ok((numbers, text(&dataset, "calendar")))
     }
 
-    /// The array of its file that says where the places of an axis are, in its own group or one above it.
+    /// The array of its file that says where the places of an axis are.
     pub fn coordinate(&self, axis: usize) -> Option<FileArray> {
         let name = self.axes.get(axis).filter(|name| !name.is_empty())?;
+        self.beside(name).filter(|of| of.shape == [self.shape[axis]])
+    }
+
+    /// The array of this name in its own group or one above it.
+    fn beside(&self, name: &str) -> Option<FileArray> {
         let groups = self.name.rmatch_indices('/').map(|(at, _)| &self.name[..=at]).chain([""]);
-        let mut known = groups.flat_map(|group| FileArray::open(self.path(), &format!("{group}{name}")));
-        known.next().filter(|of| of.shape == [self.shape[axis]])
+        groups.flat_map(|group| FileArray::open(self.path(), &format!("{group}{name}"))).next()
+    }
+
+    /// The array of this name, if its attribute `coordinates` has it.
+    pub fn auxiliary(&self, name: &str) -> Option<FileArray> {
+        self.auxiliaries().iter().find(|of| *of == name).and_then(|of| self.beside(of))
+    }
+
+    /// What its attribute `coordinates` names: arrays of other axes that say where its places are, as latitudes do of a
+    /// grid that is turned. Source: CF conventions, auxiliary coordinate variables.
+    pub fn auxiliaries(&self) -> Vec<String> {
+        let names = self.opened().ok().and_then(|dataset| text(&dataset, "coordinates"));
+        names.unwrap_or_default().split_whitespace().map(String::from).collect()
     }
 
     /// Bytes of the file that it is in.

@@ -296,15 +296,23 @@ impl PredictedFields {
 /// Writes where samples and places are, and on which axes the data sets lie.
 fn name_axes(file: &File, origin: &FieldOrigin) -> hdf5::Result<()> {
     let of_samples = coordinates(file, &origin.of_samples, Some("where the first input of each sample is"))?;
-    let mut scales = coordinates(file, &origin.coordinates, None)?;
-    scales.push("sample".into());
+    let of_places = coordinates(file, &origin.coordinates, None)?;
+    let (scales, others): (Vec<_>, Vec<_>) =
+        of_places.into_iter().zip(&origin.coordinates).partition(|(_, of)| of.axes.is_empty());
+    let scales = scales.into_iter().map(|(name, _)| name).chain(["sample".into()]);
     let mut dimensions = Dimensions::new(file, scales);
     let axes = [&["sample".to_string()], &origin.axes[..]].concat();
     of_samples.iter().try_for_each(|name| dimensions.name(name, &axes[..1]))?;
+    for (name, of) in &others {
+        let axes: Vec<String> = of.axes.iter().map(|(axis, _)| axis.clone()).collect();
+        dimensions.name(name, &axes)?;
+    }
     let output = file.dataset("output")?;
     text(&output, "axes", &axes.join(" "))?;
-    if !of_samples.is_empty() {
-        text(&output, "coordinates", &of_samples.join(" "))?;
+    let beside: Vec<String> =
+        of_samples.into_iter().chain(others.into_iter().map(|(name, _)| name)).collect();
+    if !beside.is_empty() {
+        text(&output, "coordinates", &beside.join(" "))?;
     }
     dimensions.name("output", &axes)?;
     let points: Vec<String> =
@@ -325,12 +333,15 @@ fn coordinates<T: H5Type>(
     description: Option<&str>,
 ) -> hdf5::Result<Vec<String>> {
     let mut names = Vec::new();
-    for Coordinate { name, places, unit, calendar } in all {
+    for Coordinate { name, places, unit, calendar, axes } in all {
         // Other data sets of the file have these names.
         let is_taken =
             ["sample", "output", "target", "class"].contains(&&**name) || file.dataset(name).is_ok();
         let name = if is_taken { format!("coordinate_{name}") } else { name.clone() };
-        let axis = file.new_dataset_builder().with_data(places).create(name.as_str())?;
+        let shape: Vec<usize> = axes.iter().map(|(_, along)| *along).collect();
+        let shape = if shape.is_empty() { vec![places.len()] } else { shape };
+        let axis = file.new_dataset::<T>().shape(shape).create(name.as_str())?;
+        axis.write_raw(places)?;
         let said =
             [("description", description), ("units", unit.as_deref()), ("calendar", calendar.as_deref())];
         said.into_iter().try_for_each(|(name, of)| of.map_or(Ok(()), |of| text(&axis, name, of)))?;

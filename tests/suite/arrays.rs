@@ -722,6 +722,32 @@ fn predictions_have_the_axes_of_their_file() {
     let file = File::open(out).unwrap();
     assert!(file.dataset("lon").unwrap().read_raw::<f64>().unwrap()[1] > 0.0);
     assert!(file.dataset("lat").unwrap().attr("NAME").is_ok(), "it has no numbers");
+    // Latitudes of a grid that is turned lie on both of its axes; a time of all samples is on none.
+    let ocean = place.text("ocean.h5");
+    fs::copy(place.path("maps.h5"), &ocean).unwrap();
+    let curved = File::append(&ocean).unwrap();
+    let lists = ["lat", "lon"]
+        .map(|scale| VarLenArray::from_slice(&[curved.reference::<ObjectReference1>(scale).unwrap()]));
+    let north = ndarray::Array2::from_shape_fn((4, 5), |(y, x)| (10 * y + x) as f32);
+    let north = curved.new_dataset_builder().with_data(&north).create("north").unwrap();
+    let list = north.new_attr::<VarLenArray<ObjectReference1>>().shape(2).create("DIMENSION_LIST").unwrap();
+    list.write_raw(&lists).unwrap();
+    curved.new_dataset_builder().with_data(&[7.0f32]).create("when").unwrap();
+    drop((north, list));
+    curved.close().unwrap();
+    put(&ocean, "north", "units", "degrees_north");
+    put(&ocean, "output", "coordinates", "when north gone");
+    let out = place.text("curved.h5");
+    let cut = ["predict", "--data", &ocean, "--input", "output[n,c,h,w=1..4]"];
+    run(1, &[&cut[..], &net[..4], &["--init-from", &maps, "--output", &out]].concat());
+    let file = File::open(out).unwrap();
+    let north = file.dataset("north").unwrap();
+    let expected: Vec<f32> = (0..4).flat_map(|y| (1..5).map(move |x| (10 * y + x) as f32)).collect();
+    assert_eq!((north.shape(), north.read_raw::<f32>().unwrap()), (vec![4, 4], expected));
+    assert_eq!(text(&north, "units").as_str(), "degrees_north");
+    assert_eq!(scales(&file, "north"), ["lat", "lon"]);
+    assert_eq!(text(&file.dataset("output").unwrap(), "coordinates").as_str(), "north");
+    assert!(file.dataset("when").is_err());
 }
 
 /// What a file ends in is what is compared and predicted, and once; channels that it has last come first, as those of

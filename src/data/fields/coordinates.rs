@@ -9,8 +9,8 @@ use crate::fields::{ArrayBox, ArrayReader, Coordinate, FileArray, ViewSamples};
 
 impl FieldSet {
     /// What the files say of the axes of the first input's samples beside channels: what each is called with how many
-    /// places it has, and where these are and in which unit, where an array says it. An axis of which files say unlike
-    /// things has no places, and is named in `unlike` with such a file.
+    /// places it has, and where these are and in which unit, where an array says it, also one of several axes. An axis
+    /// of which files say unlike things has no places, and is named in `unlike` with such a file.
     ///
     /// # Errors
     /// `Data`.
@@ -30,13 +30,54 @@ impl FieldSet {
             let called = if name.is_empty() { letter.unwrap_or('x').to_string() } else { name.clone() };
             names.push((called, along));
             let Some(part) = of_all_samples(samples, axis, letter) else { continue };
-            let Some(found) = places_of(array, axis, &part)? else { continue };
-            match unlike_file(self.files[1..].iter(), axis, &part, Some(&found))? {
-                Some(path) => unlike.push(format!("{name} ({})", path.display())),
-                None => places.push(Coordinate { name, places: found.0, unit: found.1, calendar: None }),
-            }
+            let find = |array: &FileArray| array.coordinate(axis);
+            places.extend(self.alike(name, Vec::new(), &part, &find, unlike)?);
+        }
+        for name in array.auxiliaries().into_iter().filter(|name| !array.axes.contains(name)) {
+            places.extend(self.auxiliary(&name, unlike)?);
         }
         Ok((names, places))
+    }
+
+    /// Those that an array of this name says, if it has axes of the first input alone.
+    fn auxiliary(&self, name: &str, unlike: &mut Vec<String>) -> Result<Option<Coordinate<f32>>> {
+        let (array, samples) = &self.files[0].arrays[0];
+        let find = |array: &FileArray| array.auxiliary(name);
+        let part = |name: &String| {
+            let mut own = samples.order().iter().copied().zip(samples.letters());
+            let (axis, letter) = own.find(|(axis, _)| array.axes[*axis] == *name && !name.is_empty())?;
+            of_all_samples(samples, axis, letter).filter(|_| letter != Some('c'))
+        };
+        let Some(names) = find(array).map(|of| of.axes) else { return Ok(None) };
+        let Some(parts) = names.iter().map(part).collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let first = parts.iter().map(|of| of.first[0]).collect();
+        let len: Vec<usize> = parts.iter().map(|of| of.len[0]).collect();
+        let axes: Vec<(String, usize)> = names.into_iter().zip(len.iter().copied()).collect();
+        // A place that all samples have is on no axis.
+        if axes.is_empty() {
+            Ok(None)
+        } else {
+            self.alike(name.into(), axes, &ArrayBox { first, len }, &find, unlike)
+        }
+    }
+
+    /// The places that an array of the first file says, which `find` finds of the first input's; `None` where there is
+    /// none, or another file says something else, which `unlike` then names.
+    fn alike(
+        &self,
+        name: String,
+        axes: Vec<(String, usize)>,
+        part: &ArrayBox,
+        find: FindPlaces<'_>,
+        unlike: &mut Vec<String>,
+    ) -> Result<Option<Coordinate<f32>>> {
+        let Some(found) = places_of(find(&self.files[0].arrays[0].0), part)? else { return Ok(None) };
+        if let Some(path) = unlike_file(self.files[1..].iter(), part, find, Some(&found))? {
+            unlike.push(format!("{name} ({})", path.display()));
+            return Ok(None);
+        }
+        let (places, unit) = found;
+        Ok(Some(Coordinate { name, places, unit, calendar: None, axes }))
     }
 
     /// A line that names the axes of the first input of which files say unlike things, whose samples a run takes
@@ -55,10 +96,11 @@ impl FieldSet {
         let mut said = Vec::new();
         for (axis, letter) in samples.order().iter().copied().zip(samples.letters()) {
             let Some(part) = of_all_samples(samples, axis, letter) else { continue };
-            let first = places_of(array, axis, &part)?;
+            let find = |array: &FileArray| array.coordinate(axis);
+            let first = places_of(find(array), &part)?;
             // The last of so many, which may be in the test set.
             let some = others.iter().rev().step_by(apart).copied();
-            if let Some(path) = unlike_file(some, axis, &part, first.as_ref())? {
+            if let Some(path) = unlike_file(some, &part, &find, first.as_ref())? {
                 said.push(format!("{} ({})", array.axes[axis], path.display()));
             }
         }
@@ -96,7 +138,8 @@ impl FieldSet {
             if all.as_ref().is_some_and(|all| (&all.unit, &all.calendar) != (&unit, &calendar)) {
                 return left_out();
             }
-            let known = all.get_or_insert(Coordinate { name, places: Vec::new(), unit, calendar });
+            let known =
+                all.get_or_insert(Coordinate { name, places: Vec::new(), unit, calendar, axes: Vec::new() });
             let own = self.before[at]..self.before[at + 1];
             let place = |index| samples.window(Self::index(&self.place(index), 0)).first[axis];
             known.places.extend(own.map(|index| places[place(index)]));
@@ -116,19 +159,26 @@ fn of_all_samples(samples: &ViewSamples, axis: usize, letter: Option<char>) -> O
     (!is_of_each).then(|| ArrayBox { first: vec![window.first[axis]], len: vec![window.len[axis]] })
 }
 
-/// What the file of an array says of a part of one of its axes.
-fn places_of(array: &FileArray, axis: usize, part: &ArrayBox) -> Result<Option<AxisPlaces>> {
-    let Some(of_axis) = array.coordinate(axis) else { return Ok(None) };
-    let mut values = vec![0.0; part.len[0]];
-    ArrayReader::default().read_box(&of_axis, part, &mut values)?;
-    Ok(Some((values, of_axis.unit)))
+/// Finds the array of a file that says where places of another one are.
+type FindPlaces<'a> = &'a dyn Fn(&FileArray) -> Option<FileArray>;
+
+/// What an array says of a part of the places, if it has them.
+fn places_of(array: Option<FileArray>, part: &ArrayBox) -> Result<Option<AxisPlaces>> {
+    let holds = |array: &FileArray| {
+        let ends = part.first.iter().zip(&part.len).map(|(first, len)| first + len);
+        array.shape.len() == part.len.len() && array.shape.iter().zip(ends).all(|(along, end)| end <= *along)
+    };
+    let Some(array) = array.filter(holds) else { return Ok(None) };
+    let mut values = vec![0.0; part.len.iter().product()];
+    ArrayReader::default().read_box(&array, part, &mut values)?;
+    Ok(Some((values, array.unit)))
 }
 
-/// The first of some files that says something else of a part of an axis.
+/// The first of some files that says something else of a part of the places.
 fn unlike_file<'a>(
     files: impl Iterator<Item = &'a FieldFile>,
-    axis: usize,
     part: &ArrayBox,
+    find: FindPlaces<'_>,
     known: Option<&AxisPlaces>,
 ) -> Result<Option<&'a Path>> {
     // What is missing is the same there too.
@@ -136,7 +186,7 @@ fn unlike_file<'a>(
         (all.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), unit.clone())
     };
     for file in files {
-        let own = places_of(&file.arrays[0].0, axis, part)?;
+        let own = places_of(find(&file.arrays[0].0), part)?;
         if own.as_ref().map(bits) != known.map(bits) {
             return Ok(Some(&file.path));
         }

@@ -45,6 +45,34 @@ impl FieldScale {
     }
 }
 
+/// x·scale + shift of a channel, as (x − middle)·scale + rest, with a middle that is nearly a number's mean: the
+/// difference then is exact, and nothing is lost of numbers that are large beside their deviation.
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelScale {
+    middle: f32,
+    scale: f32,
+    rest: f32,
+}
+
+impl ChannelScale {
+    /// Of the numbers of a `FieldScale`.
+    pub fn new(scale: f32, shift: f32) -> ChannelScale {
+        let [wide, of] = [scale, shift].map(f64::from);
+        let middle = Some((-of / wide) as f32).filter(|middle| middle.is_finite()).unwrap_or(0.0);
+        ChannelScale { middle, scale, rest: (of + f64::from(middle) * wide) as f32 }
+    }
+
+    /// What a number becomes.
+    pub fn apply(self, x: f32) -> f32 {
+        (x - self.middle) * self.scale + self.rest
+    }
+
+    /// The number that becomes this.
+    pub fn undo(self, y: f32) -> f32 {
+        (y - self.rest) / self.scale + self.middle
+    }
+}
+
 /// What of an image evaluation looks at, and training that does not cut by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -121,5 +149,20 @@ mod tests {
             assert!(Preprocessing::from_text(&wrong.to_text()).is_err_and(|why| why.contains("cannot be")));
         }
         assert!(Preprocessing::from_text("{}").is_err_and(|why| why.contains("missing field")));
+    }
+
+    /// A million in steps of 1/16 is what f32 has; shifted first, differences would be multiples of a quarter.
+    #[test]
+    fn large_numbers_with_a_small_deviation_keep_their_differences() {
+        let channel = ChannelScale::new(1.0 / 0.3, -1e6 / 0.3);
+        let numbers: Vec<f32> = (-16..16).map(|step| 1e6 + step as f32 / 16.0).collect();
+        let first = channel.apply(numbers[0]);
+        for x in numbers {
+            let y = channel.apply(x);
+            assert!((y - first - (x - 999_999.0) / 0.3).abs() < 2e-6, "{x}: {y}");
+            assert_eq!(channel.undo(y), x);
+        }
+        // A channel without a deviation has no middle.
+        assert_eq!(ChannelScale::new(0.0, 3.0).apply(7.0), 3.0);
     }
 }

@@ -27,7 +27,12 @@ impl FieldSet {
                 continue;
             }
             let (name, along) = (array.axes[axis].clone(), window.len[axis]);
-            let called = if name.is_empty() { letter.unwrap_or('x').to_string() } else { name.clone() };
+            let called = match &*name {
+                // What numbers samples says where these are, and not their places.
+                _ if samples.numbering().contains(&axis) => "step".into(),
+                "" => letter.unwrap_or('x').to_string(),
+                name => name.into(),
+            };
             names.push((called, along));
             let Some(part) = of_all_samples(samples, axis, letter) else { continue };
             let find = |array: &FileArray| array.coordinate(axis);
@@ -192,4 +197,21 @@ fn unlike_file<'a>(
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{file, options};
+    use super::*;
+
+    /// The numbers of samples say where each sample is, and have as many places as all samples.
+    #[test]
+    fn places_of_a_window_in_time_are_steps() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = file(&directory, "a.h5");
+        let set = FieldSet::open(None, &path, &options(&["t[n*2..2,h,w=1..4]"], &["s"]), &[]).unwrap();
+        let (axes, places) = set.coordinates(&mut Vec::new()).unwrap();
+        let axes: Vec<(&str, usize)> = axes.iter().map(|(name, along)| (&**name, *along)).collect();
+        assert_eq!((axes, places.len()), (vec![("h", 4), ("w", 4), ("step", 2)], 0));
+    }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::list::{FieldList, FieldShape};
 use super::statistics::FileStatistics;
-use super::{FieldScale, FieldSet, SampleField};
+use super::{ChannelScale, FieldScale, FieldSet, SampleField};
 use crate::config::FieldOptions;
 use crate::error::{Error, Result};
 use crate::fields::{ArrayReader, ArrayStorage, Moments, NumberType, RoundedOff, View, six_digits};
@@ -114,8 +114,9 @@ impl FieldSet {
             of.scale.iter().zip(&of.shift).map(move |(scale, shift)| (*scale, *shift, log))
         });
         for ((scale, shift, is_log), values) in factors.zip(output.chunks_exact_mut(each.max(1))) {
+            let channel = ChannelScale::new(scale, shift);
             for value in values {
-                *value = if (scale, shift) == (1.0, 0.0) { *value } else { (*value - shift) / scale };
+                *value = if (scale, shift) == (1.0, 0.0) { *value } else { channel.undo(*value) };
                 *value = if is_log { value.exp_m1() } else { *value };
             }
         }

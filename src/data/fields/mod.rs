@@ -24,7 +24,7 @@ use files::FieldFile;
 use list::{FieldList, FieldShape};
 
 use super::picture::Picture;
-use super::{Dataset, EvaluationCrop, FieldScale};
+use super::{ChannelScale, Dataset, EvaluationCrop, FieldScale};
 use crate::config::{FieldOptions, Missing, most};
 use crate::cuts::even_split;
 use crate::error::{Error, Result};
@@ -413,7 +413,8 @@ impl FieldSet {
         let FieldScale { scale, shift, .. } = &self.scales[at];
         let (scale, shift) = (scale[channel], shift[channel]);
         if (scale, shift) != (1.0, 0.0) {
-            values.iter_mut().for_each(|value| *value = *value * scale + shift);
+            let channel = ChannelScale::new(scale, shift);
+            values.iter_mut().for_each(|value| *value = channel.apply(*value));
         }
     }
 

@@ -5,6 +5,7 @@
 //! The exporter keeps one of all small tensors with the same numbers, as new networks have many of (ones, zeros). Each
 //! module gets its own again: PyTorch learns them apart.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use super::schema::{GraphProto, NodeProto, StringStringEntryProto, TensorProto};
@@ -71,6 +72,10 @@ impl<'a> Signature<'a> {
         tied
     }
 
+    fn axes(&self, name: &str) -> usize {
+        self.tensor_of.get(name).map_or(0, |&index| self.graph.initializer[index].dims.len())
+    }
+
     /// Whether the exporter may have kept one such tensor for several.
     fn is_small(&self, name: &str) -> bool {
         let tensor = self.tensor_of.get(name).map(|&index| &self.graph.initializer[index]);
@@ -99,8 +104,10 @@ impl<'a> Signature<'a> {
     }
 
     /// What stands for the parameters that the file lacks. Where a module reads no more tensors that it has not named
-    /// than it lacks parameters, they are these, also single numbers. `may`: whether something is a tensor of the file
-    /// that may be one, of real numbers. Without axes it is a constant: what is made of a parameter has some.
+    /// than it lacks parameters itself, they are these, also single numbers; where modules within it lack some that none
+    /// of theirs stands for, as attention reads those of its last layer, larger ones stand for these too. `may`: whether
+    /// something is a tensor of the file that may be one, of real numbers. Without axes it is a constant: what is made of
+    /// a parameter has some.
     pub fn stand_ins(&self, may: impl Fn(&str) -> bool, numbers: Numbers) -> StandIns<'a> {
         let mut read: HashMap<&str, HashSet<&str>> = HashMap::new();
         for node in &self.graph.node {
@@ -112,20 +119,29 @@ impl<'a> Signature<'a> {
                 }
             }
         }
+        let mut modules: Vec<(&str, HashSet<&str>)> = read.into_iter().collect();
+        // What is within a module comes before it, and the network itself last.
+        modules.sort_unstable_by_key(|(own, _)| (own.is_empty(), Reverse(own.matches('.').count()), *own));
+        let is_bias = |name: &&str| name.ends_with("bias");
         let (mut tensors, mut lost) = (HashSet::new(), self.lacking.clone());
-        for (own, read) in &read {
-            let belongs = |name: &&str| belongs(name, own);
-            if read.len() <= self.lacking.iter().filter(|name| belongs(name)).count() {
-                tensors.extend(read);
+        for (own, mut read) in modules {
+            let is_own = |name: &&str| module(name) == own && !own.is_empty();
+            let own_lacks = lost.iter().filter(|name| is_own(name)).count();
+            if read.len() > own_lacks {
+                // Such are factors: of what attention compares, say.
+                read.retain(|name| numbers(name).is_none_or(|all| all.len() > 1));
             }
-            lost.retain(|name| !belongs(name));
-        }
-        // What the network itself adds, as places of a table that one of its modules has.
-        let several = |name: &&&str| numbers(name).is_none_or(|all| all.len() > 1);
-        let own: Vec<&str> = read.get("").into_iter().flatten().filter(several).copied().collect();
-        if !own.is_empty() && own.len() <= lost.len() {
-            tensors.extend(own);
-            lost.clear();
+            let belongs = |name: &&str| own.is_empty() || belongs(name, own);
+            let mut candidates: Vec<&str> = lost.iter().copied().filter(belongs).collect();
+            if read.len() > candidates.len() {
+                continue;
+            }
+            // Biases of zeros are left out, and weights are not. What is on one axis may be either.
+            candidates.sort_by_key(|name| (!is_own(name), is_bias(name)));
+            let is_weight = |name: &&str| self.axes(name) > 1;
+            let known = if read.iter().all(is_weight) { read.len() } else { read.len().max(own_lacks) };
+            lost.retain(|name| !candidates[..known].contains(name));
+            tensors.extend(read);
         }
         StandIns { tensors, lost }
     }

@@ -94,8 +94,8 @@ impl SaidByWriter {
         let tensor = |name: &str| tensor_of.get(name).and_then(|&index| initializers.get(index));
         let numbers =
             |name: &str| tensor(name).filter(|of| of.elements() <= FEW).and_then(|of| of.reals().ok());
-        let may = |name: &str| tensor(name).is_some_and(|of| of.is_real() && !of.dims.is_empty());
-        let stand_ins = signature.stand_ins(may, &numbers);
+        let axes = |name: &str| tensor(name).filter(|of| of.is_real()).map_or(0, |of| of.dims.len());
+        let stand_ins = signature.stand_ins(axes, &numbers);
         for (name, &index) in all() {
             self.learned[index] = signature.is_learned(name, &stand_ins, &numbers);
         }

@@ -72,10 +72,6 @@ impl<'a> Signature<'a> {
         tied
     }
 
-    fn axes(&self, name: &str) -> usize {
-        self.tensor_of.get(name).map_or(0, |&index| self.graph.initializer[index].dims.len())
-    }
-
     /// Whether the exporter may have kept one such tensor for several.
     fn is_small(&self, name: &str) -> bool {
         let tensor = self.tensor_of.get(name).map(|&index| &self.graph.initializer[index]);
@@ -97,23 +93,24 @@ impl<'a> Signature<'a> {
         if !self.learns(node) {
             return is_norm(node).then(|| format!("{input}.of.{own}"));
         }
-        let last = input.rsplit('.').next().unwrap_or_default();
-        let by_place = ["weight", "bias"].get(place.wrapping_sub(1)).filter(|_| is_norm(node));
-        let names = [Some(&last), by_place].into_iter().flatten().map(|last| within(own, last));
+        // What its module has of this name, or one within it of which the module reads it: `out_proj.weight`.
+        let by_name = input.match_indices('.').map(|(at, _)| &input[at + 1..]).chain([&**input]);
+        let by_place = ["weight", "bias"].get(place.wrapping_sub(1)).copied().filter(|_| is_norm(node));
+        let names = by_name.chain(by_place).map(|last| within(own, last));
         names.filter(|name| self.parameters.contains(&**name)).find(is_lacking)
     }
 
     /// What stands for the parameters that the file lacks. Where a module reads no more tensors that it has not named
     /// than it lacks parameters itself, they are these, also single numbers; where modules within it lack some that none
-    /// of theirs stands for, as attention reads those of its last layer, larger ones stand for these too. `may`: whether
-    /// something is a tensor of the file that may be one, of real numbers. Without axes it is a constant: what is made of
-    /// a parameter has some.
-    pub fn stand_ins(&self, may: impl Fn(&str) -> bool, numbers: Numbers) -> StandIns<'a> {
+    /// of theirs stands for, as attention reads those of its last layer, larger ones stand for these too. `axes`: how
+    /// many a tensor of real numbers has that may be one. Without axes it is a constant: what is made of a parameter has
+    /// some.
+    pub fn stand_ins(&self, axes: impl Fn(&str) -> usize, numbers: Numbers) -> StandIns<'a> {
         let mut read: HashMap<&str, HashSet<&str>> = HashMap::new();
         for node in &self.graph.node {
             let own = module_of(node).unwrap_or_default();
             for (place, input) in node.input.iter().enumerate() {
-                let is_computed = may(input) && !self.parameters.contains(&**input);
+                let is_computed = axes(input) > 0 && !self.parameters.contains(&**input);
                 if is_computed && statistic_at(node, place).is_none() && !is_left_out(node, input, numbers) {
                     read.entry(own).or_default().insert(input);
                 }
@@ -138,7 +135,7 @@ impl<'a> Signature<'a> {
             }
             // Biases of zeros are left out, and weights are not. What is on one axis may be either.
             candidates.sort_by_key(|name| (!is_own(name), is_bias(name)));
-            let is_weight = |name: &&str| self.axes(name) > 1;
+            let is_weight = |name: &&str| axes(name) > 1;
             let known = if read.iter().all(is_weight) { read.len() } else { read.len().max(own_lacks) };
             lost.retain(|name| !candidates[..known].contains(name));
             tensors.extend(read);
@@ -328,7 +325,7 @@ mod tests {
             graph.initializer.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
         let signature = Signature::of(&graph, &tensor_of).unwrap();
         let numbers = |name: &str| Some(graph.initializer[tensor_of[name]].float_data.clone());
-        let stand_ins = signature.stand_ins(|name| tensor_of.contains_key(name), &numbers);
+        let stand_ins = signature.stand_ins(|name| tensor_of.contains_key(name).into(), &numbers);
         let is_learned = |name: &str| signature.is_learned(name, &stand_ins, &numbers);
         let learned: Vec<Option<bool>> =
             [&*read[0][0], &read[1][0], &read[1][1], &read[2][0], &read[2][1]].map(is_learned).into();

@@ -3,14 +3,15 @@
 //! May use: `train` (which weights fit a network), `model`, `record`, `data` (what a view says), `files`, `comm`,
 //! `error`. Used by: `main`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::comm::World;
 use crate::data::Field;
 use crate::error::{Error, Result};
 use crate::graph::{NetworkOutput, SampleShape};
-use crate::model::{self, Model, onnx};
+use crate::model::onnx::{NetworkInput, OnnxFile, SampleArrays, TargetAxes, TargetShape};
+use crate::model::{self, FieldScale, Model, onnx};
 use crate::record::{self, ModelMetadata, WeightsFile, check_new, write_weights};
 use crate::train::{EXPORTED, Start};
 
@@ -118,13 +119,7 @@ impl Args {
         let file = WeightsFile::open(&self.from)?;
         // One that ends in LogSoftmax is known without it alone.
         let mut about = file.about().clone();
-        let (sample, input) = (about.sample, about.fields.first());
-        let is_last =
-            input.and_then(|of| of.field.parse::<Field>().ok()).is_some_and(|of| of.view.has_channels_last());
-        let of = |gives: NetworkOutput| match sample {
-            Some(sample) => self.model(gives)?.of_samples(sample, is_last, gives),
-            None => self.model(gives),
-        };
+        let of = |gives: NetworkOutput| self.model(gives, &about);
         let model = of(NetworkOutput::Whole).or_else(|_| of(NetworkOutput::Scores))?;
         let image = self.image(&model, &mut about)?;
         let classes = self.network.classes.unwrap_or(model.classes);
@@ -175,11 +170,17 @@ impl Args {
         Ok(wanted)
     }
 
-    /// The network that is to be written.
-    fn model(&self, gives: NetworkOutput) -> Result<Model> {
+    /// The network that is to be written, as it reads and gives what its weights have learned from.
+    fn model(&self, gives: NetworkOutput, about: &ModelMetadata) -> Result<Model> {
+        let samples = |path: &Path| OnnxFile::inputs_of(path, gives).map(|inputs| learned(about, &inputs));
         match &self.network.model {
-            Some(name) => model::find_for(name, gives),
-            None if model::is_file(&self.from.to_string_lossy()) => model::open_for(&self.from, gives),
+            Some(name) if model::is_file(name) => {
+                model::find_for(name, gives, samples(Path::new(name))?.as_ref())
+            }
+            Some(name) => model::find_for(name, gives, None),
+            None if model::is_file(&self.from.to_string_lossy()) => {
+                model::open_for(&self.from, gives, samples(&self.from)?.as_ref())
+            }
             None => Err(Error::usage(format!(
                 "{}: an ONNX file holds a network, and {} has weights alone; name their network with --model",
                 self.to.display(),
@@ -187,4 +188,36 @@ impl Args {
             ))),
         }
     }
+}
+
+/// The samples that weights have learned from, as a network with these inputs is given them.
+fn learned(about: &ModelMetadata, inputs: &[NetworkInput]) -> Option<SampleArrays> {
+    let view = |of: &FieldScale| of.field.parse::<Field>().map(|field| field.view);
+    let lies_last = |of: &FieldScale| view(of).is_ok_and(|view| view.has_channels_last());
+    let is_called =
+        |of: &FieldScale, name: &str| view(of).is_ok_and(|view| view.array.rsplit('/').next() == Some(name));
+    let sample = about.sample?;
+    // One input has the channels of several arrays.
+    let mut channels = 0;
+    let before = |of: &&FieldScale| {
+        let is_before = channels < sample[0];
+        channels += of.scale.len();
+        is_before
+    };
+    let count = if inputs.len() > 1 { inputs.len() } else { about.fields.iter().take_while(before).count() };
+    let (given, targets) = about.fields.split_at_checked(count)?;
+    let are_named = inputs.iter().all(|input| given.iter().any(|of| is_called(of, &input.name)));
+    let of_one = |(at, input): (usize, &NetworkInput)| {
+        let named = given.iter().find(|of| are_named && is_called(of, &input.name));
+        let own = named.or(given.get(at))?;
+        let axes = [own.scale.len()].into_iter().chain(input.axes[1..].iter().map(|_| 0)).collect();
+        Some((axes, lies_last(own)))
+    };
+    let inputs = match inputs.len() > 1 {
+        true => inputs.iter().enumerate().map(of_one).collect::<Option<_>>()?,
+        false => vec![(sample.to_vec(), lies_last(given.first()?))],
+    };
+    let channels = TargetShape::Channels(targets.iter().map(|of| of.scale.len()).sum());
+    let target = targets.first().map(|of| TargetAxes { shape: channels, is_last: lies_last(of) });
+    Some(SampleArrays { inputs, target })
 }

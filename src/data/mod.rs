@@ -50,6 +50,7 @@ pub use synthetic::synthetic;
 use crate::config::Input;
 use crate::error::Result;
 use crate::graph::CodeTables;
+use crate::model::onnx::{NetworkInput, SampleArrays, TargetAxes, TargetShape};
 pub use crate::model::{ChannelScale, EvaluationCrop, FieldScale, Preprocessing};
 
 /// Labelled pictures. Reading one changes nothing, so that many threads can read at once.

@@ -130,16 +130,16 @@ pub fn is_by_numbers(name: &str) -> bool {
 /// # Errors
 /// `Usage`, listing the names there are; `Data` where the file cannot be read or its network not trained.
 pub fn find(name: &str) -> Result<Model> {
-    find_for(name, NetworkOutput::Scores)
+    find_for(name, NetworkOutput::Scores, None)
 }
 
-/// The same, of a network that is asked for `gives`.
+/// The same, of a network that is asked for `gives`, and of a file as it reads samples that are arrays.
 ///
 /// # Errors
 /// As for `find`; `Usage` for a network without such an output.
-pub fn find_for(name: &str, gives: NetworkOutput) -> Result<Model> {
+pub fn find_for(name: &str, gives: NetworkOutput, samples: Option<&onnx::SampleArrays>) -> Result<Model> {
     if is_file(name) {
-        return open_for(Path::new(name), gives).map_err(|error| error.context("--model"));
+        return open_for(Path::new(name), gives, samples).map_err(|error| error.context("--model"));
     }
     if let NetworkOutput::Loss(loss) = gives {
         return Err(Error::usage(format!(
@@ -162,43 +162,25 @@ pub fn find_for(name: &str, gives: NetworkOutput) -> Result<Model> {
 /// # Errors
 /// `Data` where the file cannot be read or its network not trained.
 pub fn open(path: &Path) -> Result<Model> {
-    open_for(path, NetworkOutput::Scores)
+    open_for(path, NetworkOutput::Scores, None)
 }
 
-/// The same, of a network that is asked for `gives`.
+/// The same, of a network that is asked for `gives`, as it reads samples that are arrays.
 ///
 /// # Errors
 /// As for `open`; `Usage` for a network without such an output.
-pub fn open_for(path: &Path, gives: NetworkOutput) -> Result<Model> {
-    onnx::OnnxFile::open(path, gives, None).map(Model::in_file)
+pub fn open_for(path: &Path, gives: NetworkOutput, samples: Option<&onnx::SampleArrays>) -> Result<Model> {
+    let file = onnx::OnnxFile::open(path, gives, samples)?;
+    Ok(Model {
+        name: "",
+        about: "from an ONNX file",
+        image: file.image(),
+        classes: file.classes(),
+        layers: Layers::In(Arc::new(file)),
+    })
 }
 
 impl Model {
-    /// The model in a file.
-    fn in_file(file: onnx::OnnxFile) -> Model {
-        Model {
-            name: "",
-            about: "from an ONNX file",
-            image: file.image(),
-            classes: file.classes(),
-            layers: Layers::In(Arc::new(file)),
-        }
-    }
-
-    /// The model as it reads samples of this shape, whose array may have its channels on the last axis: another one
-    /// where a file does not say on which axis its network has them.
-    ///
-    /// # Errors
-    /// As for `open_for`.
-    pub fn of_samples(self, sample: SampleShape, is_last: bool, gives: NetworkOutput) -> Result<Model> {
-        match self.file().filter(|file| file.asks_for_channels()) {
-            Some(file) => {
-                onnx::OnnxFile::open(file.path(), gives, Some((sample, is_last))).map(Model::in_file)
-            }
-            None => Ok(self),
-        }
-    }
-
     /// A network of one's own. `layers` describes it to a builder: it is given the images, (N, C, H, W), and the number
     /// of classes, and gives their scores (N, K). `image` (C, H, W) and `classes` are what it is made for.
     pub const fn new(

@@ -14,9 +14,10 @@ use crate::config::{Config, JpegDecoder};
 use crate::data::{ArraysOf, Dataset, Field, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe, extents, six_digits};
-use crate::model::onnx::OnnxFile;
+use crate::model::onnx::{OnnxFile, TargetAxes, TargetShape};
 use crate::model::{self, FieldScale, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
+use crate::record::WeightsFile;
 
 /// Samples by which a rescaling is found out, at most, and numbers of these: evenly spread over the training samples.
 const MEASURED: [usize; 2] = [1024, 1 << 30];
@@ -46,24 +47,40 @@ pub fn shaped(
     if let Some(flag) = first(&of_pictures) {
         return world.agree(Err(Error::usage(format!("--{flag} is for pictures, and --input names arrays"))));
     }
-    if model.is_none() {
-        model = Some(world.agree(model::find_for(&config.model, config.fields.network_output()))?);
-    }
-    let inputs = inputs(model.as_ref());
+    let gives = config.fields.network_output();
+    // What a file's network is given says how it reads it.
+    let file = match &model {
+        Some(model) => model.file().map(|file| file.path().to_path_buf()),
+        None => Some(PathBuf::from(&config.model)).filter(|_| model::is_file(&config.model)),
+    };
+    let of_file = |path: &PathBuf| OnnxFile::inputs_of(path, gives).map_err(|error| error.context("--model"));
+    let inputs = world.agree(file.as_ref().map(of_file).transpose())?.unwrap_or_default();
     // The first file says what samples are like.
     let head = |files: Vec<PathBuf>| files[..1].to_vec();
     let find = |files: Result<_>, look: ArraysOf<'_>| field_files::find(world, files.map(head), look);
     let set = world.agree(FieldSet::open(Some(&find), path, &config.fields, &inputs))?;
     (config.network.sample, config.network.weights) = (Some(set.image()), set.weights());
-    let gives = config.fields.network_output();
-    let of_samples = |model: Model| model.of_samples(set.image(), set.has_channels_last(), gives);
-    let model = world.agree(model.map(of_samples).transpose())?;
+    let mut samples = set.arrays();
+    if samples.target.is_none() {
+        samples.target = config.network.init_from.as_deref().and_then(|path| learned_target(path, &config));
+    }
+    model = match (file, model) {
+        (Some(path), Some(_)) => Some(model::open_for(&path, gives, Some(&samples))),
+        (_, Some(model)) => Some(Ok(model)),
+        (_, None) => Some(model::find_for(&config.model, gives, Some(&samples))),
+    }
+    .map(|model| world.agree(model))
+    .transpose()?;
     Ok((config, model))
 }
 
-/// What a network from a file is given: names, and how many numbers a sample has.
-fn inputs(model: Option<&Model>) -> Vec<(&str, usize)> {
-    model.and_then(Model::file).map_or_else(Vec::new, OnnxFile::inputs)
+/// What weights say of the targets that they have learned from.
+fn learned_target(weights: &Path, config: &Config) -> Option<TargetAxes> {
+    let about = WeightsFile::open(weights).ok()?.about().clone();
+    let targets = about.fields.get(config.fields.inputs.len()..).filter(|targets| !targets.is_empty())?;
+    let channels = targets.iter().map(|of| of.scale.len()).sum();
+    let is_last = targets[0].field.parse::<Field>().is_ok_and(|of| of.view.has_channels_last());
+    Some(TargetAxes { shape: TargetShape::Channels(channels), is_last })
 }
 
 /// The arrays, rescaled as the weights expect them or as is found out here. Collective.
@@ -83,7 +100,7 @@ pub fn open(
     let is_there = if test.is_some() { "given" } else { "none" };
     world.check_same(&[("--test-data".into(), is_there.into())])?;
     let opened = || -> Result<(FieldSet, Option<FieldSet>)> {
-        let inputs = inputs(Some(&network.model));
+        let inputs = network.model.file().map_or_else(Vec::new, OnnxFile::inputs);
         let find = |files, look: ArraysOf<'_>| field_files::find(world, files, look);
         let open = |path: &Path| FieldSet::open(Some(&find), path, &config.fields, &inputs);
         let set = open(path)?;
@@ -144,16 +161,10 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
     let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
     let Some(target) = set.target().filter(|target| long(wanted) != long(target)) else { return Ok(()) };
     let name = network.model.name();
-    let mut turned = wanted.to_vec();
-    turned.rotate_right(wanted.len().min(1));
-    let is_turned = long(&turned) == long(target);
     let [gives, sample, places, target] = [&output[..], &set.image()[..], wanted, target].map(extents);
     let scores = format!(", the scores of classes for each of {places}");
     let scores = if is_of_classes { &*scores } else { "" };
     let advice = match network.model.file() {
-        Some(_) if is_turned => {
-            "; if the network gives its channels last, call the target's axes as if it gave them first: [n,c,w]"
-        }
         Some(_) => "",
         None => "; --classes says how many channels a network by name gives",
     };

@@ -50,7 +50,8 @@ impl Network {
     /// # Errors
     /// As for `new`; `Mismatch` when ranks have unlike files.
     pub fn agree(world: &World, config: &Config, model: Option<Model>, ranks: usize) -> Result<Network> {
-        let model = model.map_or_else(|| model::find_for(&config.model, config.fields.network_output()), Ok);
+        let model =
+            model.map_or_else(|| model::find_for(&config.model, config.fields.network_output(), None), Ok);
         let split = groups::group(config, [world.rank(), world.size()]);
         let network = model.and_then(|model| Self::new(config, model, [world.rank(), ranks]));
         let network = network.map(|network| Network { split, ..network });

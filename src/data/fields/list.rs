@@ -2,6 +2,7 @@
 
 use super::field::Field;
 use crate::config::{FieldOptions, Loss, Missing};
+use crate::data::NetworkInput;
 use crate::error::{Error, Result};
 use crate::fields::ViewSamples;
 use crate::graph::SampleShape;
@@ -20,7 +21,8 @@ pub struct FieldList {
     pub places: Vec<usize>,
     /// The inputs of a network that has several, in its order, and which field each is given.
     pub network: Vec<(String, usize)>,
-    /// What a network reads of a sample.
+    /// The axes of what a network of one input reads of a sample, channels first; and as it sees them.
+    pub axes: Vec<usize>,
     pub image: SampleShape,
     /// The axes of a target, without that of samples; none where there is no target.
     pub target: Vec<usize>,
@@ -47,7 +49,7 @@ impl FieldList {
         options: &FieldOptions,
         fields: Vec<Field>,
         shapes: Vec<FieldShape>,
-        of_network: &[(&str, usize)],
+        of_network: &[NetworkInput],
     ) -> Result<FieldList> {
         let (loss, of_classes) = (options.loss(), options.is_of_classes());
         let in_network = loss == Some(Loss::Output);
@@ -74,7 +76,7 @@ impl FieldList {
         let target = if targets.is_empty() { FieldShape::default() } else { stacked(targets, of_targets)? };
         let order = in_order(&fields[..inputs], &shapes[..inputs], of_network)?;
         let network = of_network.iter().filter(|_| of_network.len() > 1).zip(&order);
-        let network = network.map(|((name, _), &at)| (name.to_string(), at)).collect();
+        let network = network.map(|(input, &at)| (input.name.clone(), at)).collect();
         let mut places = vec![0; compared];
         for order in [order, (inputs..compared).collect()] {
             let mut from = 0;
@@ -83,8 +85,16 @@ impl FieldList {
                 from += shapes[at].numbers();
             }
         }
+        let (axes, image) = match of_network.len() > 1 {
+            true => {
+                let numbers = shapes[..inputs].iter().map(FieldShape::numbers).sum();
+                (vec![numbers], SampleShape::image([numbers, 1, 1]))
+            }
+            false => image(&fields[..inputs], &shapes[..inputs])?,
+        };
         Ok(FieldList {
-            image: image(&fields[..inputs], &shapes[..inputs], of_network)?,
+            axes,
+            image,
             weights: fields
                 .get(compared)
                 .map_or(Ok(Vec::new()), |of| of.weights(&shapes[compared], &target))?,
@@ -126,33 +136,33 @@ impl Field {
     }
 }
 
-/// What a network reads of a sample of such inputs.
-fn image(inputs: &[Field], shapes: &[FieldShape], of_network: &[(&str, usize)]) -> Result<SampleShape> {
-    if of_network.len() > 1 {
-        return Ok(SampleShape::image([shapes.iter().map(FieldShape::numbers).sum(), 1, 1]));
-    }
+/// The axes of a sample of such inputs, channels first, and as a network sees them.
+fn image(inputs: &[Field], shapes: &[FieldShape]) -> Result<(Vec<usize>, SampleShape)> {
     let image = stacked(inputs, shapes)?;
     let (channels, places) = (image.channels(), image.places());
-    match places[..] {
-        [] => Ok(SampleShape::image([channels, 1, 1])),
-        [width] => Ok(SampleShape::image([channels, 1, width])),
-        [height, width] => Ok(SampleShape::image([channels, height, width])),
-        [depth, height, width] => Ok(SampleShape::cube([channels, depth, height, width])),
+    let shape = match places[..] {
+        [] => SampleShape::image([channels, 1, 1]),
+        [width] => SampleShape::image([channels, 1, width]),
+        [height, width] => SampleShape::image([channels, height, width]),
+        [depth, height, width] => SampleShape::cube([channels, depth, height, width]),
         _ => {
             let axes = places.len();
-            Err(inputs[0].wrong(format!("samples with {axes} axes beside channels; there can be three")))
+            return Err(
+                inputs[0].wrong(format!("samples with {axes} axes beside channels; there can be three"))
+            );
         }
-    }
+    };
+    Ok(([&[channels], &places[..]].concat(), shape))
 }
 
 /// In which order inputs come in what a network reads: in that of flags, but inputs that a network has by names are in
 /// its order.
-fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[(&str, usize)]) -> Result<Vec<usize>> {
+fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[NetworkInput]) -> Result<Vec<usize>> {
     let in_turn: Vec<usize> = (0..inputs.len()).collect();
     if of_network.len() <= 1 {
         return Ok(in_turn);
     }
-    let names = of_network.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let names = of_network.iter().map(|input| &*input.name).collect::<Vec<_>>().join(", ");
     if inputs.len() != of_network.len() {
         return Err(Error::usage(format!(
             "--input: {} arrays for a network with {} inputs: {names}",
@@ -163,9 +173,9 @@ fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[(&str, usize)
     let is_called = |field: &Field, name: &str| field.view.array.rsplit('/').next() == Some(name);
     // By names where all are known; else in the order of the flags, if that gives no input the array that is called as
     // another one.
-    let by_name = |(name, _): &(&str, usize)| inputs.iter().position(|field| is_called(field, name));
-    let anothers = |(field, own): (&Field, &(&str, usize))| {
-        of_network.iter().any(|(name, _)| *name != own.0 && is_called(field, name))
+    let by_name = |input: &NetworkInput| inputs.iter().position(|field| is_called(field, &input.name));
+    let anothers = |(field, own): (&Field, &NetworkInput)| {
+        of_network.iter().any(|other| other.name != own.name && is_called(field, &other.name))
     };
     let order = match of_network.iter().map(by_name).collect::<Option<Vec<usize>>>() {
         Some(by_names) => by_names,
@@ -177,9 +187,15 @@ fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[(&str, usize)
         }
         None => in_turn,
     };
-    for (&at, (name, numbers)) in order.iter().zip(of_network) {
-        let own = shapes[at].numbers();
-        if own != *numbers {
+    for (&at, NetworkInput { name, axes }) in order.iter().zip(of_network) {
+        let (own, numbers) = (shapes[at].numbers(), axes.iter().product::<usize>());
+        // How long axes are that it names the array says.
+        let (is_named, count) = (axes.contains(&0), shapes[at].lengths().count());
+        if is_named && count != axes.len() {
+            let what = format!("{count} axes a sample, and the network's input {name} has {}", axes.len());
+            return Err(inputs[at].wrong(what));
+        }
+        if !is_named && own != numbers {
             let what = format!("{own} numbers a sample, and the network's input {name} has {numbers}");
             return Err(inputs[at].wrong(what));
         }
@@ -193,11 +209,11 @@ pub struct FieldShape(Vec<(char, usize)>);
 
 impl FieldShape {
     /// An axis without a name is one of space, but the only one, which is of channels, as the first of three or four
-    /// is.
-    pub fn of(samples: &ViewSamples) -> FieldShape {
+    /// is, and of two that are a sequence.
+    pub fn of(samples: &ViewSamples, is_sequence: bool) -> FieldShape {
         let (shape, letters) = (samples.shape(), samples.letters());
         let is_bare = letters.iter().all(|letter| matches!(letter, None | Some('s')));
-        let has_channels = is_bare && [1, 3, 4].contains(&shape.len());
+        let has_channels = is_bare && ([1, 3, 4].contains(&shape.len()) || is_sequence);
         let of_space = |at: usize| "whd".chars().nth(shape.len() - 1 - at).unwrap_or('s');
         let name = |(at, letter): (usize, Option<char>)| match letter.filter(|_| !is_bare) {
             None if at == 0 && has_channels => 'c',
@@ -215,7 +231,7 @@ impl FieldShape {
         self.0.iter().filter(|(name, _)| *name != 'c').map(|(_, along)| *along).collect()
     }
 
-    fn lengths(&self) -> impl Iterator<Item = usize> {
+    pub fn lengths(&self) -> impl Iterator<Item = usize> {
         self.0.iter().map(|(_, along)| *along)
     }
 

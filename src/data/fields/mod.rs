@@ -24,11 +24,15 @@ use files::FieldFile;
 use list::{FieldList, FieldShape};
 
 use super::picture::Picture;
-use super::{ChannelScale, Dataset, EvaluationCrop, FieldScale};
+use super::{
+    ChannelScale, Dataset, EvaluationCrop, FieldScale, NetworkInput, SampleArrays, TargetAxes, TargetShape,
+};
 use crate::config::{FieldOptions, Missing, most};
 use crate::cuts::even_split;
 use crate::error::{Error, Result};
-use crate::fields::{ArrayReader, ArrayStorage, FileArray, FileNumber, Universe, files_of, place_in};
+use crate::fields::{
+    ArrayReader, ArrayStorage, FileArray, FileNumber, Universe, ViewSamples, files_of, place_in,
+};
 use crate::files::ChunkCache;
 use crate::graph::SampleShape;
 
@@ -66,8 +70,8 @@ pub struct FieldSet {
 
 impl FieldSet {
     /// Opens the arrays of `--input`, `--target` and `--weight`, and reads none of their numbers. `of_network`: the
-    /// inputs of a network by their names, each with how many numbers it has of a sample; where there are several each
-    /// is given an array, and else all arrays are one behind the other. `find` finds the arrays of all files where
+    /// inputs of a network by their names; where there are several each is given an array, and else all arrays are one
+    /// behind the other. `find` finds the arrays of all files where
     /// ranks share that, which is then collective.
     ///
     /// # Errors
@@ -76,7 +80,7 @@ impl FieldSet {
         find: Option<FindArrays<'_>>,
         path: &Path,
         options: &FieldOptions,
-        of_network: &[(&str, usize)],
+        of_network: &[NetworkInput],
     ) -> Result<FieldSet> {
         let fields = Field::all(options)?;
         let look = |path: &Path| files::arrays_of(path, &fields);
@@ -90,7 +94,11 @@ impl FieldSet {
         let arranged = |(path, arrays): (PathBuf, _)| files::arranged(&path, arrays, &fields);
         let files = found.into_iter().map(arranged).collect::<Result<Vec<FieldFile>>>()?;
         files[1..].iter().try_for_each(|file| files::alike(&files[0], file))?;
-        let shapes = files[0].arrays.iter().map(|(_, samples)| FieldShape::of(samples)).collect();
+        let is_of_sequences = matches!(of_network, [NetworkInput { axes, .. }] if axes.len() == 2);
+        let shape = |(at, (_, samples)): (usize, &(FileArray, ViewSamples))| {
+            FieldShape::of(samples, is_of_sequences && at < options.inputs.len())
+        };
+        let shapes = files[0].arrays.iter().enumerate().map(shape).collect();
         let list = FieldList::new(options, fields, shapes, of_network)?;
         let mut before = vec![0];
         for file in &files {
@@ -127,9 +135,21 @@ impl FieldSet {
         Ok(FieldSet { chunks: other.chunks.clone(), ..self })
     }
 
-    /// Whether the first input has its channels behind its places.
-    pub fn has_channels_last(&self) -> bool {
-        self.list.fields[0].view.has_channels_last()
+    /// What the network is given, and with what its output is compared.
+    pub fn arrays(&self) -> SampleArrays {
+        let FieldList { fields, shapes, inputs, network, axes, target, classes, .. } = &*self.list;
+        let lies_last = |at: usize| fields[at].view.has_channels_last();
+        let of_one = |&(_, at): &(String, usize)| (shapes[at].lengths().collect(), lies_last(at));
+        let inputs_of = match network.is_empty() {
+            true => vec![(axes.clone(), lies_last(0))],
+            false => network.iter().map(of_one).collect(),
+        };
+        let shape = match classes {
+            Some(_) => TargetShape::Classes(target.clone()),
+            None => TargetShape::Values(target.clone()),
+        };
+        let target = self.target().map(|_| TargetAxes { shape, is_last: lies_last(*inputs) });
+        SampleArrays { inputs: inputs_of, target }
     }
 
     /// What a network reads of a sample: vectors have (F, 1, 1), and sequences (C, 1, L).

@@ -27,6 +27,11 @@ pub fn options(inputs: &[&str], targets: &[&str]) -> FieldOptions {
     FieldOptions { inputs: list(inputs), targets: list(targets), ..FieldOptions::default() }
 }
 
+/// Inputs of a network by their names, each with how many numbers it has.
+fn of_network(inputs: &[(&str, usize)]) -> Vec<NetworkInput> {
+    inputs.iter().map(|&(name, numbers)| NetworkInput { name: name.into(), axes: vec![numbers] }).collect()
+}
+
 pub fn read(set: &FieldSet, index: usize) -> [Vec<f32>; 2] {
     let mut sample = [vec![0.0; set.image().iter().product()], vec![0.0; set.target_len()]];
     let mut parts = sample.each_mut().map(|part| CodesMut::Numbers(part));
@@ -221,7 +226,7 @@ fn inputs_that_a_network_has_by_names_are_in_its_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = file(&directory, "a.h5");
     let fields = options(&["t[n,h,w]", "s"], &["s"]);
-    let set = FieldSet::open(None, &path, &fields, &[("s", 3), ("t", 24)]).unwrap();
+    let set = FieldSet::open(None, &path, &fields, &of_network(&[("s", 3), ("t", 24)])).unwrap();
     let [input, target] = read(&set, 1);
     let t = (24..48).map(|place| place as f32);
     assert_eq!(
@@ -230,21 +235,27 @@ fn inputs_that_a_network_has_by_names_are_in_its_order() {
     );
     assert_eq!(target, [1003.0, 1004.0, 1005.0]);
     // Other names: in the order of the flags.
-    let set = FieldSet::open(None, &path, &fields, &[("a", 24), ("b", 3)]).unwrap();
+    let set = FieldSet::open(None, &path, &fields, &of_network(&[("a", 24), ("b", 3)])).unwrap();
     assert_eq!(read(&set, 0)[0][..3], [0.0, 1.0, 2.0]);
-    let error = FieldSet::open(None, &path, &fields, &[("a", 3), ("b", 24)]).err().unwrap().message;
+    let error =
+        FieldSet::open(None, &path, &fields, &of_network(&[("a", 3), ("b", 24)])).err().unwrap().message;
     assert!(error.contains("24 numbers a sample, and the network's input a has 3"), "{error}");
-    let error = FieldSet::open(None, &path, &fields, &[("a", 3), ("b", 24), ("c", 1)]).err().unwrap().message;
+    let error = FieldSet::open(None, &path, &fields, &of_network(&[("a", 3), ("b", 24), ("c", 1)]))
+        .err()
+        .unwrap()
+        .message;
     assert!(error.contains("2 arrays for a network with 3 inputs: a, b, c"), "{error}");
     // One by its name, where its flag has it.
-    FieldSet::open(None, &path, &fields, &[("t", 24), ("b", 3)]).unwrap();
-    let error = FieldSet::open(None, &path, &fields, &[("s", 24), ("b", 3)]).err().unwrap().message;
+    FieldSet::open(None, &path, &fields, &of_network(&[("t", 24), ("b", 3)])).unwrap();
+    let error =
+        FieldSet::open(None, &path, &fields, &of_network(&[("s", 24), ("b", 3)])).err().unwrap().message;
     assert!(error.contains("inputs are s, b, of which only some are names of arrays"), "{error}");
     // Two arrays are called as the first input.
     let twice = options(&["t[n,h,w]", "t[n+0,h,w]"], &["s"]);
-    let error = FieldSet::open(None, &path, &twice, &[("t", 24), ("b", 24)]).err().unwrap().message;
+    let error =
+        FieldSet::open(None, &path, &twice, &of_network(&[("t", 24), ("b", 24)])).err().unwrap().message;
     assert!(error.contains("inputs are t, b, of which only some are names of arrays"), "{error}");
-    let set = FieldSet::open(None, &path, &fields, &[("s", 3), ("t", 24)]).unwrap();
+    let set = FieldSet::open(None, &path, &fields, &of_network(&[("s", 3), ("t", 24)])).unwrap();
     let lines = set.lines(&path, "train", None);
     assert!(lines.contains(&"the network's inputs: s is s, t is t[n,h,w]".to_string()), "{lines:?}");
 }

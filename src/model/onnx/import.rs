@@ -3,7 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::ChannelAxis;
+use super::TargetShape;
+use super::axes;
 use super::constant::{ConstantTensor, MOST};
 use super::fold;
 use super::layers;
@@ -260,15 +261,12 @@ fn given<'a>(file: &'a OnnxFile, net: &mut Builder, images: TensorId) -> Result<
             let shape = Shape([&[batch], &input.image[..]].concat());
             part = net.reshape(&format!("{}.sample", input.name), part, shape)?;
         }
-        let last: Vec<usize> = [0].into_iter().chain(2..input.axes).chain([1]).collect();
+        let last: Vec<usize> = [0].into_iter().chain(2..input.axes()).chain([1]).collect();
         // Arrays say which of their axes are channels: where these are as many as the file's second axis has, that is
         // theirs, and not the last.
         let channels = net.shape(part).0.get(1).copied();
-        let is_last = match input.channels {
-            ChannelAxis::Second | ChannelAxis::Open { .. } => false,
-            ChannelAxis::Last | ChannelAxis::LastOfSamples { .. } => channels.as_ref() == input.image.first(),
-        };
-        let part = with_axes(net, part, input.axes)?;
+        let is_last = input.is_last && channels.as_ref() == input.image.first();
+        let part = with_axes(net, part, input.axes())?;
         let value = match Permutation::new(&last).filter(|_| is_last) {
             Some(order) => Value::Partly(PartialActivation::Turned(order), part),
             None => Value::Tensor(part),
@@ -402,38 +400,58 @@ impl<'a> Import<'a> {
         if self.file.is_loss() {
             return if let Value::MeanOf(part) = value { Some(part) } else { None };
         }
-        // What is given with channels first where the file has them last is compared so, too.
-        let given = self.file.inputs.first().and_then(|input| self.values.get(&*input.name));
-        if let (Value::Partly(PartialActivation::Turned(order), x), Some(Value::Partly(was, _))) =
-            (&value, given)
-            && *was == PartialActivation::Turned(*order)
-        {
-            return Some(*x);
-        }
-        let is_last = matches!(given, Some(Value::Partly(PartialActivation::Turned(_), _)));
-        let found =
-            matches!(value, Value::Tensor(_) | Value::Partly(..)).then(|| self.tensor(&value).ok())??;
-        if is_last { self.with_channels_first(found, output) } else { Some(found) }
+        let value = match value {
+            Value::Partly(PartialActivation::Turned(_), _) => value,
+            Value::Tensor(_) | Value::Partly(..) => Value::Tensor(self.tensor(&value).ok()?),
+            _ => return None,
+        };
+        let dims: Vec<usize> = match &value {
+            Value::Partly(PartialActivation::Turned(order), x) => {
+                let shape = self.net.shape(*x);
+                order.axes().iter().map(|&axis| shape.0[axis]).collect()
+            }
+            value => {
+                let x = self.tensor(value).ok()?;
+                self.net.shape(x).0.clone()
+            }
+        };
+        let rank = dims.len();
+        let value = match rank > 2 && self.gives_last(&dims, output) {
+            true => {
+                let order: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+                layers::permuted(self, &value, &order).ok()?
+            }
+            false => value,
+        };
+        self.tensor(&value).ok()
     }
 
-    /// An output of a network that is given channels last: where it has the input's places before its last axis, and
-    /// not behind its second, that is its channels. Where both may be no order of axes has come between, if none was
-    /// what said that the input's channels are last.
-    fn with_channels_first(&mut self, found: TensorId, output: &str) -> Option<TensorId> {
-        let shape = self.net.shape(found).0.clone();
-        let rank = shape.len();
-        let places = &self.net.shape(self.images).0[if rank == 3 { 3 } else { 2 }..];
-        let fits = |axes: std::ops::Range<usize>| shape.get(axes) == Some(places);
-        let by_samples = matches!(self.file.inputs[0].channels, ChannelAxis::LastOfSamples { .. });
-        match [fits(1..rank.max(1) - 1), fits(2..rank)] {
-            [true, true] if !by_samples => self.noted.doubtful = Some((output.into(), Shape(shape))),
-            [true, _] => {
-                let order: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
-                return self.net.permute(&format!("{output}.channels_first"), found, &order).ok();
+    /// Whether an output of these axes has its channels on the last: as its nodes say, or else as it fits what it is
+    /// compared with; where that fits either way, as arrays lie, the
+    /// input's and the target's alike. Of what is compared with nothing that is known the
+    /// input's places say it.
+    fn gives_last(&mut self, dims: &[usize], output: &str) -> bool {
+        let file = self.file;
+        let known = axes::gives_channels_last(&file.graph, output, |name| file.tensor_of.contains_key(name));
+        let own = &dims[1..];
+        let mut turned = own.to_vec();
+        turned.rotate_right(1);
+        let input = &file.inputs[0];
+        let places = &self.net.shape(self.images).0[if own.len() == 2 { 3 } else { 2 }..];
+        let fit = match &file.target {
+            Some(target) => [target.fits(own), target.fits(&turned)],
+            None => [own[1..] == *places, input.is_last && turned[1..] == *places],
+        };
+        match (known, fit) {
+            (Some(is_last), _) => is_last && (fit[1] || file.target.is_none()),
+            (None, [true, true]) if turned == own => {
+                let target = file.target.as_ref().filter(|of| !matches!(of.shape, TargetShape::Classes(_)));
+                let is_last = target.map_or(input.is_last, |target| target.is_last != input.is_turned);
+                self.noted.doubtful = Some((output.into(), Shape(dims.to_vec()), is_last));
+                is_last
             }
-            _ => {}
+            (None, fit) => fit == [false, true],
         }
-        Some(found)
     }
 
     /// What a node gives that reads constants alone.

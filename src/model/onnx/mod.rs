@@ -4,6 +4,7 @@
 //! what exporters write to compute shapes and masks, of `constant`s. `export` writes a network as such a file.
 //! docs/onnx.md has the table of ops.
 
+mod axes;
 mod constant;
 pub mod export;
 mod fold;
@@ -26,16 +27,12 @@ use crate::error::{Error, OrError, Result};
 use crate::files::{self, Crc};
 use crate::graph::{Builder, NetworkOutput, SampleShape, Shape, TensorId};
 use crate::model::{CLASS_NAMES, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
-use schema::{Dimension, GraphProto, ModelProto, TensorProto, ValueInfoProto, data_type};
+use axes::FileInput;
+pub use axes::{NetworkInput, SampleArrays, TargetAxes, TargetShape};
+use schema::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use signature::Signature;
 use tensor::OnnxTensor;
 
-/// Height and width of images where the file leaves them open, as ImageNet's are cut.
-const USUAL_SIZE: usize = 224;
-/// Places of an axis of samples, at most: a sequence of a day, 100 a second, has half as many.
-const LONGEST: usize = 1 << 24;
-/// Depth, height and width of cubes where the file leaves them open.
-const USUAL_DEPTH: usize = 64;
 /// The versions of ONNX's set of ops whose words are known.
 const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 
@@ -114,6 +111,8 @@ pub struct OnnxFile {
     tensor_of: HashMap<String, usize>,
     /// What it is given, in its order.
     inputs: Vec<FileInput>,
+    /// With what its output is compared, where samples are arrays.
+    target: Option<TargetAxes>,
     ends: NetworkEnd,
     /// The version of ONNX's ops.
     version: i64,
@@ -154,13 +153,12 @@ pub struct Weight {
 
 impl OnnxFile {
     /// Reads a file and imports its network for a batch of one; where its batch is open, for several images too.
-    /// `samples`: the shape of what it is given, channels first, and whether the array has its channels on the last
-    /// axis. Networks of sequences are read so whose nodes do not say where their channels are.
+    /// `samples`: what it is given, where that is known: the network is read for such.
     ///
     /// # Errors
     /// `Usage` for a loss that is none of its outputs, or no single number;
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
-    pub fn open(path: &Path, gives: NetworkOutput, samples: Option<(SampleShape, bool)>) -> Result<OnnxFile> {
+    pub fn open(path: &Path, gives: NetworkOutput, samples: Option<&SampleArrays>) -> Result<OnnxFile> {
         let loss = if let NetworkOutput::Loss(name) = gives { Some(name) } else { None };
         let wrong =
             |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
@@ -183,7 +181,8 @@ impl OnnxFile {
         }
         // What dltrain has written has its channels first.
         let samples = samples.filter(|_| said.fields.is_empty());
-        let inputs = FileInput::all(&graph, &tensor_of, samples).or_data(path)?;
+        let mut inputs = FileInput::all(&graph, |name| tensor_of.contains_key(name)).or_data(path)?;
+        samples.map_or(Ok(()), |samples| FileInput::read(&mut inputs, samples)).or_data(path)?;
         said.read(&graph, &tensors[..initializers], &tensor_of, is_pytorchs);
         let mut file = OnnxFile {
             path: path.into(),
@@ -193,6 +192,7 @@ impl OnnxFile {
             tensors,
             tensor_of,
             inputs,
+            target: samples.and_then(|samples| samples.target.clone()),
             ends: match gives {
                 NetworkOutput::Scores => NetworkEnd::Scores,
                 NetworkOutput::Whole => NetworkEnd::Whole,
@@ -217,6 +217,23 @@ impl OnnxFile {
         let nodes = file.graph.encode_to_vec();
         file.graph = GraphProto::decode(prost::bytes::Bytes::from(nodes)).map_err(|error| wrong(&error))?;
         Ok(file)
+    }
+
+    /// The inputs of a file by their names: what it is given is to be known before the network is read for it.
+    ///
+    /// # Errors
+    /// `Data`: the file is damaged, or such networks are not trained.
+    pub fn inputs_of(path: &Path, gives: NetworkOutput) -> Result<Vec<NetworkInput>> {
+        let loss = if let NetworkOutput::Loss(name) = gives { Some(name) } else { None };
+        let unreadable =
+            |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
+        let bytes = prost::bytes::Bytes::from(files::read(path).map_err(|error| unreadable(&error))?);
+        let model = ModelProto::decode(bytes).map_err(|error| unreadable(&error))?;
+        let mut graph = model.graph.ok_or_else(|| unreadable(&"there is no graph in it"))?;
+        put_first(&mut graph, loss)?;
+        let stored: HashSet<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();
+        let inputs = FileInput::all(&graph, |name| stored.contains(name)).or_data(path)?;
+        Ok(inputs.iter().map(FileInput::described).collect())
     }
 
     /// Describes the network to a builder that has been given the images; the scores are of so many classes.
@@ -266,31 +283,24 @@ impl OnnxFile {
     /// Axes that the file's samples have with the batch: 2 of vectors, 3 of sequences, 4 of images and 5 of cubes.
     pub fn axes(&self) -> usize {
         match &self.inputs[..] {
-            [input] => input.axes,
+            [input] => input.axes(),
             _ => self.image().len() + 1,
         }
     }
 
-    /// Whether the samples have to say which axis of its one input has the channels.
-    pub fn asks_for_channels(&self) -> bool {
-        let by_samples =
-            |channels| matches!(channels, ChannelAxis::Open { .. } | ChannelAxis::LastOfSamples { .. });
-        matches!(&self.inputs[..], [input] if by_samples(input.channels))
-    }
-
     /// Whether it is given images alone: one input with four axes.
     pub fn reads_images(&self) -> bool {
-        matches!(&self.inputs[..], [input] if input.axes == 4)
+        matches!(&self.inputs[..], [input] if input.axes() == 4)
     }
 
-    /// The inputs by their names, each with how many numbers it has of a sample.
-    pub fn inputs(&self) -> Vec<(&str, usize)> {
-        self.inputs.iter().map(|input| (&*input.name, input.numbers())).collect()
+    /// The inputs by their names, as the file describes them.
+    pub fn inputs(&self) -> Vec<NetworkInput> {
+        self.inputs.iter().map(FileInput::described).collect()
     }
 
     /// The inputs by their names, each with the axes of a sample as the file has them, channels first.
     pub fn input_axes(&self) -> Vec<(&str, Vec<usize>)> {
-        let axes = |input: &FileInput| match input.axes {
+        let axes = |input: &FileInput| match input.axes() {
             2 => vec![input.image[0]],
             3 => vec![input.image[0], input.image[2]],
             _ => input.image.to_vec(),
@@ -466,47 +476,6 @@ fn put_first(graph: &mut GraphProto, loss: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Whether an input has its channels on the last axis, as the first nodes say that do more than arithmetic with it: an
-/// order of axes brings them to the second, or there is a layer, which ONNX has for channels on the second alone.
-/// `None` where the first does neither. Of sequences the order says it only where such a layer reads what it gives:
-/// products are along the last axis, whatever that is.
-fn channels_last(graph: &GraphProto, input: &str) -> Option<bool> {
-    const ARITHMETIC: &str =
-        "Add Cast Clip Div Identity LeakyRelu Mul Neg Pad Pow Relu Sigmoid Sqrt Sub Tanh";
-    const OF_CHANNELS: &str = "AveragePool BatchNormalization Conv ConvTranspose GlobalAveragePool GlobalMaxPool \
-        GroupNormalization InstanceNormalization LRN MaxPool PRelu";
-    let is_one_of = |names: &str, op: &str| names.split_whitespace().any(|name| name == op);
-    let mut names = HashSet::from([input]);
-    for node in &graph.node {
-        if !node.input.iter().any(|name| names.contains(&**name)) {
-            continue;
-        }
-        if is_one_of(ARITHMETIC, &node.op_type) {
-            names.extend(node.output.iter().map(String::as_str));
-        } else if is_one_of(OF_CHANNELS, &node.op_type) {
-            return Some(false);
-        } else if let Some(perm) = node.attribute.iter().find(|attribute| attribute.name == "perm") {
-            let last = perm.ints.len() as i64 - 1;
-            let moved: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
-            let first = || node.output.first().and_then(|turned| channels_last(graph, turned));
-            let is_moved = perm.ints == moved && (last > 2 || first() == Some(false));
-            return is_moved.then_some(true);
-        }
-    }
-    None
-}
-
-/// The names that the first output needs.
-fn read_for(graph: &GraphProto) -> HashSet<&str> {
-    let mut read: HashSet<&str> = graph.output.iter().take(1).map(|output| &*output.name).collect();
-    for node in graph.node.iter().rev() {
-        if node.output.iter().any(|name| read.contains(&**name)) {
-            read.extend(order::reads(node));
-        }
-    }
-    read
-}
-
 /// The tensors of a graph, taken out of it, by the names of what gives them.
 fn tensors(path: &Path, graph: &mut GraphProto) -> Result<(Vec<OnnxTensor>, HashMap<String, usize>)> {
     let mut protos = std::mem::take(&mut graph.initializer);
@@ -559,170 +528,4 @@ fn version(model: &ModelProto) -> std::result::Result<i64, String> {
 /// How many scores a sample has, or channels where it has some for each of many places.
 fn classes_of(net: &Builder, output: TensorId) -> usize {
     net.shape(output).0.get(1).copied().unwrap_or(1)
-}
-
-/// What a file's network is given.
-struct FileInput {
-    name: String,
-    channels: ChannelAxis,
-    /// The batch that the file's shapes are written for, where that is fixed.
-    batch: Option<usize>,
-    image: SampleShape,
-    /// Axes that the file has: 2 for vectors, 3 for sequences, which come as images of one row, or of one pixel.
-    axes: usize,
-    /// How long the file says that its second and its last axis are; 0 for one that is named.
-    ends: [usize; 2],
-}
-
-/// Which axis of the file's input has the channels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ChannelAxis {
-    Second,
-    Last,
-    /// The last, because samples fit so alone; or the view says it and both fit.
-    LastOfSamples {
-        both_fit: bool,
-    },
-    /// Nodes do not say it, as products do not, which are along the last axis whatever that is: it is the second,
-    /// unless samples say otherwise.
-    Open {
-        both_fit: bool,
-    },
-}
-
-/// Channels of pictures at most: so many on the last axis, and other than that on the second, are TensorFlow's order.
-const PICTURE: std::ops::RangeInclusive<usize> = 1..=4;
-
-impl FileInput {
-    /// The inputs that are no weights and that the output needs; `samples` as for `OnnxFile::open`.
-    fn all(
-        graph: &GraphProto,
-        tensor_of: &HashMap<String, usize>,
-        samples: Option<(SampleShape, bool)>,
-    ) -> std::result::Result<Vec<FileInput>, String> {
-        let inputs = graph.input.iter().filter(|input| !tensor_of.contains_key(&input.name));
-        let mut inputs: Vec<&ValueInfoProto> = inputs.collect();
-        if inputs.len() > 1 {
-            let read = read_for(graph);
-            inputs.retain(|input| read.contains(&*input.name));
-        }
-        let one_of_one = inputs.len() == 1;
-        let of = |input: &ValueInfoProto| {
-            // Several are arrays, whose axes are in the order of networks.
-            FileInput::of(input, channels_last(graph, &input.name).or((!one_of_one).then_some(false)))
-        };
-        let mut inputs = inputs.into_iter().map(of).collect::<std::result::Result<Vec<_>, _>>()?;
-        if let ([input], Some((sample, is_last))) = (&mut inputs[..], samples) {
-            input.read(sample, is_last);
-        }
-        if inputs.is_empty() { Err("has no input".into()) } else { Ok(inputs) }
-    }
-
-    /// Numbers of one sample.
-    fn numbers(&self) -> usize {
-        self.image.iter().product()
-    }
-
-    /// Sequences of a file that has these axes, whose length is taken to be usual where it is not said.
-    fn sequence([a, b]: [usize; 2], is_last: bool) -> SampleShape {
-        let [channels, length] = if is_last { [b, a] } else { [a, b] };
-        SampleShape::image([channels, 1, if length == 0 { USUAL_SIZE } else { length }])
-    }
-
-    /// Which axis has the channels of sequences, where nodes do not say it: that with which the samples fit, and where
-    /// they fit with both (N, L, C) as (N, C, L), the one that an array has them on.
-    fn read(&mut self, sample: SampleShape, is_last: bool) {
-        let (ChannelAxis::Open { .. } | ChannelAxis::LastOfSamples { .. }, &[c, _, length]) =
-            (self.channels, &sample[..])
-        else {
-            return;
-        };
-        let fits = |of: [usize; 2]| self.ends.iter().zip(of).all(|(&said, own)| [0, own].contains(&said));
-        let fit = [fits([c, length]), fits([length, c])];
-        let (channels, both_fit) = (self.ends.map(|said| said == c), fit == [true; 2]);
-        let is_last = match fit {
-            [true, false] => false,
-            [false, true] => true,
-            [true, true] => is_last,
-            // Of another length than the file says.
-            [false, false] => channels[1] && (is_last || !channels[0]),
-        };
-        self.channels = match is_last {
-            true => ChannelAxis::LastOfSamples { both_fit },
-            false => ChannelAxis::Open { both_fit },
-        };
-        self.image = sample;
-    }
-
-    /// What is not said of the size of images or cubes is taken to be usual.
-    fn of_places(channels: usize, places: &[usize]) -> SampleShape {
-        let size = |at: usize, usual: usize| if places[at] == 0 { usual } else { places[at] };
-        match places.len() {
-            3 => SampleShape::cube([
-                channels,
-                size(0, USUAL_DEPTH),
-                size(1, USUAL_DEPTH),
-                size(2, USUAL_DEPTH),
-            ]),
-            _ => SampleShape::image([channels, size(0, USUAL_SIZE), size(1, USUAL_SIZE)]),
-        }
-    }
-
-    /// `channels_last`: what the nodes say that read it.
-    fn of(input: &ValueInfoProto, channels_last: Option<bool>) -> std::result::Result<FileInput, String> {
-        let tensor = input.value_type.as_ref().and_then(|of| of.tensor_type.as_ref());
-        let axes: &[Dimension] = tensor.and_then(|of| of.shape.as_ref()).map_or(&[], |shape| &shape.dim);
-        let reals = [data_type::FLOAT, data_type::FLOAT16, data_type::BFLOAT16];
-        let along = |of: i64| usize::try_from(of.max(0)).ok().filter(|&along| along <= LONGEST);
-        let said: Option<Vec<usize>> =
-            // Some writers give −1 or less for an extent that is not known.
-            axes.iter().map(|axis| along(axis.dim_value)).collect();
-        match (said.as_deref(), tensor.is_some_and(|of| reals.contains(&of.elem_type))) {
-            (Some(&[batch, a, ref between @ .., c]), true)
-                if [1, 2].contains(&between.len()) && (a > 0 || PICTURE.contains(&c)) =>
-            {
-                let is_picture = PICTURE.contains(&c) && !PICTURE.contains(&a);
-                let channels_last = channels_last.filter(|&last| if last { c > 0 } else { a > 0 });
-                let channels_last = channels_last.unwrap_or(is_picture);
-                let (name, batch) = (input.name.clone(), Some(batch).filter(|&batch| batch > 0));
-                let image = match channels_last {
-                    true => FileInput::of_places(c, &[&[a], between].concat()),
-                    false => FileInput::of_places(a, &[between, &[c]].concat()),
-                };
-                let channels = if channels_last { ChannelAxis::Last } else { ChannelAxis::Second };
-                Ok(FileInput { name, channels, batch, image, axes: between.len() + 3, ends: [a, c] })
-            }
-            (Some(&[batch, features]), true) if features > 0 => Ok(FileInput {
-                name: input.name.clone(),
-                channels: ChannelAxis::Second,
-                batch: Some(batch).filter(|&batch| batch > 0),
-                image: SampleShape::image([features, 1, 1]),
-                axes: 2,
-                ends: [features; 2],
-            }),
-            (Some(&[batch, a, b]), true) if a > 0 || b > 0 => {
-                let channels = match channels_last {
-                    Some(true) if b > 0 => ChannelAxis::Last,
-                    Some(false) if a > 0 => ChannelAxis::Second,
-                    // Of two axes, that of which the length is said.
-                    _ if a == 0 => ChannelAxis::LastOfSamples { both_fit: false },
-                    _ => ChannelAxis::Open { both_fit: false },
-                };
-                let is_last = channels == ChannelAxis::Last || a == 0;
-                Ok(FileInput {
-                    name: input.name.clone(),
-                    channels,
-                    batch: Some(batch).filter(|&batch| batch > 0),
-                    image: FileInput::sequence([a, b], is_last),
-                    axes: 3,
-                    ends: [a, b],
-                })
-            }
-            _ => Err(format!(
-                "its input {} is no batch of samples: real numbers of two to five axes, of which that of the channels \
-                 is fixed",
-                input.name
-            )),
-        }
-    }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
+use super::OnnxFile;
+use super::axes::{ChannelsSaid, FileInput};
 use super::import::Import;
 use super::node::OnnxNode;
-use super::{ChannelAxis, FileInput, OnnxFile};
 use crate::graph::{Shape, TensorId};
 
 /// What is to be told of the nodes that were walked over.
@@ -16,8 +17,8 @@ pub struct Noted {
     pub alone: Vec<String>,
     /// Means over the batch, each sample's part of them.
     pub means: Vec<TensorId>,
-    /// The output and its shape, where its channels may be on either of two axes.
-    pub doubtful: Option<(String, Shape)>,
+    /// The output and its shape, where its channels may be on either of two axes, and whether they are on the last.
+    pub doubtful: Option<(String, Shape, bool)>,
 }
 
 /// What a user should know of the file, and what whoever trains it should: what its export may have left out, and what
@@ -87,22 +88,25 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
     Ok([notes, of_training])
 }
 
-/// Where channels are taken to be, of sequences that may have them on either axis.
-fn of_channels(file: &OnnxFile, output: Option<&(String, Shape)>) -> Vec<String> {
-    let input = |FileInput { name, channels, .. }: &FileInput| {
-        let [own, other] = match channels {
-            ChannelAxis::LastOfSamples { both_fit: true } => ["last", "second"],
-            ChannelAxis::Open { both_fit: true } => ["second", "last"],
-            _ => return None,
-        };
-        Some(format!(
-            "does not say which axis of its input {name} has the channels, and samples fit with both: it is given \
-             arrays as they lie, with channels on the {own} axis; where it wants them on the {other} write the array so"
-        ))
+/// Where channels are taken to be that may be on either axis.
+fn of_channels(file: &OnnxFile, output: Option<&(String, Shape, bool)>) -> Vec<String> {
+    let place = |is_last: bool| if is_last { "last" } else { "second" };
+    let input = |FileInput { name, said, is_last, .. }: &FileInput| {
+        let is_doubtful = *said == ChannelsSaid::BySamples { both_fit: true };
+        let (own, other) = (place(*is_last), place(!is_last));
+        is_doubtful.then(|| {
+            format!(
+                "does not say which axis of its input {name} has the channels, and samples fit with both: it is given \
+                 arrays as they lie, with channels on the {own} axis; where it wants them on the {other} write the \
+                 array so"
+            )
+        })
     };
-    let output = output.map(|(name, shape)| {
+    let output = output.map(|(name, shape, is_last)| {
         format!(
-            "its output {name} is {shape}, and nothing says which axis has the channels: the second is taken"
+            "does not say which axis of its output {name}, {shape}, has the channels: it is taken to be the {}, by how \
+             the arrays lie",
+            place(*is_last)
         )
     });
     file.inputs.iter().filter_map(input).chain(output).collect()

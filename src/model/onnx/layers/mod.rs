@@ -19,6 +19,7 @@ use super::tensor::Reason;
 use crate::graph::{Activation, Binary};
 
 pub use elements::finished;
+pub use shapes::permuted;
 
 /// Makes a layer of the node that the import is at, and of what that reads.
 pub type Handler = fn(&mut Import, &[Value]) -> Lowered;

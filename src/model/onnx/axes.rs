@@ -89,7 +89,8 @@ pub enum ChannelsSaid {
     ByNodes,
     /// The samples; where they fit with both the array, which is given as it lies.
     BySamples { both_fit: bool },
-    /// Nothing yet: products are along the last axis, whatever that is.
+    /// Nothing: products are along the last axis, whatever that is. Images are taken for TensorFlow's where their last
+    /// axis is as long as such channels are, until samples say more.
     Open,
 }
 
@@ -160,7 +161,7 @@ impl FileInput {
                         (ChannelsSaid::ByNodes, is_last)
                     }
                     _ if is_alone && all.len() > 3 => {
-                        (ChannelsSaid::ByNodes, PICTURE.contains(&last) && !PICTURE.contains(&second))
+                        (ChannelsSaid::Open, PICTURE.contains(&last) && !PICTURE.contains(&second))
                     }
                     _ => (ChannelsSaid::Open, second == 0),
                 }
@@ -200,6 +201,8 @@ impl FileInput {
             };
             if own.len() == input.described.len() && own.len() > 1 {
                 input.read_as(&own, *is_last, is_alone)?;
+            } else if !is_alone && !input.is_like(&own, *is_last) {
+                return Err(input.unlike(&own));
             }
         }
         Ok(())
@@ -237,6 +240,12 @@ impl FileInput {
             self.image = FileInput::shape(own[0], &own[1..]);
         }
         Ok(())
+    }
+
+    /// Whether it is what an array gives with another number of axes: with axes of one place, or one behind the other.
+    fn is_like(&self, own: &[usize], lies_last: bool) -> bool {
+        let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
+        long(own) == long(&self.described) || self.described.len() == 1 && !lies_last
     }
 
     fn unlike(&self, own: &[usize]) -> String {
@@ -303,19 +312,23 @@ fn channels_last(graph: &GraphProto, input: &str) -> Option<bool> {
     None
 }
 
-/// The same of an output, by the last nodes that do more than arithmetic.
+/// The same of an output, by the last nodes that do more than arithmetic; and whether that is certain. Behind a product
+/// it is where `Linear` has it, which may have been along other axes.
 pub fn gives_channels_last(
     graph: &GraphProto,
     output: &str,
     is_stored: impl Fn(&str) -> bool,
-) -> Option<bool> {
+) -> Option<(bool, bool)> {
     let (mut name, mut is_turned) = (output, false);
     for node in graph.node.iter().rev() {
         if !node.output.iter().any(|given| given == name) {
             continue;
         }
         if is_one_of(OF_CHANNELS, &node.op_type) {
-            return Some(is_turned);
+            return Some((is_turned, true));
+        }
+        if is_one_of("Gemm MatMul", &node.op_type) {
+            return Some((!is_turned, false));
         }
         let last = order_of(node).map_or(0, |order| order.len() as i64 - 1);
         let moved: Vec<i64> = [0].into_iter().chain(2..=last).chain([1]).collect();

@@ -276,12 +276,23 @@ fn given<'a>(file: &'a OnnxFile, net: &mut Builder, images: TensorId) -> Result<
     Ok(values)
 }
 
-/// The samples with as many axes as the file's network reads: of 2 or 3, which come as images, without those of 1.
+/// The samples with as many axes as the file's network reads: of 2 or 3, which come as images, without those of 1, also
+/// where what is named has no channels.
 fn with_axes(net: &mut Builder, images: TensorId, axes: usize) -> Result<TensorId> {
-    let Some([batch, channels, _, width]) = net.shape(images).nchw().filter(|_| axes < 4) else {
+    let Some([batch, channels, height, width]) = net.shape(images).nchw().filter(|_| axes < 4) else {
         return Ok(images);
     };
-    let shape = if axes == 2 { dims([batch, channels]) } else { dims([batch, channels, width]) };
+    let shape = match (axes, [channels, height, width]) {
+        (2, [features, 1, 1] | [1, 1, features]) => dims([batch, features]),
+        (3, [channels, 1, length] | [1, channels, length]) => dims([batch, channels, length]),
+        (_, sample) => {
+            return Err(Error::usage(format!(
+                "the network reads samples of {}, and they have {}: c names an axis of channels, w that of a sequence",
+                if axes == 2 { "one axis" } else { "two axes" },
+                Shape(sample.to_vec())
+            )));
+        }
+    };
     net.reshape("samples", images, shape)
 }
 
@@ -443,14 +454,15 @@ impl<'a> Import<'a> {
             None => [own[1..] == *places, input.is_last && turned[1..] == *places],
         };
         match (known, fit) {
-            (Some(is_last), _) => is_last && (fit[1] || file.target.is_none()),
-            (None, [true, true]) if turned == own => {
+            (Some((is_last, true)), _) => is_last && (fit[1] || file.target.is_none()),
+            (known, [true, true]) if turned == own => {
                 let target = file.target.as_ref().filter(|of| !matches!(of.shape, TargetShape::Classes(_)));
-                let is_last = target.map_or(input.is_last, |target| target.is_last != input.is_turned);
+                let by_product = known.map_or(input.is_last, |(is_last, _)| is_last);
+                let is_last = target.map_or(by_product, |target| target.is_last != input.is_turned);
                 self.noted.doubtful = Some((output.into(), Shape(dims.to_vec()), is_last));
                 is_last
             }
-            (None, fit) => fit == [false, true],
+            (_, fit) => fit == [false, true],
         }
     }
 

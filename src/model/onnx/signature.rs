@@ -21,6 +21,8 @@ pub struct Signature<'a> {
     graph: &'a GraphProto,
     tensor_of: &'a HashMap<String, usize>,
     parameters: HashSet<&'a str>,
+    /// What is kept beside them, and not learned.
+    buffers: HashSet<&'a str>,
     /// Parameters that are no tensors of the file.
     lacking: Vec<&'a str>,
 }
@@ -41,12 +43,14 @@ impl<'a> Signature<'a> {
     pub fn of(graph: &'a GraphProto, tensor_of: &'a HashMap<String, usize>) -> Option<Signature<'a>> {
         let text = found(&graph.metadata_props, SIGNATURE)?;
         // p_fc_weight: PARAMETER target='fc.weight'
-        let name = |line: &'a str| line.split_once(": PARAMETER target='")?.1.split('\'').next();
-        let parameters: HashSet<&str> = text.lines().filter_map(name).collect();
+        let [parameters, buffers] = ["PARAMETER", "BUFFER"].map(|kind| {
+            let name = |line: &'a str| line.split_once(kind)?.1.strip_prefix(" target='")?.split('\'').next();
+            text.lines().filter_map(name).collect::<HashSet<&str>>()
+        });
         let mut lacking: Vec<&str> = parameters.iter().copied().collect();
         lacking.retain(|name| !tensor_of.contains_key(*name));
         lacking.sort_unstable();
-        Some(Signature { graph, tensor_of, parameters, lacking })
+        Some(Signature { graph, tensor_of, parameters, buffers, lacking })
     }
 
     fn tied(&self) -> Vec<Tied> {
@@ -110,7 +114,8 @@ impl<'a> Signature<'a> {
         for node in &self.graph.node {
             let own = module_of(node).unwrap_or_default();
             for (place, input) in node.input.iter().enumerate() {
-                let is_computed = axes(input) > 0 && !self.parameters.contains(&**input);
+                let is_named = self.parameters.contains(&**input) || self.buffers.contains(&**input);
+                let is_computed = axes(input) > 0 && !is_named;
                 if is_computed && statistic_at(node, place).is_none() && !is_left_out(node, input, numbers) {
                     read.entry(own).or_default().insert(input);
                 }
@@ -153,7 +158,8 @@ impl<'a> Signature<'a> {
         let mut readers = self.graph.node.iter().filter(|node| node.input.iter().any(|input| input == name));
         match self.parameters.contains(name) || stand_ins.tensors.contains(name) {
             true => Some(true),
-            false if readers.any(|node| self.stands_for_another(node, name, numbers)) => None,
+            false if self.buffers.contains(name) => Some(false),
+            false if readers.any(|node| stands_for_another(node, name, &stand_ins.lost, numbers)) => None,
             false => Some(false),
         }
     }
@@ -162,15 +168,15 @@ impl<'a> Signature<'a> {
     fn learns(&self, node: &NodeProto) -> bool {
         module_of(node).is_none_or(|own| self.parameters.iter().any(|name| module(name) == own))
     }
+}
 
-    /// Whether what a node reads may be made of a parameter that the file lacks.
-    fn stands_for_another(&self, node: &NodeProto, name: &str, numbers: Numbers) -> bool {
-        if is_left_out(node, name, numbers) {
-            return false;
-        }
-        let Some(own) = module_of(node) else { return !self.lacking.is_empty() };
-        self.lacking.iter().any(|name| belongs(name, own))
+/// Whether what a node reads may be made of one of the parameters that are lost.
+fn stands_for_another(node: &NodeProto, name: &str, lost: &[&str], numbers: Numbers) -> bool {
+    if is_left_out(node, name, numbers) {
+        return false;
     }
+    let Some(own) = module_of(node) else { return !lost.is_empty() };
+    lost.iter().any(|name| belongs(name, own))
 }
 
 /// Whether a node is a normalisation and the tensor the ones or zeros by which an exporter writes that it has no scale

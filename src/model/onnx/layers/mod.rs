@@ -35,6 +35,7 @@ const OPS: &[(&str, &[&str], Handler)] = &[
     ("BatchNormalization", &["epsilon", "momentum", "spatial", "training_mode"], norms::batch_norm),
     ("Bernoulli", &["dtype", "seed"], random::bernoulli),
     ("Cast", &["saturate", "to"], shapes::cast),
+    ("CastLike", &["round_mode", "saturate"], shapes::cast_like),
     ("Celu", &["alpha"], elements::celu),
     ("Clip", &["max", "min"], elements::clip),
     ("Concat", &["axis"], shapes::concat),

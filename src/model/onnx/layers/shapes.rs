@@ -553,6 +553,14 @@ pub fn cast(import: &mut Import, inputs: &[Value]) -> Lowered {
     same(import, inputs)
 }
 
+/// To the type of something else that the network computes, which is real.
+pub fn cast_like(import: &mut Import, inputs: &[Value]) -> Lowered {
+    match first(inputs)? {
+        known @ (Value::Known(_) | Value::Stored(_)) => Ok(known.clone()),
+        _ => same(import, inputs),
+    }
+}
+
 /// Exports give one tensor several names where layers begin with the same numbers.
 pub fn identity(import: &mut Import, inputs: &[Value]) -> Lowered {
     match (first(inputs)?, import.node.outputs()) {

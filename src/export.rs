@@ -193,7 +193,7 @@ impl Args {
 /// The samples that weights have learned from, as a network with these inputs is given them.
 fn learned(about: &ModelMetadata, inputs: &[NetworkInput]) -> Option<SampleArrays> {
     let view = |of: &FieldScale| of.field.parse::<Field>().map(|field| field.view);
-    let lies_last = |of: &FieldScale| view(of).is_ok_and(|view| view.has_channels_last());
+    let lies_last = |of: &FieldScale| view(of).ok().and_then(|view| view.channels_last());
     let is_called =
         |of: &FieldScale, name: &str| view(of).is_ok_and(|view| view.array.rsplit('/').next() == Some(name));
     let sample = about.sample?;
@@ -218,6 +218,7 @@ fn learned(about: &ModelMetadata, inputs: &[NetworkInput]) -> Option<SampleArray
         false => vec![(sample.to_vec(), lies_last(given.first()?))],
     };
     let channels = TargetShape::Channels(targets.iter().map(|of| of.scale.len()).sum());
-    let target = targets.first().map(|of| TargetAxes { shape: channels, is_last: lies_last(of) });
+    let target =
+        targets.first().map(|of| TargetAxes { shape: channels, is_last: lies_last(of).unwrap_or(false) });
     Some(SampleArrays { inputs, target })
 }

@@ -85,12 +85,11 @@ impl FromStr for View {
 }
 
 impl View {
-    /// Whether it names channels behind places, as `[n,w,c]` does.
-    pub fn has_channels_last(&self) -> bool {
+    /// Whether it names channels behind places, as `[n,w,c]` does; `None` where it does not name both.
+    pub fn channels_last(&self) -> Option<bool> {
         let place =
             |is: &dyn Fn(char) -> bool| self.axes.iter().flatten().position(|axis| axis.name.is_some_and(is));
-        let places = place(&|name| "dhw".contains(name));
-        places.is_some_and(|places| place(&|name| name == 'c').is_some_and(|channels| channels > places))
+        Some(place(&|name| name == 'c')? > place(&|name| "dhw".contains(name))?)
     }
 
     /// What its axes are called, in the file's order; single places and axes without brackets have no name.

@@ -79,7 +79,7 @@ fn learned_target(weights: &Path, config: &Config) -> Option<TargetAxes> {
     let about = WeightsFile::open(weights).ok()?.about().clone();
     let targets = about.fields.get(config.fields.inputs.len()..).filter(|targets| !targets.is_empty())?;
     let channels = targets.iter().map(|of| of.scale.len()).sum();
-    let is_last = targets[0].field.parse::<Field>().is_ok_and(|of| of.view.has_channels_last());
+    let is_last = targets[0].field.parse::<Field>().is_ok_and(|of| of.view.channels_last() == Some(true));
     Some(TargetAxes { shape: TargetShape::Channels(channels), is_last })
 }
 

@@ -138,7 +138,7 @@ impl FieldSet {
     /// What the network is given, and with what its output is compared.
     pub fn arrays(&self) -> SampleArrays {
         let FieldList { fields, shapes, inputs, network, axes, target, classes, .. } = &*self.list;
-        let lies_last = |at: usize| fields[at].view.has_channels_last();
+        let lies_last = |at: usize| fields[at].view.channels_last();
         let of_one = |&(_, at): &(String, usize)| (shapes[at].lengths().collect(), lies_last(at));
         let inputs_of = match network.is_empty() {
             true => vec![(axes.clone(), lies_last(0))],
@@ -148,7 +148,8 @@ impl FieldSet {
             Some(_) => TargetShape::Classes(target.clone()),
             None => TargetShape::Values(target.clone()),
         };
-        let target = self.target().map(|_| TargetAxes { shape, is_last: lies_last(*inputs) });
+        let target =
+            self.target().map(|_| TargetAxes { shape, is_last: lies_last(*inputs).unwrap_or(false) });
         SampleArrays { inputs: inputs_of, target }
     }
 

@@ -29,8 +29,8 @@ pub struct NetworkInput {
 #[derive(Debug, Clone)]
 pub struct SampleArrays {
     /// For each input of the network the axes of what it is given, channels first, 0 where a length is not known; and
-    /// whether the array itself has its channels last.
-    pub inputs: Vec<(Vec<usize>, bool)>,
+    /// whether the array itself has its channels last, where it says which these are.
+    pub inputs: Vec<(Vec<usize>, Option<bool>)>,
     /// With what its output is compared, where that is known.
     pub target: Option<TargetAxes>,
 }
@@ -201,20 +201,22 @@ impl FileInput {
             };
             if own.len() == input.described.len() && own.len() > 1 {
                 input.read_as(&own, *is_last, is_alone)?;
-            } else if !is_alone && !input.is_like(&own, *is_last) {
+            } else if !is_alone && !input.is_like(&own, *is_last == Some(true)) {
                 return Err(input.unlike(&own));
             }
         }
         Ok(())
     }
 
-    fn read_as(&mut self, own: &[usize], lies_last: bool, is_alone: bool) -> Result<(), String> {
+    fn read_as(&mut self, own: &[usize], lies_last: Option<bool>, is_alone: bool) -> Result<(), String> {
         let fits = |own: &[usize]| {
             self.described.iter().zip(own).all(|(&said, &own)| said == own || said == 0 || own == 0)
         };
         let mut turned = own.to_vec();
         turned.rotate_left(1);
-        let fit = [fits(own), fits(&turned)];
+        // One channel may be on any axis.
+        let (may_turn, lies_last) = (lies_last.is_some() || own[0] == 1, lies_last == Some(true));
+        let fit = [fits(own), may_turn && fits(&turned)];
         let channels = [self.described.first(), self.described.last()].map(|said| said == own.first());
         let is_last = match (self.said, fit) {
             // Of another shape than the file says, which its weights may allow.

@@ -438,9 +438,8 @@ impl<'a> Import<'a> {
     }
 
     /// Whether an output of these axes has its channels on the last: as its nodes say, or else as it fits what it is
-    /// compared with; where that fits either way, as arrays lie, the
-    /// input's and the target's alike. Of what is compared with nothing that is known the
-    /// input's places say it.
+    /// compared with; where that fits either way as the target lies, if the input's array lies as the network reads it.
+    /// Where nothing is known that it is compared with the input's places say it.
     fn gives_last(&mut self, dims: &[usize], output: &str) -> bool {
         let file = self.file;
         let known = axes::gives_channels_last(&file.graph, output, |name| file.tensor_of.contains_key(name));
@@ -457,8 +456,12 @@ impl<'a> Import<'a> {
             (Some((is_last, true)), _) => is_last && (fit[1] || file.target.is_none()),
             (known, [true, true]) if turned == own => {
                 let target = file.target.as_ref().filter(|of| !matches!(of.shape, TargetShape::Classes(_)));
-                let by_product = known.map_or(input.is_last, |(is_last, _)| is_last);
-                let is_last = target.map_or(by_product, |target| target.is_last != input.is_turned);
+                let by_product = known.map(|(is_last, _)| is_last);
+                let is_last = match target {
+                    Some(target) if !input.is_turned => target.is_last,
+                    Some(target) => by_product.unwrap_or(!target.is_last),
+                    None => by_product.unwrap_or(input.is_last),
+                };
                 self.noted.doubtful = Some((output.into(), Shape(dims.to_vec()), is_last));
                 is_last
             }

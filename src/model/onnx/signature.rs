@@ -341,6 +341,44 @@ mod tests {
         assert_eq!(stand_ins.lost, ["f.bias"]);
     }
 
+    /// What attention compares is scaled by a number, and the weights that its layers lack stand in these.
+    #[test]
+    fn factors_and_buffers_stand_for_no_parameter() {
+        let names = ["a.q.weight", "a.o.weight", "a.o.bias", "a.in.weight"];
+        let signature: String = names.iter().map(|name| format!("p: PARAMETER target='{name}'\n")).collect();
+        let signature = signature + "b_a_mean: BUFFER target='a.mean' persistent=True\n";
+        let tensor_of: HashMap<String, usize> = ["q_turned", "o_turned", "in_turned", "scale", "a.mean"]
+            .into_iter()
+            .enumerate()
+            .map(|(at, name)| (name.to_string(), at))
+            .collect();
+        let graph = GraphProto {
+            node: vec![
+                node("Sub", "a", &["x", "a.mean"]),
+                node("MatMul", "a.q", &["x", "q_turned"]),
+                node("MatMul", "a", &["x", "in_turned"]),
+                node("Mul", "a", &["x", "scale"]),
+                node("Mul", "a", &["y", "scale"]),
+                node("MatMul", "a.o", &["x", "o_turned"]),
+            ],
+            metadata_props: vec![entry(SIGNATURE, &signature)],
+            ..GraphProto::default()
+        };
+        let signature = Signature::of(&graph, &tensor_of).unwrap();
+        let numbers = |name: &str| Some(vec![0.5; if name == "scale" { 1 } else { 4 }]);
+        let axes = |name: &str| match name {
+            "scale" | "a.mean" => 1,
+            name => 2 * usize::from(tensor_of.contains_key(name)),
+        };
+        let stand_ins = signature.stand_ins(axes, &numbers);
+        let is_learned = |name: &&str| signature.is_learned(name, &stand_ins, &numbers) == Some(true);
+        let mut learned: Vec<&str> = tensor_of.keys().map(|name| &**name).filter(is_learned).collect();
+        learned.sort_unstable();
+        assert_eq!(learned, ["in_turned", "o_turned", "q_turned"]);
+        assert_eq!(stand_ins.lost, ["a.o.bias"]);
+        assert_eq!(signature.is_learned("a.mean", &stand_ins, &numbers), Some(false));
+    }
+
     #[test]
     fn parameters_belong_to_modules() {
         assert_eq!(["w", "fc.weight", "a.b.weight"].map(module), ["", "fc", "a.b"]);

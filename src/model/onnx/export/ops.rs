@@ -6,7 +6,8 @@ use super::batch::unwritable;
 use super::proto::{int, ints, real};
 use crate::error::{Error, Result};
 use crate::graph::{
-    Activation, BatchNorm, Binary, Conv, Graph, MatMul, Node, Op, Pool, TensorId, Volume, adaptive_window,
+    Activation, BatchNorm, Binary, Conv, Graph, MatMul, Node, Op, Pool, Role, TensorId, Volume,
+    adaptive_window,
 };
 
 /// Whether the op of a node can be written, whatever its numbers are.
@@ -134,12 +135,7 @@ impl OnnxWriter<'_> {
             }
             return Ok(self.node(layer, "Gemm", inputs, vec![int("transB", 1)]));
         }
-        let weight = self.graph.tensor(node.inputs[1]);
-        let values = (self.values)(&weight.name)?;
-        let [rows, columns] = [weight.spec.shape.batch(), weight.spec.shape.per_sample()];
-        let at = |place: usize| values[place % rows * columns + place / rows];
-        let transposed: Vec<f32> = (0..values.len()).map(at).collect();
-        let weight = self.stored(&weight.name, &[columns, rows], &transposed);
+        let weight = self.columns(node)?;
         let x = self.read(x)?;
         let y = self.node(layer, "MatMul", vec![x, weight], Vec::new());
         match node.inputs.get(2) {
@@ -149,6 +145,21 @@ impl OnnxWriter<'_> {
                 Ok(self.node(&format!("{layer}.add"), "Add", vec![y, bias], Vec::new()))
             }
         }
+    }
+
+    /// The weight of a linear layer as a product reads it. One that several layers have is turned by each of them.
+    fn columns(&mut self, node: &Node) -> Result<String> {
+        let weight = self.graph.tensor(node.inputs[1]);
+        if weight.role != Role::Parameter {
+            let rows = self.read(node.inputs[1])?;
+            let turned = format!("{}.columns", node.name);
+            return Ok(self.node(&turned, "Transpose", vec![rows], vec![ints("perm", &[1, 0])]));
+        }
+        let values = (self.values)(&weight.name)?;
+        let [rows, columns] = [weight.spec.shape.batch(), weight.spec.shape.per_sample()];
+        let at = |place: usize| values[place % rows * columns + place / rows];
+        let transposed: Vec<f32> = (0..values.len()).map(at).collect();
+        Ok(self.stored(&weight.name, &[columns, rows], &transposed))
     }
 
     fn batch_norm(&mut self, node: &Node, norm: BatchNorm) -> Result<String> {

@@ -121,6 +121,11 @@ impl Args {
         let mut about = file.about().clone();
         let of = |gives: NetworkOutput| self.model(gives, &about);
         let model = of(NetworkOutput::Whole).or_else(|_| of(NetworkOutput::Scores))?;
+        if model.file().is_some_and(OnnxFile::has_channels_last) {
+            let what =
+                "reads channels on the last axis; what is written has them first, in what it reads and gives";
+            record::print(&format!("{}: {what}", model.name()));
+        }
         let image = self.image(&model, &mut about)?;
         let classes = self.network.classes.unwrap_or(model.classes);
         if classes == 0 || image.contains(&0) {

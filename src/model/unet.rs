@@ -38,8 +38,8 @@ pub fn by_numbers(name: &str, numbers: &str) -> Result<Model> {
         });
         let Some((place, number)) = known else {
             return Err(Error::usage(format!(
-                "--model {name}: {word:?} is neither a depth from 1 to {} nor a width from 1 to {}, each once; such names \
-                 are {BY_NUMBERS}depth=4,width=64: how often images become half as large, and channels at first",
+                "--model {name}: {word:?} is neither a depth from 1 to {} nor a width from 1 to {}, each once; such \
+                 names are {BY_NUMBERS}depth=4,width=64: how often images become half as large, and channels at first",
                 LARGEST[0], LARGEST[1]
             )));
         };

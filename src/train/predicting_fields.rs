@@ -99,8 +99,8 @@ impl FieldQuestion<'_> {
 
     fn origin(&self) -> Result<FieldOrigin> {
         let mut unlike = Vec::new();
-        let (names, coordinates) = self.set.coordinates(&mut unlike)?;
-        // Places of the output are those of the input where there are as many.
+        // Places of the output are those of the target, or of the input where there are as many.
+        let (names, coordinates) = self.set.coordinates(self.set.first_of(&self.shape), &mut unlike)?;
         let inner = self.shape.get(1..).unwrap_or(&[]);
         let known = names.iter().rev().zip(inner.iter().rev());
         let mut axes: Vec<String> = known

@@ -703,8 +703,10 @@ fn predictions_have_the_axes_of_their_file() {
     let tested = run(1, &[&train[..], of_the_test].concat());
     let evaluated = run(2, &[&["evaluate"], &net[..], &learn[..4], &["--init-from", &maps]].concat());
     for said in [trained, tested, evaluated] {
-        let line =
-            format!("places are others than in {}, and are taken as they lie: lat ({})", both[0], both[1]);
+        let line = format!(
+            "places are others than in {}, or not said there, and are taken as they lie: lat ({})",
+            both[0], both[1]
+        );
         assert_eq!(said.matches(&line).count(), 1, "{said}");
     }
     let alike = run(1, &train);

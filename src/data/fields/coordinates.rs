@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::fields::{ArrayBox, ArrayReader, Coordinate, FileArray, ViewSamples};
 
 impl FieldSet {
-    /// What the files say of the axes of the first input's samples beside channels: what each is called with how many
+    /// What the files say of the axes of a field's samples beside channels: what each is called with how many
     /// places it has, and where these are and in which unit, where an array says it, also one of several axes. An axis
     /// of which files say unlike things has no places, and is named in `unlike` with such a file.
     ///
@@ -17,9 +17,10 @@ impl FieldSet {
     #[allow(clippy::type_complexity, reason = "two lists that belong to one question")]
     pub fn coordinates(
         &self,
+        at: usize,
         unlike: &mut Vec<String>,
     ) -> Result<(Vec<(String, usize)>, Vec<Coordinate<f32>>)> {
-        let (array, samples) = &self.files[0].arrays[0];
+        let (array, samples) = &self.files[0].arrays[at];
         let window = samples.window(0);
         let (mut names, mut places) = (Vec::new(), Vec::new());
         for (axis, letter) in samples.order().iter().copied().zip(samples.letters()) {
@@ -35,25 +36,25 @@ impl FieldSet {
             };
             names.push((called, along));
             let Some(part) = of_all_samples(samples, axis, letter) else { continue };
-            let find = |array: &FileArray| array.coordinate(axis);
+            let find = |file: &FieldFile| file.arrays[at].0.coordinate(axis);
             places.extend(self.alike(name, Vec::new(), &part, &find, unlike)?);
         }
         for name in array.auxiliaries().into_iter().filter(|name| !array.axes.contains(name)) {
-            places.extend(self.auxiliary(&name, unlike)?);
+            places.extend(self.auxiliary(at, &name, unlike)?);
         }
         Ok((names, places))
     }
 
-    /// Those that an array of this name says, if it has axes of the first input alone.
-    fn auxiliary(&self, name: &str, unlike: &mut Vec<String>) -> Result<Option<Coordinate<f32>>> {
-        let (array, samples) = &self.files[0].arrays[0];
-        let find = |array: &FileArray| array.auxiliary(name);
+    /// Those that an array of this name says, if it has axes of the field alone.
+    fn auxiliary(&self, at: usize, name: &str, unlike: &mut Vec<String>) -> Result<Option<Coordinate<f32>>> {
+        let (array, samples) = &self.files[0].arrays[at];
+        let find = |file: &FieldFile| file.arrays[at].0.auxiliary(name);
         let part = |name: &String| {
             let mut own = samples.order().iter().copied().zip(samples.letters());
             let (axis, letter) = own.find(|(axis, _)| array.axes[*axis] == *name && !name.is_empty())?;
             of_all_samples(samples, axis, letter).filter(|_| letter != Some('c'))
         };
-        let Some(names) = find(array).map(|of| of.axes) else { return Ok(None) };
+        let Some(names) = find(&self.files[0]).map(|of| of.axes) else { return Ok(None) };
         let Some(parts) = names.iter().map(part).collect::<Option<Vec<_>>>() else { return Ok(None) };
         let first = parts.iter().map(|of| of.first[0]).collect();
         let len: Vec<usize> = parts.iter().map(|of| of.len[0]).collect();
@@ -66,8 +67,8 @@ impl FieldSet {
         }
     }
 
-    /// The places that an array of the first file says, which `find` finds of the first input's; `None` where there is
-    /// none, or another file says something else, which `unlike` then names.
+    /// The places that an array of the first file says, which `find` finds; `None` where there is none, or another file
+    /// says something else, which `unlike` then names.
     fn alike(
         &self,
         name: String,
@@ -76,7 +77,7 @@ impl FieldSet {
         find: FindPlaces<'_>,
         unlike: &mut Vec<String>,
     ) -> Result<Option<Coordinate<f32>>> {
-        let Some(found) = places_of(find(&self.files[0].arrays[0].0), part)? else { return Ok(None) };
+        let Some(found) = places_of(find(&self.files[0]), part)? else { return Ok(None) };
         if let Some(path) = unlike_file(self.files[1..].iter(), part, find, Some(&found))? {
             unlike.push(format!("{name} ({})", path.display()));
             return Ok(None);
@@ -101,8 +102,8 @@ impl FieldSet {
         let mut said = Vec::new();
         for (axis, letter) in samples.order().iter().copied().zip(samples.letters()) {
             let Some(part) = of_all_samples(samples, axis, letter) else { continue };
-            let find = |array: &FileArray| array.coordinate(axis);
-            let first = places_of(find(array), &part)?;
+            let find = |file: &FieldFile| file.arrays[0].0.coordinate(axis);
+            let first = places_of(find(&self.files[0]), &part)?;
             // The last of so many, which may be in the test set.
             let some = others.iter().rev().step_by(apart).copied();
             if let Some(path) = unlike_file(some, &part, &find, first.as_ref())? {
@@ -110,7 +111,7 @@ impl FieldSet {
             }
         }
         let of = format!(
-            "places are others than in {}, and are taken as they lie: ",
+            "places are others than in {}, or not said there, and are taken as they lie: ",
             self.files[0].path.display()
         );
         Ok((!said.is_empty()).then(|| of + &said.join(", ")))
@@ -165,7 +166,7 @@ fn of_all_samples(samples: &ViewSamples, axis: usize, letter: Option<char>) -> O
 }
 
 /// Finds the array of a file that says where places of another one are.
-type FindPlaces<'a> = &'a dyn Fn(&FileArray) -> Option<FileArray>;
+type FindPlaces<'a> = &'a dyn Fn(&FieldFile) -> Option<FileArray>;
 
 /// What an array says of a part of the places, if it has them.
 fn places_of(array: Option<FileArray>, part: &ArrayBox) -> Result<Option<AxisPlaces>> {
@@ -191,7 +192,7 @@ fn unlike_file<'a>(
         (all.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), unit.clone())
     };
     for file in files {
-        let own = places_of(find(&file.arrays[0].0), part)?;
+        let own = places_of(find(file), part)?;
         if own.as_ref().map(bits) != known.map(bits) {
             return Ok(Some(&file.path));
         }
@@ -210,8 +211,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = file(&directory, "a.h5");
         let set = FieldSet::open(None, &path, &options(&["t[n*2..2,h,w=1..4]"], &["s"]), &[]).unwrap();
-        let (axes, places) = set.coordinates(&mut Vec::new()).unwrap();
+        let (axes, places) = set.coordinates(0, &mut Vec::new()).unwrap();
         let axes: Vec<(&str, usize)> = axes.iter().map(|(name, along)| (&**name, *along)).collect();
         assert_eq!((axes, places.len()), (vec![("h", 4), ("w", 4), ("step", 2)], 0));
+        // An output like the target lies where that does.
+        assert_eq!(
+            [&[1, 3][..], &[3], &[2, 3, 1], &[4, 4, 2]].map(|output| set.first_of(output)),
+            [1, 1, 1, 0]
+        );
     }
 }

@@ -163,6 +163,20 @@ impl FieldSet {
         Some(&self.list.target[..]).filter(|_| self.list.compared > self.list.inputs)
     }
 
+    /// The first target where outputs of this shape are as it is; else the first input.
+    pub fn first_of(&self, output: &[usize]) -> usize {
+        let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
+        match self.target() {
+            // Of classes there are no channels.
+            Some(target)
+                if [output, &output[1.min(output.len())..]].iter().any(|of| long(of) == long(target)) =>
+            {
+                self.list.inputs
+            }
+            _ => 0,
+        }
+    }
+
     /// How long a target is along the first axis of space of what a network reads, where it has as many as that.
     pub fn target_rows(&self) -> Option<usize> {
         let (target, places) = (&self.list.target, self.list.image.len() - 1);

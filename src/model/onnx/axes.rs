@@ -186,8 +186,8 @@ impl FileInput {
         })
     }
 
-    /// Reads a file's inputs as samples are: how long axes are that it names, and which has the channels where its nodes
-    /// do not say it.
+    /// Reads a file's inputs as samples are: how long axes are that it names, and which has the channels where its
+    /// nodes do not say it.
     ///
     /// # Errors
     /// An array of one of several inputs has other axes than that.

@@ -288,6 +288,11 @@ impl OnnxFile {
         }
     }
 
+    /// Whether one of its inputs has its channels on the last axis.
+    pub fn has_channels_last(&self) -> bool {
+        self.inputs.iter().any(|input| input.is_last)
+    }
+
     /// Whether it is given images alone: one input with four axes.
     pub fn reads_images(&self) -> bool {
         matches!(&self.inputs[..], [input] if input.axes() == 4)

@@ -105,10 +105,10 @@ impl<'a> Signature<'a> {
     }
 
     /// What stands for the parameters that the file lacks. Where a module reads no more tensors that it has not named
-    /// than it lacks parameters itself, they are these, also single numbers; where modules within it lack some that none
-    /// of theirs stands for, as attention reads those of its last layer, larger ones stand for these too. `axes`: how
-    /// many a tensor of real numbers has that may be one. Without axes it is a constant: what is made of a parameter has
-    /// some.
+    /// than it lacks parameters itself, they are these, also single numbers; where modules within it lack some that
+    /// none of theirs stands for, as attention reads those of its last layer, larger ones stand for these too. `axes`:
+    /// how many a tensor of real numbers has that may be one. Without axes it is a constant: what is made of a
+    /// parameter has some.
     pub fn stand_ins(&self, axes: impl Fn(&str) -> usize, numbers: Numbers) -> StandIns<'a> {
         let mut read: HashMap<&str, HashSet<&str>> = HashMap::new();
         for node in &self.graph.node {

@@ -578,14 +578,15 @@ fn what_exporters_spell_out_becomes_what_it_is() {
         order.attribute = vec![ints];
         let before = [
             order,
-            node("div", "Div", &["t", "root"], "d"),
+            node("like", "CastLike", &["root", "x"], "root_like"),
+            node("div", "Div", &["t", "root_like"], "d"),
             node("erf", "Erf", &["d"], "e"),
             node("add", "Add", &["e", "one"], "p"),
             node("mul", "Mul", &["t", "p"], "m"),
             node("gelu", "Mul", &["m", "half"], "g"),
         ];
         graph.node.splice(0..0, before);
-        graph.node[6].input = vec!["g".into()];
+        graph.node[7].input = vec!["g".into()];
     });
     let built = model.build(2, model.image, model.classes).unwrap();
     let is_gelu =

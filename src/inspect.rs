@@ -3,7 +3,7 @@
 mod guess;
 mod numbers;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -175,11 +175,11 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
         more => (format!(" and {more} like it"), " in all"),
     };
     record::print(&format!("{}{more}: {}{all}", kind.path.display(), bytes(kind.found.bytes as usize)));
-    let mut unread = 0;
-    let mut say = |said: Result<()>| {
+    let mut unread = HashSet::new();
+    let mut say = |array: &str, said: Result<()>| {
         if let Err(error) = said {
             record::print(&format!("      cannot be read: {}", error.message));
-            unread += 1;
+            unread.insert(array.to_string());
         }
     };
     let of = if kind.files() > 1 { "in the first file: " } else { "" };
@@ -190,10 +190,11 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
         record::print(&format!("  {}{unguessed}", line(array)));
         if !array.shape.contains(&0) && array.storage != ArrayStorage::Unwritten {
             let numbers = numbers::of(array, args.all, pool);
-            say(numbers.map(|numbers| {
+            let numbers = numbers.map(|numbers| {
                 record::print(&format!("      {of}{numbers}"));
                 known.insert(&*array.name, numbers);
-            }));
+            });
+            say(&array.name, numbers);
         }
     }
     for (name, what) in &kind.found.left_out {
@@ -211,17 +212,18 @@ fn describe(kind: &Alike, args: &Args, pool: &ThreadPool) -> usize {
     }
     for view in &views {
         if let Some(array) = kind.array(view) {
-            say(try_view(view, guessed, array, kind.samples(view), pool));
+            say(&array.name, try_view(view, guessed, array, kind.samples(view), pool));
         }
     }
     let data = match kind.files() {
         1 => quoted(&kind.path),
         _ => quoted(kind.path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))),
     };
-    if let Some(command) = guess::command(kind, &views, &known, &data).filter(|_| guessed) {
+    let is_sound = guessed && unread.is_empty();
+    if let Some(command) = guess::command(kind, &views, &known, &data).filter(|_| is_sound) {
         record::print(&format!("  to train, as a first try: {command}"));
     }
-    unread
+    unread.len()
 }
 
 /// A text in quotation marks as a shell takes it.

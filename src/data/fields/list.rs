@@ -85,19 +85,12 @@ impl FieldList {
                 from += shapes[at].numbers();
             }
         }
-        let (axes, image) = match of_network.len() > 1 {
-            true => {
-                let numbers = shapes[..inputs].iter().map(FieldShape::numbers).sum();
-                (vec![numbers], SampleShape::image([numbers, 1, 1]))
-            }
-            false => image(&fields[..inputs], &shapes[..inputs])?,
-        };
+        let (axes, image) = image(&fields[..inputs], &shapes[..inputs], of_network)?;
+        let weight = fields.get(compared).map(|of| of.weights(&shapes[compared], &target)).transpose()?;
         Ok(FieldList {
             axes,
             image,
-            weights: fields
-                .get(compared)
-                .map_or(Ok(Vec::new()), |of| of.weights(&shapes[compared], &target))?,
+            weights: weight.unwrap_or_default(),
             target: target.lengths().collect(),
             fields,
             inputs,
@@ -137,7 +130,15 @@ impl Field {
 }
 
 /// The axes of a sample of such inputs, channels first, and as a network sees them.
-fn image(inputs: &[Field], shapes: &[FieldShape]) -> Result<(Vec<usize>, SampleShape)> {
+fn image(
+    inputs: &[Field],
+    shapes: &[FieldShape],
+    of_network: &[NetworkInput],
+) -> Result<(Vec<usize>, SampleShape)> {
+    if of_network.len() > 1 {
+        let numbers = shapes.iter().map(FieldShape::numbers).sum();
+        return Ok((vec![numbers], SampleShape::image([numbers, 1, 1])));
+    }
     let image = stacked(inputs, shapes)?;
     let (channels, places) = (image.channels(), image.places());
     let shape = match places[..] {

@@ -327,39 +327,6 @@ fn what_a_target_must_not_have_is_named_or_left_out() {
     assert!(left[2].is_nan() && left[..2] == [0.0, 1.0], "{left:?}");
 }
 
-/// Where a run goes on without them: of inputs and targets; and none of a target cannot be trained from.
-#[test]
-fn how_much_is_missing_is_said_and_a_target_of_nothing_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("m.h5");
-    let file = hdf5::File::create(&path).unwrap();
-    let add = |name: &str, is_missing: &dyn Fn(usize) -> bool| {
-        let of = |(n, c)| if is_missing(4 * n + c) { f32::NAN } else { 1.0 };
-        let values = ndarray::Array2::from_shape_fn((100, 4), of);
-        file.new_dataset_builder().with_data(&values).create(name).unwrap();
-    };
-    add("whole", &|_| false);
-    add("half", &|place| place % 2 == 0);
-    add("one", &|place| place != 4 * 77);
-    add("none", &|_| true);
-    file.close().unwrap();
-    let open = |missing, input: &str, target: &str| {
-        let fields = FieldOptions { missing, ..options(&[input], &[target]) };
-        FieldSet::open(None, &path, &fields, &[]).unwrap()
-    };
-    let said = |missing, input: &str, target: &str| open(missing, input, target).uncounted(1, true);
-    let nothing: [String; 0] = [];
-    assert_eq!(said(Missing::Mask, "whole", "whole").unwrap(), nothing);
-    assert_eq!(said(Missing::Refuse, "half", "none").unwrap(), nothing);
-    let expected = ["missing, in 16 of 100 samples: 50.00 % of half, 100.00 % of one"];
-    assert_eq!(said(Missing::Zero, "half", "one").unwrap(), expected);
-    let error = said(Missing::Mask, "none", "none").unwrap_err().message;
-    assert!(error.contains("--target none: in 100 of 100 samples every number is missing"), "{error}");
-    // What a network gives is there without.
-    let predicted = open(Missing::Mask, "whole", "none").uncounted(1, false).unwrap();
-    assert_eq!(predicted, ["missing, in 16 of 100 samples: 100.00 % of none"]);
-}
-
 #[test]
 fn a_file_says_by_what_numbers_are_rescaled() {
     let directory = tempfile::tempdir().unwrap();

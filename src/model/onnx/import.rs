@@ -448,14 +448,15 @@ impl<'a> Import<'a> {
         turned.rotate_right(1);
         let input = &file.inputs[0];
         let places = &self.net.shape(self.images).0[if own.len() == 2 { 3 } else { 2 }..];
-        let fit = match &file.target {
+        let fit = match &file.output.target {
             Some(target) => [target.fits(own), target.fits(&turned)],
             None => [own[1..] == *places, input.is_last && turned[1..] == *places],
         };
         match (known, fit) {
-            (Some((is_last, true)), _) => is_last && (fit[1] || file.target.is_none()),
+            (Some((is_last, true)), _) => is_last && (fit[1] || file.output.target.is_none()),
             (known, [true, true]) if turned == own => {
-                let target = file.target.as_ref().filter(|of| !matches!(of.shape, TargetShape::Classes(_)));
+                let target =
+                    file.output.target.as_ref().filter(|of| !matches!(of.shape, TargetShape::Classes(_)));
                 let by_product = known.map(|(is_last, _)| is_last);
                 let is_last = match target {
                     Some(target) if !input.is_turned => target.is_last,

@@ -111,9 +111,7 @@ pub struct OnnxFile {
     tensor_of: HashMap<String, usize>,
     /// What it is given, in its order.
     inputs: Vec<FileInput>,
-    /// With what its output is compared, where samples are arrays.
-    target: Option<TargetAxes>,
-    ends: NetworkEnd,
+    output: FileOutput,
     /// The version of ONNX's ops.
     version: i64,
     /// How many of its tensors are initializers and may be learned; behind them come those of nodes.
@@ -128,12 +126,29 @@ pub struct OnnxFile {
     checksum: u32,
 }
 
-/// What its first output is (`NetworkOutput`).
+/// A file's first output.
+struct FileOutput {
+    ends: NetworkEnd,
+    /// With what it is compared, where samples are arrays.
+    target: Option<TargetAxes>,
+}
+
+/// What it is (`NetworkOutput`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NetworkEnd {
     Scores,
     Whole,
     Loss,
+}
+
+impl NetworkEnd {
+    fn of(gives: NetworkOutput) -> NetworkEnd {
+        match gives {
+            NetworkOutput::Scores => NetworkEnd::Scores,
+            NetworkOutput::Whole => NetworkEnd::Whole,
+            NetworkOutput::Loss(_) => NetworkEnd::Loss,
+        }
+    }
 }
 
 /// A parameter or running statistic of the network.
@@ -192,11 +207,9 @@ impl OnnxFile {
             tensors,
             tensor_of,
             inputs,
-            target: samples.and_then(|samples| samples.target.clone()),
-            ends: match gives {
-                NetworkOutput::Scores => NetworkEnd::Scores,
-                NetworkOutput::Whole => NetworkEnd::Whole,
-                NetworkOutput::Loss(_) => NetworkEnd::Loss,
+            output: FileOutput {
+                ends: NetworkEnd::of(gives),
+                target: samples.and_then(|samples| samples.target.clone()),
             },
             version,
             initializers,
@@ -356,12 +369,12 @@ impl OnnxFile {
 
     /// Whether its first output is a loss.
     fn is_loss(&self) -> bool {
-        self.ends == NetworkEnd::Loss
+        self.output.ends == NetworkEnd::Loss
     }
 
     /// Whether a softmax at its end is kept.
     fn is_whole(&self) -> bool {
-        self.ends == NetworkEnd::Whole
+        self.output.ends == NetworkEnd::Whole
     }
 
     fn is_input(&self, name: &str) -> bool {

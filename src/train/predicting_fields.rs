@@ -100,14 +100,17 @@ impl FieldQuestion<'_> {
     fn origin(&self) -> Result<FieldOrigin> {
         let mut unlike = Vec::new();
         // Places of the output are those of the target, or of the input where there are as many.
-        let (names, coordinates) = self.set.coordinates(self.set.first_of(&self.shape), &mut unlike)?;
+        let at = self.set.first_of(&self.shape);
+        let (names, coordinates) = self.set.coordinates(at, &mut unlike)?;
         let inner = self.shape.get(1..).unwrap_or(&[]);
         let known = names.iter().rev().zip(inner.iter().rev());
         let mut axes: Vec<String> = known
             .map(|((name, along), own)| if along == own { name.clone() } else { "place".into() })
             .collect();
         axes.resize(inner.len(), "place".into());
-        axes.extend((!self.shape.is_empty()).then(|| "channel".to_string()));
+        let channels = names.first().filter(|_| at > 0 && names.len() == self.shape.len());
+        let channels = channels.map(|(name, _)| name.clone());
+        axes.extend((!self.shape.is_empty()).then(|| channels.unwrap_or("channel".into())));
         axes.reverse();
         let of_samples = self.set.sample_coordinates(&mut unlike)?;
         if !unlike.is_empty() {

@@ -671,6 +671,17 @@ fn predictions_have_the_axes_of_their_file() {
     assert_eq!(text(&time, "calendar").as_str(), "noleap");
     assert_eq!(scales(&file, "time"), ["sample"]);
     assert_eq!(scales(&file, "output"), ["sample", "channel"]);
+    // Channels, too, where the target's file says what they are.
+    let [weights_of_all, output] = ["all.safetensors", "levels.h5"].map(|name| place.text(name));
+    let levels = "--model mlp --classes 4 --input temperature[n,h,w] --target temperature[n,c,0] --missing zero \
+                  --loss mse --quiet --data";
+    let levels: Vec<&str> = levels.split_whitespace().chain([&*data]).collect();
+    let learn = ["--batch", "2", "--steps", "1", "--save-weights", &weights_of_all];
+    run(1, &[&levels[..], &learn].concat());
+    run(1, &[&["predict"], &levels[..], &["--init-from", &weights_of_all, "--output", &output]].concat());
+    let file = File::open(output).unwrap();
+    assert_eq!(scales(&file, "output"), ["sample", "lat"]);
+    assert_eq!(file.dataset("lat").unwrap().read_raw::<f64>().unwrap(), [0.0, 1.0, 2.0, 3.0]);
     // Of several files all samples, also those that are one of two, where these count in the same unit.
     fs::create_dir(place.path("both")).unwrap();
     let both = ["both/a.nc", "both/b.nc"].map(|name| place.text(name));

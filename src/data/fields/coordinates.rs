@@ -8,9 +8,10 @@ use crate::error::Result;
 use crate::fields::{ArrayBox, ArrayReader, Coordinate, FileArray, ViewSamples};
 
 impl FieldSet {
-    /// What the files say of the axes of a field's samples beside channels: what each is called with how many
-    /// places it has, and where these are and in which unit, where an array says it, also one of several axes. An axis
-    /// of which files say unlike things has no places, and is named in `unlike` with such a file.
+    /// What the files say of the axes of a field's samples: what each is called with how many places it has, and where
+    /// these are and in which unit, where an array says it, also one of several axes; channels are among them where they
+    /// are those of the one target and an array says what they are. An axis of which files say unlike things has no places, and is named in `unlike` with
+    /// such a file.
     ///
     /// # Errors
     /// `Data`.
@@ -24,10 +25,11 @@ impl FieldSet {
         let window = samples.window(0);
         let (mut names, mut places) = (Vec::new(), Vec::new());
         for (axis, letter) in samples.order().iter().copied().zip(samples.letters()) {
-            if letter == Some('c') {
+            let (name, along) = (array.axes[axis].clone(), window.len[axis]);
+            let is_one = at > 0 && self.list.compared == self.list.inputs + 1;
+            if letter == Some('c') && !(is_one && array.coordinate(axis).is_some()) {
                 continue;
             }
-            let (name, along) = (array.axes[axis].clone(), window.len[axis]);
             let called = match &*name {
                 // What numbers samples says where these are, and not their places.
                 _ if samples.numbering().contains(&axis) => "step".into(),

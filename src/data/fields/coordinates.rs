@@ -9,9 +9,9 @@ use crate::fields::{ArrayBox, ArrayReader, Coordinate, FileArray, ViewSamples};
 
 impl FieldSet {
     /// What the files say of the axes of a field's samples: what each is called with how many places it has, and where
-    /// these are and in which unit, where an array says it, also one of several axes; channels are among them where they
-    /// are those of the one target and an array says what they are. An axis of which files say unlike things has no places, and is named in `unlike` with
-    /// such a file.
+    /// these are and in which unit, where an array says it, also one of several axes; channels are among them where
+    /// they are those of the one target and an array says what they are. An axis of which files say unlike things has
+    /// no places, and is named in `unlike` with such a file.
     ///
     /// # Errors
     /// `Data`.

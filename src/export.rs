@@ -10,7 +10,7 @@ use crate::comm::World;
 use crate::data::Field;
 use crate::error::{Error, Result};
 use crate::graph::{NetworkOutput, SampleShape};
-use crate::model::onnx::{NetworkInput, OnnxFile, SampleArrays, TargetAxes, TargetShape};
+use crate::model::onnx::{NetworkInput, OnnxFile, SampleArrays};
 use crate::model::{self, FieldScale, Model, onnx};
 use crate::record::{self, ModelMetadata, WeightsFile, check_new, write_weights};
 use crate::train::{EXPORTED, Start};
@@ -199,8 +199,7 @@ impl Args {
 fn learned(about: &ModelMetadata, inputs: &[NetworkInput]) -> Option<SampleArrays> {
     let view = |of: &FieldScale| of.field.parse::<Field>().map(|field| field.view);
     let lies_last = |of: &FieldScale| view(of).ok().and_then(|view| view.channels_last());
-    let is_called =
-        |of: &FieldScale, name: &str| view(of).is_ok_and(|view| view.array.rsplit('/').next() == Some(name));
+    let is_called = |of: &FieldScale, name: &str| view(of).is_ok_and(|view| view.is_called(name));
     let sample = about.sample?;
     // One input has the channels of several arrays.
     let mut channels = 0;
@@ -222,8 +221,5 @@ fn learned(about: &ModelMetadata, inputs: &[NetworkInput]) -> Option<SampleArray
         true => inputs.iter().enumerate().map(of_one).collect::<Option<_>>()?,
         false => vec![(sample.to_vec(), lies_last(given.first()?))],
     };
-    let channels = TargetShape::Channels(targets.iter().map(|of| of.scale.len()).sum());
-    let target =
-        targets.first().map(|of| TargetAxes { shape: channels, is_last: lies_last(of).unwrap_or(false) });
-    Some(SampleArrays { inputs, target })
+    Some(SampleArrays { inputs, target: Field::target_axes(targets) })
 }

@@ -85,6 +85,11 @@ impl FromStr for View {
 }
 
 impl View {
+    /// Whether its array has this name in the group that it is in.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.array.rsplit('/').next() == Some(name)
+    }
+
     /// Whether it names channels behind places, as `[n,w,c]` does; `None` where it does not name both.
     pub fn channels_last(&self) -> Option<bool> {
         let place =

@@ -38,7 +38,7 @@ pub use ops::{
     MatMul, NormStatistics, Op, Permutation, Pool, Resize, ResizeCoordinates, adaptive_window, windows,
 };
 pub use rows::{Halo, RowWindow, Rows, Strip, Trade};
-pub use shape::{Shape, Volume, dims};
+pub use shape::{Shape, Volume, dims, squeezed};
 pub use split::{Shard, SplitLayers, TensorGroup};
 
 use std::sync::Arc;

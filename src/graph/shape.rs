@@ -16,6 +16,11 @@ pub fn dims<const N: usize>(extents: [usize; N]) -> Shape {
     Shape(extents.to_vec())
 }
 
+/// Extents without those of 1.
+pub fn squeezed(extents: &[usize]) -> Vec<usize> {
+    extents.iter().copied().filter(|&extent| extent != 1).collect()
+}
+
 impl Shape {
     /// The number of elements; 1 for a scalar. The largest number there is where they are more
     /// (`Graph::within_limits` refuses such tensors).

@@ -13,6 +13,7 @@ use super::file::{text, texts};
 use crate::error::{Error, OrError, Result};
 use crate::fields::{Coordinate, place_in};
 use crate::files::{self, Unfinished};
+use crate::graph::squeezed;
 
 /// Numbers that are in memory at a time when such a file is read, of outputs and of targets.
 const PIECE: usize = 1 << 20;
@@ -352,8 +353,7 @@ fn coordinates<T: H5Type>(
 
 /// The axes of a target, or those of what it is compared with where axes of one place are the difference.
 fn alike(target: &[usize], other: &[usize]) -> Vec<usize> {
-    let long = |shape: &[usize]| shape.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
-    if long(target) == long(other) { other.to_vec() } else { target.to_vec() }
+    if squeezed(target) == squeezed(other) { other.to_vec() } else { target.to_vec() }
 }
 
 /// Places of a chunk: all of a sample where that is no more than a megabyte, and of small ones several.

@@ -14,7 +14,8 @@ use crate::config::{Config, JpegDecoder};
 use crate::data::{ArraysOf, Dataset, Field, FieldSet, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe, extents, six_digits};
-use crate::model::onnx::{OnnxFile, TargetAxes, TargetShape};
+use crate::graph::squeezed;
+use crate::model::onnx::{OnnxFile, TargetAxes};
 use crate::model::{self, FieldScale, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
 use crate::record::WeightsFile;
@@ -76,11 +77,9 @@ pub fn shaped(
 
 /// What weights say of the targets that they have learned from.
 fn learned_target(weights: &Path, config: &Config) -> Option<TargetAxes> {
-    let about = WeightsFile::open(weights).ok()?.about().clone();
-    let targets = about.fields.get(config.fields.inputs.len()..).filter(|targets| !targets.is_empty())?;
-    let channels = targets.iter().map(|of| of.scale.len()).sum();
-    let is_last = targets[0].field.parse::<Field>().is_ok_and(|of| of.view.channels_last() == Some(true));
-    Some(TargetAxes { shape: TargetShape::Channels(channels), is_last })
+    let file = WeightsFile::open(weights).ok()?;
+    let targets = file.about().fields.get(config.fields.inputs.len()..)?;
+    Field::target_axes(targets)
 }
 
 /// The arrays, rescaled as the weights expect them or as is found out here. Collective.
@@ -158,8 +157,9 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
     let output = network.output()?;
     let is_of_classes = config.fields.is_of_classes();
     let wanted = &output[usize::from(is_of_classes).min(output.len())..];
-    let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
-    let Some(target) = set.target().filter(|target| long(wanted) != long(target)) else { return Ok(()) };
+    let Some(target) = set.target().filter(|target| squeezed(wanted) != squeezed(target)) else {
+        return Ok(());
+    };
     let name = network.model.name();
     let [gives, sample, places, target] = [&output[..], &set.image()[..], wanted, target].map(extents);
     let scores = format!(", the scores of classes for each of {places}");

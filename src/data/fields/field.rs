@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::list::{FieldList, FieldShape};
 use super::statistics::FileStatistics;
-use super::{ChannelScale, FieldScale, FieldSet, SampleField};
+use super::{ChannelScale, FieldScale, FieldSet, SampleField, TargetAxes, TargetShape};
 use crate::config::FieldOptions;
 use crate::error::{Error, Result};
 use crate::fields::{ArrayReader, ArrayStorage, Moments, NumberType, RoundedOff, View, six_digits};
@@ -73,6 +73,14 @@ impl FromStr for Field {
 }
 
 impl Field {
+    /// The axes of targets that weights have learned from; `None` where there are none.
+    pub fn target_axes(targets: &[FieldScale]) -> Option<TargetAxes> {
+        let first = targets.first()?.field.parse::<Field>().ok();
+        let is_last = first.and_then(|of| of.view.channels_last()).unwrap_or(false);
+        let channels = targets.iter().map(|of| of.scale.len()).sum();
+        Some(TargetAxes { shape: TargetShape::Channels(channels), is_last })
+    }
+
     /// Those of `--input`, `--target` and `--weight`, in this order.
     ///
     /// # Errors

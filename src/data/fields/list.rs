@@ -21,8 +21,9 @@ pub struct FieldList {
     pub places: Vec<usize>,
     /// The inputs of a network that has several, in its order, and which field each is given.
     pub network: Vec<(String, usize)>,
-    /// The axes of what a network of one input reads of a sample, channels first; and as it sees them.
+    /// The axes of what a network of one input reads of a sample, channels first.
     pub axes: Vec<usize>,
+    /// What a network reads of a sample.
     pub image: SampleShape,
     /// The axes of a target, without that of samples; none where there is no target.
     pub target: Vec<usize>,
@@ -171,12 +172,11 @@ fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[NetworkInput]
             of_network.len()
         )));
     }
-    let is_called = |field: &Field, name: &str| field.view.array.rsplit('/').next() == Some(name);
     // By names where all are known; else in the order of the flags, if that gives no input the array that is called as
     // another one.
-    let by_name = |input: &NetworkInput| inputs.iter().position(|field| is_called(field, &input.name));
+    let by_name = |input: &NetworkInput| inputs.iter().position(|field| field.view.is_called(&input.name));
     let anothers = |(field, own): (&Field, &NetworkInput)| {
-        of_network.iter().any(|other| other.name != own.name && is_called(field, &other.name))
+        of_network.iter().any(|other| other.name != own.name && field.view.is_called(&other.name))
     };
     let order = match of_network.iter().map(by_name).collect::<Option<Vec<usize>>>() {
         Some(by_names) => by_names,
@@ -188,16 +188,14 @@ fn in_order(inputs: &[Field], shapes: &[FieldShape], of_network: &[NetworkInput]
         }
         None => in_turn,
     };
-    for (&at, NetworkInput { name, axes }) in order.iter().zip(of_network) {
-        let (own, numbers) = (shapes[at].numbers(), axes.iter().product::<usize>());
+    for (&at, input) in order.iter().zip(of_network) {
         // How long axes are that it names the array says.
-        let (is_named, count) = (axes.contains(&0), shapes[at].lengths().count());
-        if is_named && count != axes.len() {
-            let what = format!("{count} axes a sample, and the network's input {name} has {}", axes.len());
-            return Err(inputs[at].wrong(what));
-        }
-        if !is_named && own != numbers {
-            let what = format!("{own} numbers a sample, and the network's input {name} has {numbers}");
+        let (own, wanted, what) = match input.numbers() {
+            Some(numbers) => (shapes[at].numbers(), numbers, "numbers"),
+            None => (shapes[at].lengths().count(), input.axes.len(), "axes"),
+        };
+        if own != wanted {
+            let what = format!("{own} {what} a sample, and the network's input {} has {wanted}", input.name);
             return Err(inputs[at].wrong(what));
         }
     }

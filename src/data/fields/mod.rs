@@ -34,7 +34,7 @@ use crate::fields::{
     ArrayReader, ArrayStorage, FileArray, FileNumber, Universe, ViewSamples, files_of, place_in,
 };
 use crate::files::ChunkCache;
-use crate::graph::SampleShape;
+use crate::graph::{SampleShape, squeezed};
 
 /// Finds the arrays of one file.
 pub type ArraysOf<'a> = &'a dyn Fn(&Path) -> Result<Vec<FileArray>>;
@@ -71,8 +71,7 @@ pub struct FieldSet {
 impl FieldSet {
     /// Opens the arrays of `--input`, `--target` and `--weight`, and reads none of their numbers. `of_network`: the
     /// inputs of a network by their names; where there are several each is given an array, and else all arrays are one
-    /// behind the other. `find` finds the arrays of all files where
-    /// ranks share that, which is then collective.
+    /// behind the other. `find` finds the arrays of all files where ranks share that, which is then collective.
     ///
     /// # Errors
     /// `Usage` for a view that the arrays do not have; `Data` for files that cannot be read, or that differ.
@@ -165,11 +164,12 @@ impl FieldSet {
 
     /// The first target where outputs of this shape are as it is; else the first input.
     pub fn first_of(&self, output: &[usize]) -> usize {
-        let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
         match self.target() {
             // Of classes there are no channels.
             Some(target)
-                if [output, &output[1.min(output.len())..]].iter().any(|of| long(of) == long(target)) =>
+                if [output, &output[1.min(output.len())..]]
+                    .iter()
+                    .any(|of| squeezed(of) == squeezed(target)) =>
             {
                 self.list.inputs
             }

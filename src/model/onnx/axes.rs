@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::order;
 use super::schema::{Dimension, GraphProto, NodeProto, ValueInfoProto, data_type};
-use crate::graph::SampleShape;
+use crate::graph::{SampleShape, Shape, squeezed};
 
 /// Height and width of images where the file leaves them open, as ImageNet's are cut.
 const USUAL_SIZE: usize = 224;
@@ -55,13 +55,19 @@ pub enum TargetShape {
     Channels(usize),
 }
 
+impl NetworkInput {
+    /// How many numbers it has of a sample; `None` where an axis is named.
+    pub fn numbers(&self) -> Option<usize> {
+        (!self.axes.contains(&0)).then(|| Shape(self.axes.clone()).elements())
+    }
+}
+
 impl TargetAxes {
     /// Whether it can be compared with an output of these axes, without that of the batch. Axes of one place are none.
     pub fn fits(&self, output: &[usize]) -> bool {
-        let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
         match &self.shape {
-            TargetShape::Values(shape) => long(output) == long(shape),
-            TargetShape::Classes(shape) => long(&output[1..]) == long(shape),
+            TargetShape::Values(shape) => squeezed(output) == squeezed(shape),
+            TargetShape::Classes(shape) => squeezed(&output[1..]) == squeezed(shape),
             TargetShape::Channels(channels) => output[0] == *channels,
         }
     }
@@ -246,8 +252,7 @@ impl FileInput {
 
     /// Whether it is what an array gives with another number of axes: with axes of one place, or one behind the other.
     fn is_like(&self, own: &[usize], lies_last: bool) -> bool {
-        let long = |axes: &[usize]| axes.iter().copied().filter(|&along| along != 1).collect::<Vec<_>>();
-        long(own) == long(&self.described) || self.described.len() == 1 && !lies_last
+        squeezed(own) == squeezed(&self.described) || self.described.len() == 1 && !lies_last
     }
 
     fn unlike(&self, own: &[usize]) -> String {
@@ -256,7 +261,8 @@ impl FileInput {
             axes.collect::<Vec<String>>().join("×")
         };
         format!(
-            "its input {} is {}, and the array for it has {} places, with channels first",
+            "its input {} is {}, and the array for it has {} places, with channels first: name the array's axes as the \
+             input has them (NAME[n,c,w])",
             self.name,
             list(&self.described),
             list(own)

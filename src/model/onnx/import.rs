@@ -411,20 +411,16 @@ impl<'a> Import<'a> {
         if self.file.is_loss() {
             return if let Value::MeanOf(part) = value { Some(part) } else { None };
         }
-        let value = match value {
-            Value::Partly(PartialActivation::Turned(_), _) => value,
-            Value::Tensor(_) | Value::Partly(..) => Value::Tensor(self.tensor(&value).ok()?),
-            _ => return None,
-        };
-        let dims: Vec<usize> = match &value {
+        let (value, dims): (Value, Vec<usize>) = match value {
             Value::Partly(PartialActivation::Turned(order), x) => {
-                let shape = self.net.shape(*x);
-                order.axes().iter().map(|&axis| shape.0[axis]).collect()
+                let shape = self.net.shape(x);
+                (value, order.axes().iter().map(|&axis| shape.0[axis]).collect())
             }
-            value => {
-                let x = self.tensor(value).ok()?;
-                self.net.shape(x).0.clone()
+            Value::Tensor(_) | Value::Partly(..) => {
+                let x = self.tensor(&value).ok()?;
+                (Value::Tensor(x), self.net.shape(x).0.clone())
             }
+            _ => return None,
         };
         let rank = dims.len();
         let value = match rank > 2 && self.gives_last(&dims, output) {

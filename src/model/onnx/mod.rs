@@ -22,6 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
+use prost::bytes::Bytes;
 
 use crate::error::{Error, OrError, Result};
 use crate::files::{self, Crc};
@@ -174,20 +175,14 @@ impl OnnxFile {
     /// `Usage` for a loss that is none of its outputs, or no single number;
     /// `Data`: the file is damaged, or its network cannot be trained, with every node that is why.
     pub fn open(path: &Path, gives: NetworkOutput, samples: Option<&SampleArrays>) -> Result<OnnxFile> {
-        let loss = if let NetworkOutput::Loss(name) = gives { Some(name) } else { None };
-        let wrong =
-            |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
-        let bytes = files::read(path).map_err(|error| wrong(&error))?;
+        let wrong = |what: &dyn std::fmt::Display| unread(path, what);
+        let (whole, model) = decoded(path)?;
         let mut sum = Crc::new();
-        sum.update(&bytes);
-        let whole = prost::bytes::Bytes::from(bytes);
-        let damaged = |error| files::unreadable(path, format!("cannot be read as ONNX: {error}"));
-        let model = ModelProto::decode(whole.clone()).map_err(damaged)?;
+        sum.update(&whole);
         let version = version(&model).or_data(path)?;
         let mut said = SaidByWriter::of(&model).or_data(path)?;
         let is_pytorchs = model.producer_name == "pytorch";
-        let mut graph = model.graph.ok_or_else(|| wrong(&"there is no graph in it"))?;
-        put_first(&mut graph, loss)?;
+        let mut graph = graph_of(path, model, gives)?;
         signature::untie(&mut graph);
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
@@ -228,7 +223,7 @@ impl OnnxFile {
         // A run has its weights where it needs them: nothing is to hold the file's bytes, of which all has parts.
         file.tensors.iter_mut().for_each(|tensor| tensor.leave(path, &whole));
         let nodes = file.graph.encode_to_vec();
-        file.graph = GraphProto::decode(prost::bytes::Bytes::from(nodes)).map_err(|error| wrong(&error))?;
+        file.graph = GraphProto::decode(Bytes::from(nodes)).map_err(|error| wrong(&error))?;
         Ok(file)
     }
 
@@ -237,13 +232,7 @@ impl OnnxFile {
     /// # Errors
     /// `Data`: the file is damaged, or such networks are not trained.
     pub fn inputs_of(path: &Path, gives: NetworkOutput) -> Result<Vec<NetworkInput>> {
-        let loss = if let NetworkOutput::Loss(name) = gives { Some(name) } else { None };
-        let unreadable =
-            |what: &dyn std::fmt::Display| Error::data(path, format!("cannot be read as ONNX: {what}"));
-        let bytes = prost::bytes::Bytes::from(files::read(path).map_err(|error| unreadable(&error))?);
-        let model = ModelProto::decode(bytes).map_err(|error| unreadable(&error))?;
-        let mut graph = model.graph.ok_or_else(|| unreadable(&"there is no graph in it"))?;
-        put_first(&mut graph, loss)?;
+        let graph = graph_of(path, decoded(path)?.1, gives)?;
         let stored: HashSet<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();
         let inputs = FileInput::all(&graph, |name| stored.contains(name)).or_data(path)?;
         Ok(inputs.iter().map(FileInput::described).collect())
@@ -444,6 +433,25 @@ impl OnnxFile {
         let at = |place: usize| values[place % columns * rows + place / columns];
         Ok((0..values.len()).map(at).collect())
     }
+}
+
+fn unread(path: &Path, what: &dyn std::fmt::Display) -> Error {
+    Error::data(path, format!("cannot be read as ONNX: {what}"))
+}
+
+/// The bytes of a file, and what they say.
+fn decoded(path: &Path) -> Result<(Bytes, ModelProto)> {
+    let bytes = Bytes::from(files::read(path).map_err(|error| unread(path, &error))?);
+    let damaged = |error| files::unreadable(path, format!("cannot be read as ONNX: {error}"));
+    let model = ModelProto::decode(bytes.clone()).map_err(damaged)?;
+    Ok((bytes, model))
+}
+
+/// The graph of a file, with that output first which counts.
+fn graph_of(path: &Path, model: ModelProto, gives: NetworkOutput) -> Result<GraphProto> {
+    let mut graph = model.graph.ok_or_else(|| unread(path, &"there is no graph in it"))?;
+    put_first(&mut graph, if let NetworkOutput::Loss(name) = gives { Some(name) } else { None })?;
+    Ok(graph)
 }
 
 /// Whether a tensor of at least two axes has zeros and one other number, and both: which places attend to which, say.

@@ -96,9 +96,9 @@ fn of_channels(file: &OnnxFile, output: Option<&(String, Shape, bool)>) -> Vec<S
         let (own, other) = (place(*is_last), place(!is_last));
         is_doubtful.then(|| {
             format!(
-                "does not say which axis of its input {name} has the channels, and samples fit with both: it is given \
-                 arrays as they lie, with channels on the {own} axis; where it wants them on the {other} write the \
-                 array so"
+                "does not say which axis of its input {name} has the channels, and samples fit with both: arrays are \
+                 given as they lie, with channels on the {own} axis; for a network that wants them on the {other} write \
+                 the array in that order"
             )
         })
     };

@@ -102,13 +102,7 @@ impl Batched<'_> {
             }
             Op::LayerNorm { .. } => {
                 let place = places[0].unwrap_or(FIRST);
-                let rows = self.one.shape(node.outputs[1]).elements();
-                let before = self.one.shape(node.inputs[0]).0.iter().scan(1, |all, extent| {
-                    *all *= extent;
-                    Some(*all)
-                });
-                let last = before.take_while(|&all| all < rows).count();
-                if self.images[0] > 1 && place.axis > last {
+                if self.images[0] > 1 && place.axis >= self.rows_end(node) {
                     return Err(self.mixed(node));
                 }
                 self.copied(node, Some(place));
@@ -290,6 +284,7 @@ impl Batched<'_> {
 
     /// The op of what one image has of operands that were stretched over the images; `each` is what it then gives.
     fn once(&mut self, reader: &Node, node: &Node, place: BatchPlace, each: Vec<usize>) -> Result<TensorId> {
+        let is_linear = matches!(node.op, Op::Linear { .. });
         match node.op {
             Op::Reshape => {
                 let from = followed(
@@ -315,14 +310,84 @@ impl Batched<'_> {
                 Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
             }
             // Of places, say: what takes images along the first axis gives the same of the same.
-            Op::Conv(_) if place.axis == 0 && place.inner == 1 => {
+            Op::Conv(_) | Op::Linear { .. } if place.axis == 0 && (place.inner == 1 || is_linear) => {
                 let x = self.same_for_all(reader, node.inputs[0], place)?;
                 let weights = node.inputs[1..].iter().map(|&weight| self.made_of(weight).0);
                 let inputs = std::iter::once(x).chain(weights).collect();
                 Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
             }
+            Op::MatMul(of) => {
+                let mut inputs = Vec::new();
+                for (number, &input) in node.inputs.iter().enumerate() {
+                    inputs.push(self.factor(reader, (number, input), (place, each.len()), of)?);
+                }
+                self.net.matmul(&node.name, inputs[0], inputs[1], of)
+            }
+            Op::Slice { axis, .. } if axis != place.axis => {
+                let x = self.same_for_all(reader, node.inputs[0], place)?;
+                Ok(self.net.node(&node.name, node.op, vec![x], Shape(each)))
+            }
+            Op::Softmax | Op::LayerNorm { .. } => self.once_by_rows(reader, node, place, each.len()),
             _ => Err(self.mixed(reader)),
         }
+    }
+
+    /// The same of what takes each row along its last axes by itself.
+    fn once_by_rows(
+        &mut self,
+        reader: &Node,
+        node: &Node,
+        place: BatchPlace,
+        rank: usize,
+    ) -> Result<TensorId> {
+        let rows = match node.op {
+            Op::Softmax => rank - 1,
+            _ => self.rows_end(node),
+        };
+        if place.axis >= rows {
+            return Err(self.mixed(reader));
+        }
+        let x = self.same_for_all(reader, node.inputs[0], place)?;
+        let parameters = node.inputs[1..].iter().map(|&parameter| self.made_of(parameter).0);
+        let inputs = std::iter::once(x).chain(parameters).collect();
+        let outputs = node.outputs.iter().map(|&output| {
+            let mut tensor = self.one.tensors[output.0].clone();
+            let place = if tensor.spec.shape.rank() == rank { place } else { FIRST };
+            tensor.spec.shape = Shape(self.each(output, place));
+            self.net.take(tensor)
+        });
+        let outputs: Vec<TensorId> = outputs.collect();
+        self.net.nodes.push(Node { inputs, outputs: outputs.clone(), ..node.clone() });
+        Ok(outputs[0])
+    }
+
+    /// What one image has of an operand of a product: rows of the result are of the first alone, and columns of the
+    /// second.
+    fn factor(
+        &mut self,
+        reader: &Node,
+        (number, id): (usize, TensorId),
+        (place, rank): (BatchPlace, usize),
+        of: MatMul,
+    ) -> Result<TensorId> {
+        if place.axis + 2 < rank {
+            return Ok(self.operand(reader, id, place, rank)?.0);
+        }
+        if place.axis != rank - 2 + number {
+            return Ok(self.made_of(id).0);
+        }
+        let axis = rank - 2 + usize::from(of.transposed[number] != (number == 1));
+        self.same_for_all(reader, id, BatchPlace { axis, ..place })
+    }
+
+    /// The first axis along which a layer normalises.
+    fn rows_end(&self, node: &Node) -> usize {
+        let rows = self.one.shape(node.outputs[1]).elements();
+        let before = self.one.shape(node.inputs[0]).0.iter().scan(1, |all, extent| {
+            *all *= extent;
+            Some(*all)
+        });
+        before.take_while(|&all| all <= rows).count()
     }
 
     // ---- what layers are ----

@@ -230,6 +230,54 @@ fn copies_are_stretched_or_lie_behind_each_other() {
     assert!(said.contains("copies (Tile): copies "), "{said}");
 }
 
+/// Queries that are learned are the same for all images until they meet what is of an image, as in Perceiver and DETR.
+#[test]
+fn what_is_computed_of_copies_is_that_of_one() {
+    let number = |place: usize| f64::from(place as f32 * 0.125 - 1.0);
+    let token: Vec<f64> = (0..4).map(number).collect();
+    // Columns 2 to 5 of (4, 8), normalised and as shares; and rows of (4, 4).
+    let product = |j: usize| (0..4).map(|k| token[k] * number(8 * k + j + 2)).sum::<f64>();
+    let mean = (0..4).map(product).sum::<f64>() / 4.0;
+    let variance = (0..4).map(|j| (product(j) - mean).powi(2)).sum::<f64>() / 4.0;
+    let exponential = |j: usize| ((product(j) - mean) / (variance + 1e-5).sqrt() * number(j)).exp();
+    let all: f64 = (0..4).map(exponential).sum();
+    let copy = |i: usize| exponential(i) / all + (0..4).map(|k| number(4 * i + k) * token[k]).sum::<f64>();
+    for batch in [0, 2] {
+        let (_place, model) = opened(|graph| {
+            let numbers = [("size0", &[0][..]), ("one", &[1]), ("from", &[2]), ("to", &[6]), ("along", &[1])];
+            graph.initializer.extend(numbers.map(|(name, numbers)| integers(name, numbers)));
+            let weights: [(&str, &[i64]); 4] =
+                [("token", &[1, 4]), ("wide", &[4, 8]), ("square", &[4, 4]), ("scale", &[4])];
+            graph.initializer.extend(weights.map(|(name, dims)| weight(name, dims)));
+            let before = [
+                node("sizes", "Shape", &["x"], "s"),
+                node("size", "Gather", &["s", "size0"], "n"),
+                saying(node("copies", "Concat", &["n", "one"], "c"), &[Said::One("axis", 0)]),
+                node("tokens", "Tile", &["token", "c"], "t"),
+                node("rows", "MatMul", &["t", "wide"], "p"),
+                node("part", "Slice", &["p", "from", "to", "along"], "e"),
+                node("norm", "LayerNormalization", &["e", "scale"], "q"),
+                saying(node("shares", "Softmax", &["q"], "r"), &[Said::One("axis", -1)]),
+                turned("turn", "t", "u", &[1, 0]),
+                node("columns", "MatMul", &["square", "u"], "v"),
+                turned("back", "v", "w", &[1, 0]),
+                node("both", "Add", &["r", "w"], "b"),
+                node("add", "Add", &["a", "b"], "d"),
+            ];
+            graph.node.splice(1..1, before);
+            graph.node.last_mut().unwrap().input[0] = "d".into();
+            graph.input = vec![value("x", &[batch, 1, 2, 2])];
+        });
+        for (place, found) in scores_of(&model).iter().enumerate() {
+            let (image, class) = (place / 3, place % 3);
+            let of = |at: usize| ((4 * image + at) as f64 + copy(at)) * number(3 * at + class);
+            let wanted = (0..4).map(of).sum::<f64>() + number(class);
+            let error = f64::from(*found) - wanted;
+            assert!(error.abs() <= 1e-5 * wanted.abs().max(1.0), "{found} and {wanted}, batch {batch}");
+        }
+    }
+}
+
 /// The loss of classes takes a softmax of scores by itself: shares would be squeezed twice.
 #[test]
 fn what_ends_in_a_sigmoid_is_told_apart_and_not_trained() {

@@ -5,6 +5,7 @@
 //! docs/onnx.md has the table of ops.
 
 mod axes;
+mod biases;
 mod constant;
 pub mod export;
 mod fold;
@@ -184,6 +185,7 @@ impl OnnxFile {
         let is_pytorchs = model.producer_name == "pytorch";
         let mut graph = graph_of(path, model, gives)?;
         signature::untie(&mut graph);
+        biases::put_back(&mut graph);
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
         for tensor in &tensors {

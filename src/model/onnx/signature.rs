@@ -11,6 +11,8 @@ use std::collections::{HashMap, HashSet};
 use super::schema::{GraphProto, NodeProto, StringStringEntryProto, TensorProto};
 
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
+/// What the exporter says a node was made of.
+pub const ORIGIN: &str = "pkg.torch.onnx.fx_node";
 const SCOPES: &str = "pkg.torch.onnx.name_scopes";
 
 /// Numbers of a tensor that may be kept for several: the exporter looks at no larger ones.
@@ -41,12 +43,9 @@ pub struct StandIns<'a> {
 impl<'a> Signature<'a> {
     /// `None` where another program has written the file, or an older exporter.
     pub fn of(graph: &'a GraphProto, tensor_of: &'a HashMap<String, usize>) -> Option<Signature<'a>> {
-        let text = found(&graph.metadata_props, SIGNATURE)?;
-        // p_fc_weight: PARAMETER target='fc.weight'
-        let [parameters, buffers] = ["PARAMETER", "BUFFER"].map(|kind| {
-            let name = |line: &'a str| line.split_once(kind)?.1.strip_prefix(" target='")?.split('\'').next();
-            text.lines().filter_map(name).collect::<HashSet<&str>>()
-        });
+        found(&graph.metadata_props, SIGNATURE)?;
+        let [parameters, buffers] = ["PARAMETER", "BUFFER"]
+            .map(|kind| targets(graph, kind).map(|(_, name)| name).collect::<HashSet<&str>>());
         let mut lacking: Vec<&str> = parameters.iter().copied().collect();
         lacking.retain(|name| !tensor_of.contains_key(*name));
         lacking.sort_unstable();
@@ -180,8 +179,11 @@ fn stands_for_another(node: &NodeProto, name: &str, lost: &[&str], numbers: Numb
 }
 
 /// Whether a node is a normalisation and the tensor the ones or zeros by which an exporter writes that it has no scale
-/// or shift.
+/// or shift, or part of attention and the tensor what that scales by.
 fn is_left_out(node: &NodeProto, name: &str, numbers: Numbers) -> bool {
+    if made_of(node).is_some_and(|(layer, _)| layer.starts_with("scaled_dot_product_attention")) {
+        return numbers(name).is_some_and(|all| all.len() == 1);
+    }
     let nothing = match node.input.iter().position(|input| input == name) {
         Some(1) => 1.0,
         _ => 0.0,
@@ -236,6 +238,27 @@ pub fn untie(graph: &mut GraphProto) {
 
 fn found<'a>(entries: &'a [StringStringEntryProto], key: &str) -> Option<&'a str> {
     entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.value)
+}
+
+/// Of which layer the exporter made a node, and the layer's arguments: "…[target=torch.ops.aten.linear.default](args =
+/// (%x, %p_fc_weight, %p_fc_bias), kwargs = {})".
+pub fn made_of(node: &NodeProto) -> Option<(&str, &str)> {
+    let (_, layer) = found(&node.metadata_props, ORIGIN)?.split_once("[target=torch.ops.aten.")?;
+    layer.split_once("](args = (")
+}
+
+/// What the exporter's program calls each parameter, and the network.
+pub fn symbols(graph: &GraphProto) -> impl Iterator<Item = (&str, &str)> {
+    targets(graph, "PARAMETER")
+}
+
+/// The same of parameters or buffers, of lines as "p_fc_weight: PARAMETER target='fc.weight'".
+fn targets<'a>(graph: &'a GraphProto, kind: &'static str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let of = move |line: &'a str| {
+        let (symbol, target) = line.split_once(kind)?;
+        Some((symbol.trim_end().strip_suffix(':')?, target.strip_prefix(" target='")?.split('\'').next()?))
+    };
+    found(&graph.metadata_props, SIGNATURE).unwrap_or_default().lines().filter_map(of)
 }
 
 /// The module of a parameter; of one that others are computed from (`torch.nn.utils.parametrize`) that of these.
@@ -377,6 +400,18 @@ mod tests {
         assert_eq!(learned, ["in_turned", "o_turned", "q_turned"]);
         assert_eq!(stand_ins.lost, ["a.o.bias"]);
         assert_eq!(signature.is_learned("a.mean", &stand_ins, &numbers), Some(false));
+        // Where a module lacks a bias the factor is no stand-in for it either.
+        let text = "%a : [num_users=1] = call_function[target=torch.ops.aten.scaled_dot_product_attention.default](args = \
+                    (%q, %k, %v), kwargs = {})";
+        let props = |lost: &str| vec![entry(SIGNATURE, &format!("p: PARAMETER target='{lost}'\n"))];
+        let mut factor = node("Mul", "a", &["x", "scale"]);
+        factor.metadata_props.push(entry(ORIGIN, text));
+        let graph =
+            GraphProto { node: vec![factor], metadata_props: props("a.bias"), ..GraphProto::default() };
+        let signature = Signature::of(&graph, &tensor_of).unwrap();
+        let stand_ins = signature.stand_ins(axes, &numbers);
+        assert_eq!((stand_ins.lost.as_slice(), stand_ins.tensors.len()), (&["a.bias"][..], 0));
+        assert_eq!(signature.is_learned("scale", &stand_ins, &numbers), Some(false));
     }
 
     #[test]

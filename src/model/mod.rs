@@ -33,6 +33,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, NetworkOutput, SampleShape, Shape, TensorId};
 pub use preprocessing::{
     CLASS_NAMES, ChannelScale, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing, SAMPLE,
+    SampleAxis,
 };
 
 /// A model that `--model` can name.

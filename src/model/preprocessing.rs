@@ -13,7 +13,7 @@ pub const FIELDS: &str = "dltrain.fields";
 /// What these files call the shape of a sample of arrays, a list as JSON with channels first.
 pub const SAMPLE: &str = "dltrain.sample";
 
-/// What each channel of an array is multiplied by, and what is then added.
+/// An array as a network knows it: what each channel is multiplied by and what is then added, and where samples are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FieldScale {
     /// The array, as the flag has it.
@@ -24,6 +24,46 @@ pub struct FieldScale {
     pub shift: Vec<f32>,
     /// The unit of its numbers as its file has them, where that says it.
     pub unit: Option<String>,
+    /// The axes of its samples, in a network's order; none where nothing is known of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub axes: Vec<SampleAxis>,
+}
+
+/// An axis of samples, and where on it they are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SampleAxis {
+    /// What the file calls it.
+    pub name: String,
+    /// The first and the last place, where the file says where they are.
+    pub ends: Option<[f32; 2]>,
+    /// The unit of these.
+    pub unit: Option<String>,
+}
+
+impl SampleAxis {
+    /// "from 90 to -90 degrees_north"; `None` where nothing is said.
+    pub fn said(&self) -> Option<String> {
+        let [first, last] = self.ends?;
+        let unit = self.unit.as_ref().map_or(String::new(), |unit| format!(" {unit}"));
+        Some(format!("from {first} to {last}{unit}"))
+    }
+
+    /// Whether both say where places are, and the first of one is the last of the other's direction.
+    pub fn is_opposite(&self, other: &SampleAxis) -> bool {
+        let rises =
+            |of: &SampleAxis| of.ends.filter(|[first, last]| first != last).map(|[first, last]| first < last);
+        rises(self).zip(rises(other)).is_some_and(|(own, other)| own != other)
+    }
+
+    /// Whether both say where places are, and these differ by more than what numbers are rounded by.
+    pub fn is_elsewhere(&self, other: &SampleAxis) -> bool {
+        /// Of the distance between the ends.
+        const ROUNDED: f32 = 1e-4;
+        let Some(([first, last], other_ends)) = self.ends.zip(other.ends) else { return false };
+        let near =
+            |own: f32, other: f32| (own - other).abs() <= ROUNDED * (last - first).abs().max(f32::EPSILON);
+        self.unit != other.unit || !near(first, other_ends[0]) || !near(last, other_ends[1])
+    }
 }
 
 impl FieldScale {
@@ -149,6 +189,39 @@ mod tests {
             assert!(Preprocessing::from_text(&wrong.to_text()).is_err_and(|why| why.contains("cannot be")));
         }
         assert!(Preprocessing::from_text("{}").is_err_and(|why| why.contains("missing field")));
+    }
+
+    #[test]
+    fn axes_lie_elsewhere_or_the_other_way_round() {
+        let axis = |ends, unit: Option<&str>| {
+            let of = SampleAxis { name: "lat".into(), ends, unit: unit.map(String::from) };
+            let text = serde_json::to_string(&of).unwrap();
+            assert_eq!(serde_json::from_str::<SampleAxis>(&text).unwrap(), of);
+            of
+        };
+        let south = axis(Some([-90.0, 90.0]), Some("degrees_north"));
+        assert_eq!(south.said().as_deref(), Some("from -90 to 90 degrees_north"));
+        let with = |ends| axis(ends, Some("degrees_north"));
+        let cases = [
+            (with(Some([90.0, -90.0])), true, true),
+            (with(Some([-90.0, 90.001])), false, false),
+            (with(Some([-89.0, 90.0])), true, false),
+            (with(Some([40.0, 30.0])), true, true),
+            // One place has no direction.
+            (with(Some([40.0, 40.0])), true, false),
+            (with(None), false, false),
+            (axis(Some([-90.0, 90.0]), None), true, false),
+        ];
+        for (other, elsewhere, opposite) in cases {
+            assert_eq!(
+                (other.is_elsewhere(&south), other.is_opposite(&south)),
+                (elsewhere, opposite),
+                "{other:?}"
+            );
+        }
+        // What weights of older versions say.
+        let old = r#"[{"field":"t[n,h,w]","scale":[1.0],"shift":[0.0],"unit":null}]"#;
+        assert!(FieldScale::from_text(old).unwrap()[0].axes.is_empty());
     }
 
     /// A million in steps of 1/16 is what f32 has; shifted first, differences would be multiples of a quarter.

@@ -11,7 +11,7 @@ use super::source;
 use crate::comm::World;
 use crate::config::values::first;
 use crate::config::{Config, JpegDecoder};
-use crate::data::{ArraysOf, Dataset, Field, FieldSet, Samples, Sets, TrainingLoader};
+use crate::data::{ArraysOf, Dataset, Field, FieldSet, SampleAxis, Samples, Sets, TrainingLoader};
 use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe, extents, six_digits};
 use crate::graph::squeezed;
@@ -109,6 +109,7 @@ pub fn open(
         Ok((set.telling_apart(network.classes), test.map(|test| test.telling_apart(network.classes))))
     };
     let (set, others) = world.agree(opened())?;
+    let set = lying(world, set)?;
     let known =
         weights.map(|weights| (weights.whose, &weights.about.fields)).filter(|(_, of)| !of.is_empty());
     let (scales, whose, by_files) = match known {
@@ -120,7 +121,9 @@ pub fn open(
         None => measured(world, &set)?,
     };
     let units = known.map_or(Ok(Vec::new()), |(whose, _)| in_units_of(whose, &scales, set.scales(), path));
-    let otherwise = known.map_or(Vec::new(), |(whose, _)| called_otherwise(whose, &scales, set.scales()));
+    let mut otherwise = known.map_or(Vec::new(), |(whose, _)| called_otherwise(whose, &scales, set.scales()));
+    otherwise.extend(known.map_or(Vec::new(), |(whose, _)| placed_otherwise(whose, &scales, set.scales())));
+    otherwise.extend(opposed(set.scales()));
     let set = world.agree(set.scaled(&scales))?;
     let others = world.agree(others.map(|set| set.scaled(&scales)).transpose())?;
     let units = world.agree(units)?;
@@ -214,6 +217,52 @@ fn called_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Ve
             .then(|| format!("{}: {whose} have learned from {}, and {how}", own.text, known.text))
     };
     known.iter().zip(own).filter_map(line).collect()
+}
+
+/// The set, with the axes of its arrays as the first rank reads them. Collective.
+fn lying(world: &World, set: FieldSet) -> Result<FieldSet> {
+    let damaged = |error: serde_json::Error| Error::internal(format!("axes of arrays as text: {error}"));
+    let own = match world.is_first() {
+        true => set.sample_axes().and_then(|axes| serde_json::to_string(&axes).map_err(damaged)),
+        false => Ok(String::new()),
+    };
+    let text = world.broadcast_text(&world.agree(own)?)?;
+    Ok(set.lying(serde_json::from_str(&text).map_err(damaged)?))
+}
+
+/// Which axes lie elsewhere than those of the samples that weights have learned from, or the other way round.
+fn placed_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Vec<String> {
+    let of_array = |(known, own): (&FieldScale, &FieldScale)| {
+        let lines = |(learned, here): (&SampleAxis, &SampleAxis)| {
+            let (there, is) = (learned.said()?, here.said()?);
+            let way = if here.is_opposite(learned) { ": the other way round" } else { "" };
+            let name = &here.name;
+            here.is_elsewhere(learned).then(|| {
+                format!("{}: {name} is {is}, and {whose} have learned from it {there}{way}", own.field)
+            })
+        };
+        known.axes.iter().zip(&own.axes).filter_map(lines).collect::<Vec<_>>()
+    };
+    known.iter().zip(own).flat_map(of_array).collect()
+}
+
+/// Which axes of arrays go the other way round than the first input's of the same name or unit.
+fn opposed(own: &[FieldScale]) -> Vec<String> {
+    let Some((first, others)) = own.split_first() else { return Vec::new() };
+    let of_array = |of: &FieldScale| {
+        let line = |axis: &SampleAxis| {
+            let is_same = |other: &&SampleAxis| {
+                axis.name == other.name || (axis.unit.is_some() && axis.unit == other.unit)
+            };
+            let other = first.axes.iter().find(is_same).filter(|other| axis.is_opposite(other))?;
+            let (name, [is, there]) = (&axis.name, [axis.said()?, other.said()?]);
+            let text =
+                format!("{}: {name} is {is}, and in {} {there}: the other way round", of.field, first.field);
+            Some(format!("{text}; points go together as they lie"))
+        };
+        of.axes.iter().filter_map(line).collect::<Vec<_>>()
+    };
+    others.iter().flat_map(of_array).collect()
 }
 
 /// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks;
@@ -342,4 +391,43 @@ fn rescaled<'a>(scales: &[FieldScale], whose: impl Fn(usize) -> &'a str) -> Vec<
     let mut known = HashSet::new();
     lines.retain(|line| known.insert(line.clone()));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_of_one_run_are_told_apart_by_their_direction() {
+        let axis =
+            |name: &str, ends, unit: &str| SampleAxis { name: name.into(), ends, unit: Some(unit.into()) };
+        let array = |field: &str, axes| FieldScale {
+            field: field.into(),
+            scale: vec![1.0],
+            shift: vec![0.0],
+            unit: None,
+            axes,
+        };
+        let north = axis("latitude", Some([90.0, -90.0]), "degrees_north");
+        let east = axis("longitude", Some([0.0, 359.0]), "degrees_east");
+        let level = axis("level", Some([1000.0, 10.0]), "hPa");
+        let t = array("t[n,c,h,w]", vec![level, north, east.clone()]);
+        let rain =
+            array("rain[n,h,w]", vec![axis("lat", Some([-90.0, 90.0]), "degrees_north"), east.clone()]);
+        let line = "rain[n,h,w]: lat is from -90 to 90 degrees_north, and in t[n,c,h,w] from 90 to -90 degrees_north: the \
+                    other way round; points go together as they lie";
+        assert_eq!(opposed(&[t.clone(), t.clone(), rain.clone()]), [line]);
+        assert!(opposed(&[rain.clone(), rain.clone()]).is_empty());
+        // Elsewhere, with as many places.
+        let part = array("rain[n,h,w]", vec![axis("lat", Some([-30.0, 30.0]), "degrees_north"), east]);
+        let said = placed_otherwise("the weights", std::slice::from_ref(&rain), &[part]);
+        assert_eq!(
+            said,
+            [
+                "rain[n,h,w]: lat is from -30 to 30 degrees_north, and the weights have learned from it from -90 to 90 \
+              degrees_north"
+            ]
+        );
+        assert!(placed_otherwise("the weights", &[array("rain[n,h,w]", Vec::new())], &[rain]).is_empty());
+    }
 }

@@ -725,9 +725,20 @@ fn predictions_have_the_axes_of_their_file() {
     let said = run(2, &[&["predict"], &net[..], &["--init-from", &maps, "--output", &out]].concat());
     let line = "coordinates that are left out, since a file has others than the first, or none: lat (";
     assert_eq!(said.matches(line).count(), 1, "{said}");
-    let file = File::open(out).unwrap();
+    let file = File::open(&out).unwrap();
     assert!(file.dataset("lon").is_ok() && file.dataset("lat").unwrap().attr("units").is_err());
     assert_eq!(scales(&file, "output"), ["sample", "channel", "lat", "lon"]);
+    // What the weights have learned from began in the south, as the first file does.
+    let [south, north] = ["south.h5", "north.h5"].map(|name| place.text(name));
+    let of_b =
+        [&["predict"], &net[..net.len() - 1], &[&both[1], "--init-from", &maps, "--output", &south]].concat();
+    let said = run(2, &of_b);
+    let line = "temperature[n,h,w]: lat is from 3 to 0 degrees_north, and the weights of --init-from have learned from it \
+                from 0 to 3 degrees_north: the other way round";
+    assert_eq!(said.matches(line).count(), 1, "{said}");
+    let of_a =
+        [&["predict"], &net[..net.len() - 1], &[&both[0], "--init-from", &maps, "--output", &north]].concat();
+    assert!(!run(1, &of_a).contains("have learned from it"));
     // Such an axis has no places that a prediction of that file could have.
     let again = ["predict", "--data", &place.text("maps.h5"), "--input", "output[n,c,h,w]"];
     let out = place.text("again.h5");

@@ -1,9 +1,11 @@
 //! Where samples and their places are, as files say it (netCDF's coordinates).
 
 use std::path::Path;
+use std::sync::Arc;
 
-use super::FieldSet;
 use super::files::FieldFile;
+use super::{FieldScale, FieldSet};
+use crate::data::SampleAxis;
 use crate::error::Result;
 use crate::fields::{ArrayBox, ArrayReader, Coordinate, FileArray, ViewSamples};
 
@@ -45,6 +47,40 @@ impl FieldSet {
             places.extend(self.auxiliary(at, &name, unlike)?);
         }
         Ok((names, places))
+    }
+
+    /// The axes of samples of each input and target, and where on them the first file's samples are: what all samples
+    /// have of an axis, or all of it where each has another part.
+    ///
+    /// # Errors
+    /// `Data`.
+    pub fn sample_axes(&self) -> Result<Vec<Vec<SampleAxis>>> {
+        let axes_of = |at: usize| -> Result<Vec<SampleAxis>> {
+            let (array, samples) = &self.files[0].arrays[at];
+            let own = samples.order().iter().copied().zip(samples.letters());
+            own.map(|(axis, letter)| {
+                let name = array.axes[axis].clone();
+                // Where samples are in time differs from file to file.
+                if samples.numbering().contains(&axis) {
+                    return Ok(SampleAxis { name, ends: None, unit: None });
+                }
+                let all = || ArrayBox { first: vec![0], len: vec![array.shape[axis]] };
+                let part = of_all_samples(samples, axis, letter).unwrap_or_else(all);
+                let (places, unit) = places_of(array.coordinate(axis), &part)?.unwrap_or_default();
+                let ends = places.first().copied().zip(places.last().copied()).map(<[f32; 2]>::from);
+                let ends = ends.filter(|ends| ends.iter().all(|end| end.is_finite()));
+                Ok(SampleAxis { name, ends, unit })
+            })
+            .collect()
+        };
+        (0..self.list.compared).map(axes_of).collect()
+    }
+
+    /// The set, which knows these axes of its arrays.
+    pub fn lying(self, axes: Vec<Vec<SampleAxis>>) -> FieldSet {
+        let known = self.scales.iter().cloned().zip(axes);
+        let scales = known.map(|(scale, axes)| FieldScale { axes, ..scale }).collect();
+        FieldSet { scales: Arc::new(scales), ..self }
     }
 
     /// Those that an array of this name says, if it has axes of the field alone.

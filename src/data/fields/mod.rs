@@ -112,6 +112,7 @@ impl FieldSet {
             scale: vec![1.0; list.shapes[at].channels()],
             shift: vec![0.0; list.shapes[at].channels()],
             unit: files[0].arrays[at].0.unit.clone(),
+            axes: Vec::new(),
         };
         let scales = (0..list.compared).map(unscaled).collect();
         let chunks = (0..list.fields.len()).map(|_| Arc::new(ChunkCache::default())).collect();
@@ -276,6 +277,10 @@ impl FieldSet {
         let (mut scales, codes) = (scales.to_vec(), Arc::default());
         for (scale, own) in scales.iter_mut().zip(&*self.scales) {
             scale.unit = scale.unit.take().or_else(|| own.unit.clone());
+            // What is learned from here lies here.
+            if own.axes.iter().any(|axis| axis.ends.is_some()) {
+                scale.axes.clone_from(&own.axes);
+            }
         }
         let scales = Arc::new(scales);
         Ok(FieldSet { scales, list: Arc::new(list), codes, ..self })

@@ -25,7 +25,7 @@ PREFIX ?= /usr/local
 # What `make install` installs for.
 HERE = $(if $(filter file,$(origin MPI)),$$(.ci/env here),$(MPI))
 
-.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard test-fields lint lint-arm kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-fields bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall dist test-dist test-site test-site-fast test-install fuzz clean
+.PHONY: help deps build run test test-one test-full test-torchvision test-zoo test-tensorboard test-fields lint lint-text lint-arm kernels gpu-bundle gpu-minutes gpu-check gpu-bench bench bench-cpu bench-data bench-fields bench-checkpoint bench-hosts bench-strategies bench-tensor bench-elastic bench-pipeline bench-zero bench-collectives bench-predict bench-measured install uninstall dist test-dist test-site test-site-fast test-install fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,7 +50,7 @@ test-one: ## run tests under one MPI, as TESTS="ops restart::with_", or all of t
 	@.ci/deps $(MPI) tests
 	@.ci/test $(MPI) $(TESTS)
 
-test-full: lint-arm ## what takes hours: models at full size, their memory, 500 combinations of flags, 128 ranks, nodes, 20 killed jobs; and every case of all tests, of the release build, under each MPI
+test-full: lint lint-arm ## what takes hours: models at full size, their memory, 500 combinations of flags, 128 ranks, nodes, 20 killed jobs; and every case of all tests, of the release build, under each MPI
 	@.ci/deps $(MPI) tests slurm
 	@PROFILE=release IGNORED=1 .ci/test $(MPI) full
 	@set -e; for mpi in $(MPIS); do DLTRAIN_TEST_FULL=1 PROFILE=release .ci/test $$mpi; done
@@ -95,13 +95,15 @@ test-fields: build ## arrays of files that others wrote (Met Office, CMIP6) and 
 	@$(WITH_MPI) OMP_NUM_THREADS=1 .deps/fields/bin/python tests/fields/brain.py $(DLTRAIN) .deps/fields/lib \
 	    $$DLTRAIN_MPIRUN -n 2
 
-lint: deps ## check format, warnings, documentation, scripts, and which module uses which
-	@.ci/deps $(MPI) lint
-	@.ci/lint
+lint: lint-text ## check format, warnings, documentation, scripts, and which module uses which
 	@$(WITH_MPI) cargo clippy $(CHECK_FLAGS) --workspace --all-targets -- -D warnings
 	@$(WITH_MPI) RUSTDOCFLAGS="-D warnings" cargo doc $(CHECK_FLAGS) --no-deps --quiet -p dltrain -p dltrain-core
 
 # Nothing is linked, so that what crates have in C may be compiled for this machine.
+lint-text: deps ## of lint what compiles nothing
+	@.ci/deps $(MPI) lint
+	@.ci/lint
+
 lint-arm: deps ## check that all of it compiles for ARM (GH200), too
 	@rustup target list --installed 2>/dev/null | grep -qx $(ARM) || rustup target add $(ARM)
 	@$(WITH_MPI) CC_$(subst -,_,$(ARM))=cc AR_$(subst -,_,$(ARM))=ar cargo check $(CHECK_FLAGS) --target $(ARM)

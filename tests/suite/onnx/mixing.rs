@@ -230,6 +230,30 @@ fn copies_are_stretched_or_lie_behind_each_other() {
     assert!(said.contains("copies (Tile): copies "), "{said}");
 }
 
+/// A softmax of nothing is no number, and what exporters write behind it to make zeros of that is no layer.
+#[test]
+fn rows_of_which_a_mask_leaves_nothing_are_refused() {
+    let masked = |rows: [f32; 4]| {
+        move |graph: &mut GraphProto| {
+            let mask = TensorProto { float_data: rows.into(), ..weight("mask", &[4]) };
+            let constant = AttributeProto {
+                name: "value".into(),
+                t: Some(mask),
+                kind: kind::TENSOR,
+                ..Default::default()
+            };
+            let constant = NodeProto { attribute: vec![constant], ..node("mask", "Constant", &[], "m") };
+            let shares = saying(node("shares", "Softmax", &["n"], "d"), &[Said::One("axis", -1)]);
+            let nodes = [constant, node("add", "Add", &["a", "m"], "n"), shares];
+            between(0, &nodes)(graph);
+        }
+    };
+    let none = f32::NEG_INFINITY;
+    opened(masked([none, 0.0, none, none]));
+    let said = said(masked([none; 4]));
+    assert!(said.contains("add (Add): adds −∞ to all numbers of a row"), "{said}");
+}
+
 /// Queries that are learned are the same for all images until they meet what is of an image, as in Perceiver and DETR.
 #[test]
 fn what_is_computed_of_copies_is_that_of_one() {

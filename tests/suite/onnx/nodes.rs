@@ -527,6 +527,49 @@ pub fn scores_of(model: &Model) -> Vec<f32> {
     run.logits()
 }
 
+/// Channels of a block become its places and are taken apart again, in the orders that ONNX defines.
+#[test]
+fn blocks_of_channels_become_places_and_back() {
+    // The pixels of an image (2, 2), then 4 channels of a pixel, twice that, and 2 channels of 2×2 pixels.
+    for (mode, places) in [("DCR", [0, 2, 4, 6, 1, 3, 5, 7]), ("CRD", [0, 1, 2, 3, 4, 5, 6, 7])] {
+        let blocks = |name: &str, op: &str, from: &str, to: &str| {
+            let size =
+                AttributeProto { name: "blocksize".into(), i: 2, kind: kind::INT, ..Default::default() };
+            NodeProto { attribute: vec![size], ..node(name, op, &[from], to) }
+        };
+        let (_place, model) = opened(|graph| {
+            let mode = AttributeProto {
+                name: "mode".into(),
+                s: mode.as_bytes().to_vec().into(),
+                kind: kind::STRING,
+                ..Default::default()
+            };
+            let mut up = blocks("up", "DepthToSpace", "wide", "pixels");
+            up.attribute.push(mode);
+            let double = TensorProto { float_data: vec![10.0], ..weight("double", &[1]) };
+            graph.initializer.extend([double, weight("of.eight", &[8, 3])]);
+            let axis = AttributeProto { name: "axis".into(), i: 1, kind: kind::INT, ..Default::default() };
+            graph.node = vec![
+                blocks("down", "SpaceToDepth", "x", "channels"),
+                node("times", "Mul", &["channels", "double"], "more"),
+                NodeProto { attribute: vec![axis], ..node("both", "Concat", &["channels", "more"], "wide") },
+                up,
+                node("flat", "Flatten", &["pixels"], "f"),
+                node("fc", "MatMul", &["f", "of.eight"], "y"),
+            ];
+            graph.initializer.retain(|tensor| ["double", "of.eight"].contains(&&*tensor.name));
+        });
+        for (at, found) in scores_of(&model).iter().enumerate() {
+            let (image, class) = (at / 3, at % 3);
+            let channel =
+                |channel: usize| (4 * image + channel % 4) as f32 * if channel < 4 { 1.0 } else { 10.0 };
+            let wanted: f32 =
+                (0..8).map(|k| channel(places[k]) * ((3 * k + class) as f32 * 0.125 - 1.0)).sum();
+            assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{mode}: {found} and {wanted}");
+        }
+    }
+}
+
 /// −1, as some writers say that an extent is open, is as 0.
 #[test]
 fn a_batch_of_less_than_none_is_one_that_is_open() {

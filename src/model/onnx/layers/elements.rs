@@ -400,6 +400,9 @@ pub fn add(import: &mut Import, inputs: &[Value]) -> Lowered {
     {
         return Ok(Value::Partly(PartialActivation::ErfPlusOne, *x));
     }
+    if inputs.iter().any(|value| leaves_nothing(import, value)) {
+        return Err("adds −∞ to all numbers of a row, of which a softmax makes none".into());
+    }
     let is_zero = |value: &&Value| import.single(value) == Some(0.0);
     let parts: Vec<Value> = inputs.iter().filter(|value| !is_zero(value)).cloned().collect();
     let mut sum = match &parts[..] {
@@ -410,6 +413,16 @@ pub fn add(import: &mut Import, inputs: &[Value]) -> Lowered {
         sum = stretched(import, &[sum, value.clone()], Binary::Add)?;
     }
     Ok(sum)
+}
+
+/// Whether a known tensor, a mask, has −∞ all along its last axis: what PyTorch writes behind a softmax of it makes zeros
+/// of what is no number, and here would add it up.
+pub fn leaves_nothing(import: &Import, value: &Value) -> bool {
+    let Some(mask) = import.known_reals(value).and_then(|_| import.constant(value).ok()) else {
+        return false;
+    };
+    let along = mask.dims.last().copied().unwrap_or(1);
+    along > 1 && mask.reals().chunks(along).any(|row| row.iter().all(|&number| number == f32::NEG_INFINITY))
 }
 
 pub fn mean(import: &mut Import, inputs: &[Value]) -> Lowered {

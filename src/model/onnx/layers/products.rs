@@ -1,6 +1,6 @@
 //! Products of two tensors that the network computes, and softmax.
 
-use super::elements::first;
+use super::elements::{first, leaves_nothing};
 use super::{Lowered, shapes};
 use crate::graph::{MatMul, Shape, TensorId};
 use crate::model::onnx::constant::{common, from_front};
@@ -136,6 +136,9 @@ fn in_order(
 
 /// Of scores the loss has it, so that at the end of a network there is none.
 pub fn softmax(import: &mut Import, inputs: &[Value]) -> Lowered {
+    if leaves_nothing(import, first(inputs)?) {
+        return Err("is of a row that is −∞ all along".into());
+    }
     let x = import.tensor(first(inputs)?)?;
     let rank = import.net.shape(x).rank();
     let given = import.node.int("axis").unwrap_or(if import.file.version() < 13 { 1 } else { -1 });

@@ -108,6 +108,56 @@ pub fn transpose(import: &mut Import, inputs: &[Value]) -> Lowered {
     }
 }
 
+/// Blocks of channels become blocks of places: (N, C·b², H, W) to (N, C, H·b, W·b).
+pub fn depth_to_space(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let (x, [n, c, h, w], b) = blocks(import, inputs)?;
+    let Some(channels) = Some(c / (b * b)).filter(|channels| channels * b * b == c) else {
+        return Err(format!("blocks of {b}×{b} of {c} channels").into());
+    };
+    // Which of the channels that a pixel had lie apart: those of a row and a column of a block, or their own.
+    let (apart, order) = match import.node.text("mode").unwrap_or("DCR") {
+        "CRD" => (vec![n, channels, b, b, h, w], [0, 1, 4, 2, 5, 3]),
+        "DCR" => (vec![n, b, b, channels, h, w], [0, 3, 4, 1, 5, 2]),
+        mode => return Err(format!("mode {mode}").into()),
+    };
+    in_blocks(import, x, apart, &order, vec![n, channels, h * b, w * b])
+}
+
+/// The way back: (N, C, H·b, W·b) to (N, b²·C, H, W).
+pub fn space_to_depth(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let (x, [n, c, h, w], b) = blocks(import, inputs)?;
+    if !h.is_multiple_of(b) || !w.is_multiple_of(b) {
+        return Err(format!("blocks of {b}×{b} of {h}×{w} places").into());
+    }
+    let (h, w) = (h / b, w / b);
+    in_blocks(import, x, vec![n, c, h, b, w, b], &[0, 3, 5, 1, 2, 4], vec![n, c * b * b, h, w])
+}
+
+/// An image, its extents, and the edge of a block.
+fn blocks(import: &mut Import, inputs: &[Value]) -> Lowered<(TensorId, [usize; 4], usize)> {
+    let x = import.tensor(first(inputs)?)?;
+    let extents = <[usize; 4]>::try_from(&import.net.shape(x).0[..]);
+    let edge =
+        import.node.int("blocksize").and_then(|edge| usize::try_from(edge).ok()).filter(|&edge| edge > 0);
+    match (extents, edge) {
+        (Ok(extents), Some(edge)) if edge <= 1 << 16 => Ok((x, extents, edge)),
+        _ => Err(format!("blocks of {:?} of {}", import.node.int("blocksize"), import.net.shape(x)).into()),
+    }
+}
+
+fn in_blocks(
+    import: &mut Import,
+    x: TensorId,
+    apart: Vec<usize>,
+    order: &[usize],
+    to: Vec<usize>,
+) -> Lowered {
+    let layer = import.layer(&import.node.layer());
+    let x = import.net.reshape(&format!("{layer}.apart"), x, Shape(apart))?;
+    let x = import.net.permute(&layer, x, order)?;
+    Ok(Value::Tensor(import.net.reshape(&format!("{layer}.together"), x, Shape(to))?))
+}
+
 /// With its axes in this order. That of a stored matrix is kept in mind, and so is any other until somebody reads it: a
 /// product may read a transpose as it is, and exporters that want channels last put two orders behind each other that
 /// come to nothing.

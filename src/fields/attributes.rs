@@ -80,7 +80,8 @@ fn one(dataset: &Dataset, name: &str) -> Result<Option<f64>, String> {
 fn numbers(dataset: &Dataset, name: &str) -> Vec<f64> {
     let Ok(attribute) = dataset.attr(name) else { return Vec::new() };
     match attribute.dtype().and_then(|datatype| datatype.to_descriptor()) {
-        Ok(TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_)) => {
+        // Of f16 there is no descriptor; text has one.
+        Ok(TypeDescriptor::Integer(_) | TypeDescriptor::Unsigned(_) | TypeDescriptor::Float(_)) | Err(_) => {
             attribute.read_raw::<f64>().unwrap_or_default()
         }
         _ => Vec::new(),

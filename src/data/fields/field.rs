@@ -235,7 +235,10 @@ impl FieldSet {
                 shapes[at].channels(),
             );
             let Some((rescaling, file)) = &field.rescaling else { continue };
-            let of_file = |path| FileStatistics::of(path, rescaling.starts(), (&field.view.array, channels));
+            // Those of logarithms have none.
+            let unit = scale.unit.as_deref().filter(|_| !field.log1p);
+            let of_file =
+                |path| FileStatistics::of(path, rescaling.starts(), (&field.view.array, channels), unit);
             let said = file.as_deref().map(of_file).transpose();
             let said = said.map_err(|error| error.context(&scale.field))?;
             by_files[at] = said.as_ref().map(|of| of.said.clone());

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::fields::{ArrayBox, ArrayReader, Arrays, FileArray};
+use crate::graph::squeezed;
 
 /// What a file says of the channels of an array.
 pub struct FileStatistics {
@@ -15,13 +16,28 @@ pub struct FileStatistics {
 }
 
 impl FileStatistics {
-    /// What a file says of an array, in two arrays whose names begin so.
+    /// What a file says of an array in this unit, in two arrays whose names begin so.
     ///
     /// # Errors
-    /// `Data`: it has no two such arrays, or several, or numbers that nothing is rescaled by.
-    pub fn of(path: &Path, starts: [&str; 2], (array, channels): (&str, usize)) -> Result<FileStatistics> {
+    /// `Data`: it has no two such arrays, or several, or numbers in another unit or that nothing is rescaled by.
+    pub fn of(
+        path: &Path,
+        starts: [&str; 2],
+        (array, channels): (&str, usize),
+        unit: Option<&str>,
+    ) -> Result<FileStatistics> {
         let arrays = Arrays::of(path)?.arrays;
         let [first, second] = pair(path, &arrays, starts, (array, channels))?;
+        for said in [first, second] {
+            if let Some((own, unit)) = said.unit.as_deref().zip(unit).filter(|(own, unit)| own != unit) {
+                let what = format!(
+                    "{} is in {own}, and {array} in {unit}: convert one; where both mean the same, give both the same \
+                     attribute units",
+                    said.name
+                );
+                return Err(Error::data(path, what));
+            }
+        }
         let [low, high] = [numbers(first, channels)?, numbers(second, channels)?];
         let both: Vec<[f64; 2]> = low.into_iter().zip(high).map(|(low, high)| [low, high]).collect();
         for (channel, &[low, high]) in both.iter().enumerate() {
@@ -59,7 +75,10 @@ fn pair<'a>(
             Some((array, is_own))
         }))
     });
-    let fits = |array: &FileArray| array.shape.is_empty() || array.shape == [channels];
+    let fits = |array: &FileArray| {
+        let own = squeezed(&array.shape);
+        array.shape.is_empty() || own == [channels] || (channels == 1 && own.is_empty())
+    };
     let chosen = [0, 1].map(|at| {
         let fitting = || candidates[at].iter().filter(|(array, _)| fits(array));
         let own: Vec<&FileArray> = fitting().filter(|(_, is_own)| *is_own).map(|(array, _)| *array).collect();

@@ -416,6 +416,37 @@ fn arrays_that_rescale_another_are_named_after_it_or_alone() {
     }
 }
 
+/// Axes of one place are none, as climate's statistics have them; and a mean in another unit rescales nothing.
+#[test]
+fn statistics_have_a_number_for_each_channel_in_the_arrays_unit() {
+    let directory = tempfile::tempdir().unwrap();
+    let [path, said] = [file(&directory, "a.h5"), directory.path().join("said.h5")];
+    let unit = |file: &hdf5::File, array: &str, unit: &str| {
+        let array = file.dataset(array).unwrap();
+        let text: hdf5::types::VarLenUnicode = unit.parse().unwrap();
+        array.new_attr::<hdf5::types::VarLenUnicode>().create("units").unwrap().write_scalar(&text).unwrap();
+    };
+    unit(&hdf5::File::append(&path).unwrap(), "s", "K");
+    let stats = hdf5::File::create(&said).unwrap();
+    for name in ["mean", "std"] {
+        let numbers = ndarray::Array4::from_elem((1, 3, 1, 1), 2.0);
+        stats.new_dataset_builder().with_data(&numbers).create(name).unwrap();
+    }
+    stats.close().unwrap();
+    let rescaled = |how: &str| {
+        let fields = options(&[&format!("s:{how}({})", said.display())], &["s"]);
+        let set = FieldSet::open(None, &path, &fields, &[]).unwrap();
+        set.rescaling(&[]).map(|(scales, _)| scales[0].scale.clone()).map_err(|error| error.message)
+    };
+    assert_eq!(rescaled("standard"), Ok(vec![0.5; 3]));
+    unit(&hdf5::File::append(&said).unwrap(), "mean", "K");
+    assert_eq!(rescaled("standard"), Ok(vec![0.5; 3]));
+    unit(&hdf5::File::append(&said).unwrap(), "std", "degC");
+    let error = rescaled("standard").unwrap_err();
+    assert!(error.contains("std is in degC, and s in K: convert one"), "{error}");
+    assert!(rescaled("log1p:standard").is_ok(), "logarithms have no unit");
+}
+
 #[test]
 fn a_view_with_a_rescaling_is_read_and_others_are_named() {
     let field: Field = "a/b[n,c]:log1p:standard".parse().unwrap();

@@ -28,7 +28,7 @@ pub struct Args {
     schedule: Option<PipelineSchedule>,
     /// The first layer of each stage but the first one, as --dry-run has them [default: cut by predicted times, or by
     /// those that --measure takes].
-    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',', action = clap::ArgAction::Set)]
     pipeline_cuts: Vec<String>,
     /// How many ranks have other images, and how many other layers or parts of layers: data=2,pipeline=2,
     /// data=2,tensor=2.

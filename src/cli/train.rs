@@ -594,6 +594,18 @@ mod tests {
         }
     }
 
+    /// As every flag that is given twice, so that a job script's flags can be followed by others.
+    #[test]
+    fn of_lists_that_are_given_twice_the_last_counts() {
+        let parsed = |flags: &str| Cli::try_parse_from(flags.split(' ')).expect("flags parse").train;
+        let weights = parsed("dltrain --class-weights 1,2 --class-weights 3,4,5").fields.class_weights;
+        assert_eq!(weights, [3.0, 4.0, 5.0]);
+        let nodes = parsed("dltrain --dry-run --predict-nodes 2,4 --predict-nodes 8").prediction.nodes;
+        assert_eq!(nodes, [8]);
+        // Arrays of several flags go together.
+        assert_eq!(parsed("dltrain --input a[n] --input b[n]").fields.inputs, ["a[n]", "b[n]"]);
+    }
+
     #[test]
     fn statistics_are_shared_by_all_ranks_unless_a_number_is_given() {
         let sync = |flags: &[&str]| config(flags).unwrap().sync_bn;

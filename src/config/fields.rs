@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::ValueEnum;
+use clap::{ArgAction, ValueEnum};
 use serde::Serialize;
 
 use super::objective::{Loss, Metric, Named, NamedLoss, NetworkOutput, Objective};
@@ -51,7 +51,7 @@ pub struct FieldOptions {
     #[arg(long, value_name = "VIEW")]
     pub weight: Option<String>,
     /// What the loss of a point is multiplied by, for each class.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number, action = ArgAction::Set)]
     pub class_weights: Vec<f32>,
     /// Class of points that count neither in loss nor in metric.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]

@@ -47,7 +47,7 @@ struct SaidByWriter {
     learned: Vec<Option<bool>>,
     /// Parameters that it names and lacks.
     lost: Vec<String>,
-    /// Single numbers that are taken for parameters by their names alone.
+    /// What may be buffers as well as parameters, by their names.
     guessed: Vec<String>,
 }
 
@@ -80,12 +80,15 @@ impl SaidByWriter {
         let Some(signature) = Signature::of(graph, tensor_of) else {
             // PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own
             // constants have neither.
-            let is_single = |of: &OnnxTensor| is_pytorchs && of.is_real() && of.elements() == 1;
-            for (name, &index) in all().filter(|(_, index)| is_single(&initializers[**index])) {
-                let (has_axes, is_named) =
-                    (!initializers[index].dims.is_empty(), !name.starts_with("onnx::"));
-                self.learned[index] = (has_axes || is_named).then_some(true);
-                self.guessed.extend((!has_axes && is_named).then(|| name.clone()));
+            let is_pytorchs = |of: &OnnxTensor| is_pytorchs && of.is_real();
+            for (name, &index) in all().filter(|(_, index)| is_pytorchs(&initializers[**index])) {
+                let (tensor, is_named) = (&initializers[index], !name.starts_with("onnx::"));
+                if tensor.elements() == 1 {
+                    self.learned[index] = (!tensor.dims.is_empty() || is_named).then_some(true);
+                }
+                let usual = ["weight", "bias", "running_mean", "running_var"];
+                let is_usual = usual.iter().any(|usual| name.ends_with(usual));
+                self.guessed.extend((is_named && !is_usual).then(|| name.clone()));
             }
             self.guessed.sort_unstable();
             return;

@@ -51,19 +51,20 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
             shared.join(", ")
         ));
     }
-    if let [first, more @ ..] = &file.said.lost[..] {
-        let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let lost: Vec<&str> = file.said.lost.iter().map(String::as_str).collect();
+    if !lost.is_empty() {
         of_training.push(format!(
-            "lacks parameters of its network: {first}{more}. PyTorch's exporter left them out or computed with them in \
-             advance, and they are not learned; an export with optimize=False keeps them"
+            "lacks parameters of its network: {}. PyTorch's exporter left them out or computed with them in advance, \
+             and they are not learned; an export with optimize=False keeps them",
+            some_of(&lost)
         ));
     }
     let is_read = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
     let guessed: Vec<&str> = file.said.guessed.iter().filter(is_read).map(String::as_str).collect();
     if !guessed.is_empty() {
         of_training.push(format!(
-            "learns {}, each a single number that may be a buffer; an export with dynamo=True says which",
-            guessed.join(", ")
+            "learns {}, which its exporter does not tell from buffers; one with dynamo=True does",
+            some_of(&guessed)
         ));
     }
     let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
@@ -86,6 +87,12 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
         ));
     }
     Ok([notes, of_training])
+}
+
+/// "a, b, c, d and 3 more".
+fn some_of(names: &[&str]) -> String {
+    let (shown, more) = names.split_at(names.len().min(4));
+    shown.join(", ") + &if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) }
 }
 
 /// Where channels are taken to be that may be on either axis.

@@ -5,6 +5,10 @@
 //! repeat computes the same one without having computed those before it. The CPU kernels, the
 //! reference device and the CUDA kernels use this one definition.
 
+mod known;
+
+pub use known::KnownNumbers;
+
 const ROUNDS: usize = 10;
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

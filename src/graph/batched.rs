@@ -323,7 +323,12 @@ impl Batched<'_> {
                 }
                 self.net.matmul(&node.name, inputs[0], inputs[1], of)
             }
-            Op::Slice { axis, .. } if axis != place.axis => {
+            Op::Slice { axis, .. } | Op::Pad { axis, .. } | Op::Concat { axis } if axis != place.axis => {
+                let inputs = node.inputs.iter().map(|&input| self.same_for_all(reader, input, place));
+                let inputs = inputs.collect::<Result<_>>()?;
+                Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
+            }
+            Op::Sum { .. } if self.one.shape(node.inputs[0]).rank() == each.len() => {
                 let x = self.same_for_all(reader, node.inputs[0], place)?;
                 Ok(self.net.node(&node.name, node.op, vec![x], Shape(each)))
             }

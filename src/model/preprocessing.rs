@@ -34,35 +34,57 @@ pub struct FieldScale {
 pub struct SampleAxis {
     /// What the file calls it.
     pub name: String,
-    /// The first and the last place, where the file says where they are.
-    pub ends: Option<[f32; 2]>,
-    /// The unit of these.
+    /// How many places it has.
+    pub along: usize,
+    /// Some of these, evenly spread, with the first and the last; none where the file does not say where they are.
+    pub places: Vec<f32>,
+    /// Their unit.
     pub unit: Option<String>,
 }
 
 impl SampleAxis {
+    /// Of all its places, some; none where one is no number.
+    pub fn new(name: String, places: &[f32], unit: Option<String>) -> SampleAxis {
+        /// Places that are kept.
+        const KEPT: usize = 16;
+        let (along, kept) = (places.len(), places.len().min(KEPT));
+        let places = (0..kept).map(|at| places[at * (along - 1) / (kept - 1).max(1)]).collect::<Vec<f32>>();
+        let are_numbers = places.iter().all(|place| place.is_finite());
+        SampleAxis { name, along, places: if are_numbers { places } else { Vec::new() }, unit }
+    }
+
     /// "from 90 to -90 degrees_north"; `None` where nothing is said.
     pub fn said(&self) -> Option<String> {
-        let [first, last] = self.ends?;
         let unit = self.unit.as_ref().map_or(String::new(), |unit| format!(" {unit}"));
-        Some(format!("from {first} to {last}{unit}"))
+        match (self.places.first()?, self.places.last()?) {
+            (place, _) if self.along == 1 => Some(format!("at {place}{unit}")),
+            (first, last) => Some(format!("from {first} to {last}{unit}")),
+        }
     }
 
-    /// Whether both say where places are, and the first of one is the last of the other's direction.
+    /// Whether most places are above those before them, as longitudes are that begin again at 0.
+    fn rises(&self) -> Option<bool> {
+        let above = self.places.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        Some(2 * above >= self.places.len()).filter(|_| self.places.len() > 1)
+    }
+
+    /// Whether both say where places are, in opposite directions.
     pub fn is_opposite(&self, other: &SampleAxis) -> bool {
-        let rises =
-            |of: &SampleAxis| of.ends.filter(|[first, last]| first != last).map(|[first, last]| first < last);
-        rises(self).zip(rises(other)).is_some_and(|(own, other)| own != other)
+        self.rises().zip(other.rises()).is_some_and(|(own, other)| own != other)
     }
 
-    /// Whether both say where places are, and these differ by more than what numbers are rounded by.
+    /// Whether both say where places are, and these are not the same: by a tenth of what lies between two of them, or in
+    /// another unit.
     pub fn is_elsewhere(&self, other: &SampleAxis) -> bool {
-        /// Of the distance between the ends.
-        const ROUNDED: f32 = 1e-4;
-        let Some(([first, last], other_ends)) = self.ends.zip(other.ends) else { return false };
-        let near =
-            |own: f32, other: f32| (own - other).abs() <= ROUNDED * (last - first).abs().max(f32::EPSILON);
-        self.unit != other.unit || !near(first, other_ends[0]) || !near(last, other_ends[1])
+        let ([first, .., last] | [first @ last]) = &self.places[..] else { return false };
+        if other.places.is_empty() {
+            return false;
+        }
+        let apart = (last - first).abs() / self.along.max(2) as f32;
+        let near = |(own, other): (&f32, &f32)| (own - other).abs() <= (0.1 * apart).max(1e-5 * own.abs());
+        self.unit != other.unit
+            || self.along != other.along
+            || !self.places.iter().zip(&other.places).all(near)
     }
 }
 
@@ -193,32 +215,42 @@ mod tests {
 
     #[test]
     fn axes_lie_elsewhere_or_the_other_way_round() {
-        let axis = |ends, unit: Option<&str>| {
-            let of = SampleAxis { name: "lat".into(), ends, unit: unit.map(String::from) };
+        let axis = |places: &[f32], unit: Option<&str>| {
+            let of = SampleAxis::new("lat".into(), places, unit.map(String::from));
             let text = serde_json::to_string(&of).unwrap();
             assert_eq!(serde_json::from_str::<SampleAxis>(&text).unwrap(), of);
             of
         };
-        let south = axis(Some([-90.0, 90.0]), Some("degrees_north"));
+        let line = |first: f32, last: f32| {
+            let places: Vec<f32> = (0..37).map(|at| first + (last - first) * at as f32 / 36.0).collect();
+            axis(&places, Some("degrees_north"))
+        };
+        let south = line(-90.0, 90.0);
         assert_eq!(south.said().as_deref(), Some("from -90 to 90 degrees_north"));
-        let with = |ends| axis(ends, Some("degrees_north"));
+        assert_eq!((south.along, south.places.len()), (37, 16));
+        let mut stretched: Vec<f32> = (0..37).map(|at| -90.0 + 5.0 * at as f32).collect();
+        stretched[1..36].iter_mut().for_each(|place| *place *= 0.9);
+        let one = axis(&[40.0], Some("degrees_north"));
+        assert_eq!(one.said().as_deref(), Some("at 40 degrees_north"));
         let cases = [
-            (with(Some([90.0, -90.0])), true, true),
-            (with(Some([-90.0, 90.001])), false, false),
-            (with(Some([-89.0, 90.0])), true, false),
-            (with(Some([40.0, 30.0])), true, true),
+            (line(90.0, -90.0), true, true),
+            (line(-90.0, 90.001), false, false),
+            (line(-85.0, 95.0), true, false),
+            (line(40.0, 30.0), true, true),
+            (axis(&stretched, Some("degrees_north")), true, false),
+            (axis(&[-90.0, 0.0, 90.0], Some("degrees_north")), true, false),
             // One place has no direction.
-            (with(Some([40.0, 40.0])), true, false),
-            (with(None), false, false),
-            (axis(Some([-90.0, 90.0]), None), true, false),
+            (one, true, false),
+            (axis(&[], Some("degrees_north")), false, false),
+            (axis(&[f32::NAN, 1.0], Some("degrees_north")), false, false),
         ];
         for (other, elsewhere, opposite) in cases {
-            assert_eq!(
-                (other.is_elsewhere(&south), other.is_opposite(&south)),
-                (elsewhere, opposite),
-                "{other:?}"
-            );
+            let found = (other.is_elsewhere(&south), other.is_opposite(&south));
+            assert_eq!(found, (elsewhere, opposite), "{other:?}");
         }
+        // East of Greenwich they begin again.
+        let around = axis(&[300.0, 320.0, 340.0, 0.0, 20.0], None);
+        assert!(!around.is_opposite(&axis(&[-60.0, -40.0, -20.0, 0.0, 20.0], None)));
         // What weights of older versions say.
         let old = r#"[{"field":"t[n,h,w]","scale":[1.0],"shift":[0.0],"unit":null}]"#;
         assert!(FieldScale::from_text(old).unwrap()[0].axes.is_empty());

@@ -12,15 +12,18 @@ use super::signature::{made_of, symbols};
 pub fn put_back(graph: &mut GraphProto) {
     let symbols: HashMap<String, String> =
         symbols(graph).map(|(symbol, name)| (symbol.to_string(), name.to_string())).collect();
-    let mut there: HashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
+    let there: HashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
     let mut added = Vec::new();
     for (at, node) in graph.node.iter().enumerate() {
         let lost = bias_of(node).and_then(|symbol| symbols.get(symbol)).filter(|name| !there.contains(*name));
         let (Some(name), true) = (lost, lacks_bias(node, graph)) else { continue };
         let Some(zeros) = zeros(name, node, graph) else { continue };
-        there.insert(name.clone());
         added.push((at, zeros));
     }
+    // A layer that is called twice has one bias.
+    let mut known = HashSet::new();
+    let own = added.iter().map(|(_, zeros)| zeros).filter(|zeros| known.insert(zeros.name.clone()));
+    graph.initializer.extend(own.cloned().collect::<Vec<_>>());
     // From behind, so that places stay what they are.
     for (at, zeros) in added.into_iter().rev() {
         let (node, name) = (&mut graph.node[at], zeros.name.clone());
@@ -39,7 +42,6 @@ pub fn put_back(graph: &mut GraphProto) {
         } else {
             node.input.push(name);
         }
-        graph.initializer.push(zeros);
     }
 }
 
@@ -155,6 +157,8 @@ mod tests {
                 },
                 layer("avg_pool2d.default", "pooled", "Conv", &["x", "w4"]),
                 layer("conv2d.default", "unnamed", "Conv", &["x", "w4"]),
+                // The same once more.
+                layer("conv2d.default", "conv", "Conv", &["z", "w4"]),
             ],
             initializer: vec![tensor("w4", &[6, 3, 1, 1]), tensor("w2", &[6, 8]), tensor("shared", &[8])],
             metadata_props: vec![entry("pkg.torch.export.ExportedProgram.graph_signature", &signature)],
@@ -174,6 +178,7 @@ mod tests {
             (graph.node[3].output[0].as_str(), inputs(5).len(), inputs(7).len()),
             ("product.y.without.net.product.bias", 2, 2)
         );
+        assert_eq!(graph.node[9].input, ["z", "w4", "net.conv.bias"]);
         let mut added: Vec<(&str, i64, usize)> =
             graph.initializer[3..].iter().map(|of| (&*of.name, of.dims[0], of.raw_data.len())).collect();
         added.sort_unstable();

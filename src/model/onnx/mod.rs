@@ -47,6 +47,8 @@ struct SaidByWriter {
     learned: Vec<Option<bool>>,
     /// Parameters that it names and lacks.
     lost: Vec<String>,
+    /// Learned in place of parameters of which they are computed.
+    computed: Vec<String>,
     /// What may be buffers as well as parameters, by their names.
     guessed: Vec<String>,
 }
@@ -61,6 +63,7 @@ impl SaidByWriter {
             fields: FieldScale::from_text(said(FIELDS))?,
             learned: Vec::new(),
             lost: Vec::new(),
+            computed: Vec::new(),
             guessed: Vec::new(),
         })
     }
@@ -102,6 +105,8 @@ impl SaidByWriter {
             self.learned[index] = signature.is_learned(name, &stand_ins, &numbers);
         }
         self.lost = stand_ins.lost.iter().map(ToString::to_string).collect();
+        self.computed = stand_ins.computed.iter().map(ToString::to_string).collect();
+        self.computed.sort_unstable();
     }
 }
 
@@ -191,6 +196,7 @@ impl OnnxFile {
         biases::put_back(&mut graph);
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
+        signature::turn_back(&mut graph, &tensors[..initializers], &tensor_of);
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }

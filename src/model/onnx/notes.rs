@@ -51,22 +51,7 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
             shared.join(", ")
         ));
     }
-    let lost: Vec<&str> = file.said.lost.iter().map(String::as_str).collect();
-    if !lost.is_empty() {
-        of_training.push(format!(
-            "lacks parameters of its network: {}. PyTorch's exporter left them out or computed with them in advance, \
-             and they are not learned; an export with optimize=False keeps them",
-            some_of(&lost)
-        ));
-    }
-    let is_read = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
-    let guessed: Vec<&str> = file.said.guessed.iter().filter(is_read).map(String::as_str).collect();
-    if !guessed.is_empty() {
-        of_training.push(format!(
-            "learns {}, which its exporter does not tell from buffers; one with dynamo=True does",
-            some_of(&guessed)
-        ));
-    }
+    of_training.extend(of_parameters(import));
     let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
     if !others.is_empty() {
         let others = others.join(", ");
@@ -87,6 +72,36 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
         ));
     }
     Ok([notes, of_training])
+}
+
+/// What became of parameters that the file has not as the network has them.
+fn of_parameters(import: &Import) -> Vec<String> {
+    let (said, mut notes) = (&import.file.said, Vec::new());
+    let lost: Vec<&str> = said.lost.iter().map(String::as_str).collect();
+    if !lost.is_empty() {
+        notes.push(format!(
+            "lacks parameters of its network: {}. PyTorch's exporter left them out or computed with them in advance, \
+             and they are not learned; an export with optimize=False keeps them",
+            some_of(&lost)
+        ));
+    }
+    let is_read = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
+    let computed: Vec<&str> = said.computed.iter().filter(is_read).map(String::as_str).collect();
+    if !computed.is_empty() {
+        notes.push(format!(
+            "learns {} in place of parameters, of which PyTorch's exporter has computed them in advance; an export with \
+             optimize=False keeps these",
+            some_of(&computed)
+        ));
+    }
+    let guessed: Vec<&str> = said.guessed.iter().filter(is_read).map(String::as_str).collect();
+    if !guessed.is_empty() {
+        notes.push(format!(
+            "learns {}, which its exporter does not tell from buffers; one with dynamo=True does",
+            some_of(&guessed)
+        ));
+    }
+    notes
 }
 
 /// "a, b, c, d and 3 more".

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use super::schema::{GraphProto, NodeProto, StringStringEntryProto, TensorProto};
+use super::tensor::OnnxTensor;
 
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 /// What the exporter says a node was made of.
@@ -23,6 +24,8 @@ pub struct Signature<'a> {
     graph: &'a GraphProto,
     tensor_of: &'a HashMap<String, usize>,
     parameters: HashSet<&'a str>,
+    /// The same by what the exporter's program calls them.
+    symbols: HashMap<&'a str, &'a str>,
     /// What is kept beside them, and not learned.
     buffers: HashSet<&'a str>,
     /// Parameters that are no tensors of the file.
@@ -38,6 +41,8 @@ pub struct StandIns<'a> {
     tensors: HashSet<&'a str>,
     /// Parameters for which none does.
     pub lost: Vec<&'a str>,
+    /// Those of the tensors that are read by layers of no such parameter: the exporter has computed them of some.
+    pub computed: Vec<&'a str>,
 }
 
 impl<'a> Signature<'a> {
@@ -49,7 +54,8 @@ impl<'a> Signature<'a> {
         let mut lacking: Vec<&str> = parameters.iter().copied().collect();
         lacking.retain(|name| !tensor_of.contains_key(*name));
         lacking.sort_unstable();
-        Some(Signature { graph, tensor_of, parameters, buffers, lacking })
+        let symbols = symbols(graph).collect();
+        Some(Signature { graph, tensor_of, parameters, symbols, buffers, lacking })
     }
 
     fn tied(&self) -> Vec<Tied> {
@@ -58,16 +64,21 @@ impl<'a> Signature<'a> {
             *readers.entry(input).or_default() += 1;
         }
         let mut tied = Vec::new();
-        // Of each tensor that the exporter has computed the module that reads it first, and keeps it.
-        let mut first: HashMap<&str, &str> = HashMap::new();
+        // Of each tensor that the exporter has computed the module that reads it first, and keeps it, and of which
+        // parameters it then is.
+        let mut first: HashMap<&str, (&str, Vec<&str>)> = HashMap::new();
         for (number, node) in self.graph.node.iter().enumerate() {
             let Some(own) = module_of(node) else { continue };
             for (place, input) in node.input.iter().enumerate().filter(|(_, input)| self.is_small(input)) {
                 let name = match self.parameters.contains(&**input) {
                     true => self.own_parameter(node, place, readers[&**input] > 1),
                     false if statistic_at(node, place).is_some() || !self.lacks(own) => None,
-                    false if *first.entry(input).or_insert(own) == own => None,
-                    false => Some(within(own, input)),
+                    false => {
+                        let read = self.read_by(node);
+                        let (keeps, of) = first.entry(input).or_insert_with(|| (own, read.clone()));
+                        let is_tied = *keeps == own || read.iter().any(|name| of.contains(name));
+                        (!is_tied).then(|| within(own, input))
+                    }
                 };
                 tied.extend(name.map(|name| (number, place, name)));
             }
@@ -86,6 +97,11 @@ impl<'a> Signature<'a> {
     fn own_parameter(&self, node: &NodeProto, place: usize, is_shared: bool) -> Option<String> {
         let (own, input) = (module_of(node)?, &node.input[place]);
         let is_lacking = |name: &String| !self.tensor_of.contains_key(name);
+        // What its layer reads by the exporter's program: layers that share a parameter name the same one.
+        let read = self.read_by(node);
+        if read.contains(&&**input) {
+            return None;
+        }
         if let Some(statistic) = statistic_at(node, place) {
             return Some(within(own, statistic)).filter(is_lacking);
         }
@@ -101,6 +117,13 @@ impl<'a> Signature<'a> {
         let by_place = ["weight", "bias"].get(place.wrapping_sub(1)).copied().filter(|_| is_norm(node));
         let names = by_name.chain(by_place).map(|last| within(own, last));
         names.filter(|name| self.parameters.contains(&**name)).find(is_lacking)
+    }
+
+    /// The parameters that a node's layer reads, as the exporter says it.
+    fn read_by(&self, node: &NodeProto) -> Vec<&'a str> {
+        let arguments = made_of(node).map_or("", |(_, arguments)| arguments);
+        let names = arguments.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+        names.filter_map(|symbol| self.symbols.get(symbol).copied()).collect()
     }
 
     /// What stands for the parameters that the file lacks. Where a module reads no more tensors that it has not named
@@ -144,7 +167,16 @@ impl<'a> Signature<'a> {
             lost.retain(|name| !candidates[..known].contains(name));
             tensors.extend(read);
         }
-        StandIns { tensors, lost }
+        let computed = tensors.iter().copied().filter(|name| self.is_computed(name)).collect();
+        StandIns { tensors, lost, computed }
+    }
+
+    /// Whether layers read a tensor, none of which reads a parameter that the file lacks.
+    fn is_computed(&self, name: &str) -> bool {
+        let mut readers = self.graph.node.iter().filter(|node| node.input.iter().any(|input| input == name));
+        readers.all(|node| {
+            made_of(node).is_some() && !self.read_by(node).iter().any(|read| self.lacking.contains(read))
+        })
     }
 
     /// Whether a module lacks a parameter.
@@ -236,6 +268,64 @@ pub fn untie(graph: &mut GraphProto) {
     }
 }
 
+/// Reads a parameter where the exporter has written it once more, with rows and columns exchanged: both are learned as
+/// one.
+pub fn turn_back(graph: &mut GraphProto, tensors: &[OnnxTensor], tensor_of: &HashMap<String, usize>) {
+    let Some(signature) = Signature::of(graph, tensor_of) else { return };
+    let stored = |name: &str| tensor_of.get(name).and_then(|&index| tensors.get(index));
+    let matrix =
+        |name: &str| stored(name).filter(|of| of.is_real() && of.dims.len() == 2 && of.elements() > 1);
+    // The same however rows and columns lie; each is read once.
+    let mut sums: HashMap<String, u64> = HashMap::new();
+    let mut sum_of = |name: &str, of: &OnnxTensor| {
+        let sum = || {
+            of.reals().map_or(0, |all| all.iter().fold(0, |sum, x| u64::from(x.to_bits()).wrapping_add(sum)))
+        };
+        *sums.entry(name.into()).or_insert_with(sum)
+    };
+    let mut found: Vec<(usize, usize, String)> = Vec::new();
+    for (number, node) in graph.node.iter().enumerate() {
+        for (place, input) in node.input.iter().enumerate() {
+            let is_named =
+                |name: &str| signature.parameters.contains(name) || signature.buffers.contains(name);
+            let Some(own) = matrix(input).filter(|_| !is_named(input)) else { continue };
+            let turned = [own.dims[1], own.dims[0]];
+            let mut named: Vec<&str> = signature.parameters.iter().copied().collect();
+            named.retain(|name| {
+                matrix(name).filter(|other| other.dims == turned).is_some_and(|other| {
+                    sum_of(input, own) == sum_of(name, other) && is_transposed(own, other)
+                })
+            });
+            named.sort_unstable();
+            found.extend(named.first().map(|name| (number, place, name.to_string())));
+        }
+    }
+    for (number, place, name) in found.into_iter().rev() {
+        let turned = format!("{}.turned.{place}", graph.node[number].output[0]);
+        graph.node[number].input[place].clone_from(&turned);
+        let node = NodeProto {
+            name: turned.clone(),
+            op_type: "Transpose".into(),
+            input: vec![name],
+            output: vec![turned],
+            ..NodeProto::default()
+        };
+        graph.node.insert(number, node);
+    }
+}
+
+/// Whether two matrices have the same numbers, with rows and columns exchanged.
+fn is_transposed(one: &OnnxTensor, other: &OnnxTensor) -> bool {
+    let [rows, columns] = one.dims[..] else { return false };
+    if other.dims != [columns, rows] {
+        return false;
+    }
+    let (Ok(own), Ok(other)) = (one.reals(), other.reals()) else { return false };
+    let is_same = |at: usize| own[at].to_bits() == other[at % columns * rows + at / columns].to_bits();
+    // Tables of ones are those of nobody.
+    own.iter().any(|number| *number != own[0]) && (0..own.len()).all(is_same)
+}
+
 fn found<'a>(entries: &'a [StringStringEntryProto], key: &str) -> Option<&'a str> {
     entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.value)
 }
@@ -278,6 +368,9 @@ fn module_of(node: &NodeProto) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::super::schema::data_type;
     use super::*;
 
     fn entry(key: &str, value: &str) -> StringStringEntryProto {
@@ -412,6 +505,81 @@ mod tests {
         let stand_ins = signature.stand_ins(axes, &numbers);
         assert_eq!((stand_ins.lost.as_slice(), stand_ins.tensors.len()), (&["a.bias"][..], 0));
         assert_eq!(signature.is_learned("scale", &stand_ins, &numbers), Some(false));
+    }
+
+    /// Two layers of one weight, and two whose weights began alike: the exporter has computed one tensor for each pair.
+    #[test]
+    fn layers_share_what_the_exporters_program_has_once() {
+        let names = ["a.bias", "b.weight", "b.bias", "c.weight", "d.weight"];
+        let line = |name: &&str| format!("p_{}: PARAMETER target='{name}'\n", name.replace('.', "_"));
+        let signature: String = names.iter().map(line).collect();
+        let layer = |module: &str, input: &str, of: &str| {
+            let mut node = node("MatMul", module, &["x", input]);
+            let text = format!(
+                "%l : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = (%x, {of}), kwargs = {{}})"
+            );
+            node.metadata_props.push(entry(ORIGIN, &text));
+            node
+        };
+        let tensor =
+            |name: &str| TensorProto { name: name.into(), dims: vec![2, 3], ..TensorProto::default() };
+        let mut graph = GraphProto {
+            node: vec![
+                layer("a", "val_0", "%p_b_weight, %p_a_bias"),
+                layer("b", "val_0", "%p_b_weight, %p_b_bias"),
+                layer("c", "val_1", "%p_c_weight"),
+                layer("d", "val_1", "%p_d_weight"),
+            ],
+            initializer: ["val_0", "val_1"].map(tensor).into(),
+            metadata_props: vec![entry(SIGNATURE, &signature)],
+            ..GraphProto::default()
+        };
+        untie(&mut graph);
+        let read: Vec<&str> = graph.node.iter().map(|node| &*node.input[1]).collect();
+        assert_eq!(read, ["val_0", "val_0", "val_1", "d.val_1"]);
+    }
+
+    #[test]
+    fn a_parameter_that_is_written_turned_as_well_is_read_once() {
+        let numbers = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let tensor = |name: &str, dims: [i64; 2], numbers: [f32; 6]| {
+            let proto = TensorProto {
+                name: name.into(),
+                dims: dims.into(),
+                data_type: data_type::FLOAT,
+                float_data: numbers.into(),
+                ..TensorProto::default()
+            };
+            OnnxTensor::new(proto, Path::new(".")).unwrap()
+        };
+        let tensors = [
+            tensor("w", [2, 3], numbers),
+            tensor("turned", [3, 2], [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]),
+            tensor("other", [3, 2], [1.0, 4.0, 2.0, 6.0, 3.0, 5.0]),
+            tensor("plain", [2, 3], numbers),
+        ];
+        let tensor_of = ["w", "turned", "other", "plain"]
+            .iter()
+            .zip(0..)
+            .map(|(name, at)| (name.to_string(), at))
+            .collect();
+        let mut graph = GraphProto {
+            node: ["w", "turned", "other", "plain"]
+                .map(|name| NodeProto {
+                    output: vec![format!("{name}.y")],
+                    ..node("MatMul", "m", &["x", name])
+                })
+                .into(),
+            metadata_props: vec![entry(SIGNATURE, "p_w: PARAMETER target='w'\n")],
+            ..GraphProto::default()
+        };
+        turn_back(&mut graph, &tensors, &tensor_of);
+        let read: Vec<String> =
+            graph.node.iter().map(|node| format!("{} {}", node.op_type, node.input.join(" "))).collect();
+        assert_eq!(
+            read,
+            ["MatMul x w", "Transpose w", "MatMul x turned.y.turned.1", "MatMul x other", "MatMul x plain"]
+        );
     }
 
     #[test]

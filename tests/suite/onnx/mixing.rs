@@ -265,10 +265,19 @@ fn what_is_computed_of_copies_is_that_of_one() {
     let variance = (0..4).map(|j| (product(j) - mean).powi(2)).sum::<f64>() / 4.0;
     let exponential = |j: usize| ((product(j) - mean) / (variance + 1e-5).sqrt() * number(j)).exp();
     let all: f64 = (0..4).map(exponential).sum();
-    let copy = |i: usize| exponential(i) / all + (0..4).map(|k| number(4 * i + k) * token[k]).sum::<f64>();
+    let copy =
+        |i: usize| exponential(i) / all + (0..4).map(|k| (number(4 * i + k) + 1.0) * token[k]).sum::<f64>();
     for batch in [0, 2] {
         let (_place, model) = opened(|graph| {
-            let numbers = [("size0", &[0][..]), ("one", &[1]), ("from", &[2]), ("to", &[6]), ("along", &[1])];
+            let numbers = [
+                ("size0", &[0][..]),
+                ("one", &[1]),
+                ("from", &[2]),
+                ("to", &[6]),
+                ("along", &[1]),
+                ("half", &[4]),
+                ("end", &[8]),
+            ];
             graph.initializer.extend(numbers.map(|(name, numbers)| integers(name, numbers)));
             let weights: [(&str, &[i64]); 4] =
                 [("token", &[1, 4]), ("wide", &[4, 8]), ("square", &[4, 4]), ("scale", &[4])];
@@ -285,7 +294,11 @@ fn what_is_computed_of_copies_is_that_of_one() {
                 turned("turn", "t", "u", &[1, 0]),
                 node("columns", "MatMul", &["square", "u"], "v"),
                 turned("back", "v", "w", &[1, 0]),
-                node("both", "Add", &["r", "w"], "b"),
+                saying(node("beside", "Concat", &["r", "w"], "k"), &[Said::One("axis", 1)]),
+                node("behind", "Slice", &["k", "half", "end", "along"], "l"),
+                saying(node("sum", "ReduceSum", &["t", "along"], "z"), &[Said::One("keepdims", 1)]),
+                node("more", "Add", &["l", "z"], "o2"),
+                node("both", "Add", &["r", "o2"], "b"),
                 node("add", "Add", &["a", "b"], "d"),
             ];
             graph.node.splice(1..1, before);

@@ -109,7 +109,7 @@ pub fn open(
         Ok((set.telling_apart(network.classes), test.map(|test| test.telling_apart(network.classes))))
     };
     let (set, others) = world.agree(opened())?;
-    let set = lying(world, set)?;
+    let (set, opposed) = lying(world, set)?;
     let known =
         weights.map(|weights| (weights.whose, &weights.about.fields)).filter(|(_, of)| !of.is_empty());
     let (scales, whose, by_files) = match known {
@@ -123,7 +123,7 @@ pub fn open(
     let units = known.map_or(Ok(Vec::new()), |(whose, _)| in_units_of(whose, &scales, set.scales(), path));
     let mut otherwise = known.map_or(Vec::new(), |(whose, _)| called_otherwise(whose, &scales, set.scales()));
     otherwise.extend(known.map_or(Vec::new(), |(whose, _)| placed_otherwise(whose, &scales, set.scales())));
-    otherwise.extend(opposed(set.scales()));
+    otherwise.extend(opposed);
     let set = world.agree(set.scaled(&scales))?;
     let others = world.agree(others.map(|set| set.scaled(&scales)).transpose())?;
     let units = world.agree(units)?;
@@ -219,48 +219,80 @@ fn called_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Ve
     known.iter().zip(own).filter_map(line).collect()
 }
 
-/// The set, with the axes of its arrays as the first rank reads them. Collective.
-fn lying(world: &World, set: FieldSet) -> Result<FieldSet> {
+/// The set, with the axes of its arrays as the first rank reads them, and what is to be said of arrays that go the other
+/// way round. Collective.
+fn lying(world: &World, set: FieldSet) -> Result<(FieldSet, Vec<String>)> {
     let damaged = |error: serde_json::Error| Error::internal(format!("axes of arrays as text: {error}"));
     let own = match world.is_first() {
         true => set.sample_axes().and_then(|axes| serde_json::to_string(&axes).map_err(damaged)),
         false => Ok(String::new()),
     };
     let text = world.broadcast_text(&world.agree(own)?)?;
-    Ok(set.lying(serde_json::from_str(&text).map_err(damaged)?))
+    let axes: Vec<(String, Vec<SampleAxis>)> = serde_json::from_str(&text).map_err(damaged)?;
+    let said = opposed(&axes);
+    Ok((set.lying(axes.into_iter().map(|(_, axes)| axes)), said))
 }
 
 /// Which axes lie elsewhere than those of the samples that weights have learned from, or the other way round.
 fn placed_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Vec<String> {
     let of_array = |(known, own): (&FieldScale, &FieldScale)| {
-        let lines = |(learned, here): (&SampleAxis, &SampleAxis)| {
-            let (there, is) = (learned.said()?, here.said()?);
-            let way = if here.is_opposite(learned) { ": the other way round" } else { "" };
-            let name = &here.name;
-            here.is_elsewhere(learned).then(|| {
-                format!("{}: {name} is {is}, and {whose} have learned from it {there}{way}", own.field)
-            })
+        let line = |(learned, here): (&SampleAxis, &SampleAxis)| {
+            let (field, name) = (&own.field, &here.name);
+            if *name != learned.name {
+                let [here, there] =
+                    [name, &learned.name].map(|name| if name.is_empty() { "none" } else { name });
+                return Some(format!(
+                    "{field}: an axis is called {here}, and {whose} have learned from {there}"
+                ));
+            }
+            let there = learned.said()?;
+            let Some(is) = here.said() else {
+                return Some(format!(
+                    "{field}: nothing says where {name} is, and {whose} have learned from it {there}"
+                ));
+            };
+            let how = match (here.is_elsewhere(learned), here.is_opposite(learned)) {
+                (false, _) => return None,
+                (_, true) => ": the other way round",
+                _ if is == there => ", with other places between",
+                _ => "",
+            };
+            Some(format!("{field}: {name} is {is}, and {whose} have learned from it {there}{how}"))
         };
-        known.axes.iter().zip(&own.axes).filter_map(lines).collect::<Vec<_>>()
+        known.axes.iter().zip(&own.axes).filter_map(line).collect::<Vec<_>>()
     };
     known.iter().zip(own).flat_map(of_array).collect()
 }
 
-/// Which axes of arrays go the other way round than the first input's of the same name or unit.
-fn opposed(own: &[FieldScale]) -> Vec<String> {
-    let Some((first, others)) = own.split_first() else { return Vec::new() };
-    let of_array = |of: &FieldScale| {
+/// Which axes of arrays go the other way round than the first input's of the same name or unit, or come in another
+/// order.
+fn opposed(own: &[(String, Vec<SampleAxis>)]) -> Vec<String> {
+    let Some(((first, axes), others)) = own.split_first() else { return Vec::new() };
+    let of_array = |(field, own): &(String, Vec<SampleAxis>)| {
         let line = |axis: &SampleAxis| {
             let is_same = |other: &&SampleAxis| {
                 axis.name == other.name || (axis.unit.is_some() && axis.unit == other.unit)
             };
-            let other = first.axes.iter().find(is_same).filter(|other| axis.is_opposite(other))?;
+            let other = axes.iter().find(is_same).filter(|other| axis.is_opposite(other))?;
             let (name, [is, there]) = (&axis.name, [axis.said()?, other.said()?]);
-            let text =
-                format!("{}: {name} is {is}, and in {} {there}: the other way round", of.field, first.field);
+            let text = format!("{field}: {name} is {is}, and in {first} {there}: the other way round");
             Some(format!("{text}; points go together as they lie"))
         };
-        of.axes.iter().filter_map(line).collect::<Vec<_>>()
+        let mut lines: Vec<String> = own.iter().filter_map(line).collect();
+        // Those that both have, in the order of each.
+        let shared = |of: &[SampleAxis], beside: &[SampleAxis]| {
+            let is_shared = |axis: &&SampleAxis| {
+                !axis.name.is_empty() && beside.iter().any(|other| other.name == axis.name)
+            };
+            of.iter().filter(is_shared).map(|axis| axis.name.clone()).collect::<Vec<_>>().join(", ")
+        };
+        let [here, there] = [shared(own, axes), shared(axes, own)];
+        lines.extend((here != there).then(|| {
+            format!(
+                "{field}: its axes are {here}, and those of {first} {there}; points go together as they lie"
+            )
+        }));
+        lines
     };
     others.iter().flat_map(of_array).collect()
 }
@@ -306,10 +338,11 @@ fn reading(
     if !world.is_first() {
         return Ok((Vec::new(), None));
     }
-    if purpose == "predict" {
-        return Ok((set.uncounted(1, false)?, None));
-    }
     let mut lines: Vec<String> = set.unlike_places(test)?.into_iter().collect();
+    if purpose == "predict" {
+        lines.extend(set.uncounted(1, false)?);
+        return Ok((lines, None));
+    }
     if purpose == "test" {
         return Ok((lines, None));
     }
@@ -400,34 +433,63 @@ mod tests {
     #[test]
     fn arrays_of_one_run_are_told_apart_by_their_direction() {
         let axis =
-            |name: &str, ends, unit: &str| SampleAxis { name: name.into(), ends, unit: Some(unit.into()) };
-        let array = |field: &str, axes| FieldScale {
-            field: field.into(),
+            |name: &str, places: &[f32], unit: &str| SampleAxis::new(name.into(), places, Some(unit.into()));
+        let north = axis("latitude", &[90.0, -90.0], "degrees_north");
+        let south = axis("lat", &[-90.0, 90.0], "degrees_north");
+        let east = axis("longitude", &[0.0, 180.0, 359.0], "degrees_east");
+        let level = axis("level", &[1000.0, 10.0], "hPa");
+        let t = ("t[n,c,h,w]".to_string(), vec![level, north.clone(), east.clone()]);
+        let rain = ("rain[n,h,w]".to_string(), vec![south.clone(), east.clone()]);
+        let line = "rain[n,h,w]: lat is from -90 to 90 degrees_north, and in t[n,c,h,w] from 90 to -90 \
+                    degrees_north: the other way round; points go together as they lie";
+        assert_eq!(opposed(&[t.clone(), t.clone(), rain.clone()]), [line]);
+        assert!(opposed(&[rain.clone(), rain.clone()]).is_empty());
+        let turned = ("land[h,w]".to_string(), vec![east.clone(), north]);
+        let line = "land[h,w]: its axes are longitude, latitude, and those of t[n,c,h,w] latitude, longitude; points go \
+                    together as they lie";
+        assert_eq!(opposed(&[t, turned]), [line]);
+        // Of weights and a file.
+        let array = |axes| FieldScale {
+            field: "rain[n,h,w]".into(),
             scale: vec![1.0],
             shift: vec![0.0],
             unit: None,
             axes,
         };
-        let north = axis("latitude", Some([90.0, -90.0]), "degrees_north");
-        let east = axis("longitude", Some([0.0, 359.0]), "degrees_east");
-        let level = axis("level", Some([1000.0, 10.0]), "hPa");
-        let t = array("t[n,c,h,w]", vec![level, north, east.clone()]);
-        let rain =
-            array("rain[n,h,w]", vec![axis("lat", Some([-90.0, 90.0]), "degrees_north"), east.clone()]);
-        let line = "rain[n,h,w]: lat is from -90 to 90 degrees_north, and in t[n,c,h,w] from 90 to -90 degrees_north: the \
-                    other way round; points go together as they lie";
-        assert_eq!(opposed(&[t.clone(), t.clone(), rain.clone()]), [line]);
-        assert!(opposed(&[rain.clone(), rain.clone()]).is_empty());
-        // Elsewhere, with as many places.
-        let part = array("rain[n,h,w]", vec![axis("lat", Some([-30.0, 30.0]), "degrees_north"), east]);
-        let said = placed_otherwise("the weights", std::slice::from_ref(&rain), &[part]);
+        let said = |learned: Vec<SampleAxis>, here: Vec<SampleAxis>| {
+            let said = placed_otherwise("the weights", &[array(learned)], &[array(here)]);
+            said.iter().map(|line| line.trim_start_matches("rain[n,h,w]: ").to_string()).collect::<Vec<_>>()
+        };
+        let tropics = axis("lat", &[-30.0, 30.0], "degrees_north");
         assert_eq!(
-            said,
+            said(vec![south.clone(), east.clone()], vec![tropics, east.clone()]),
             [
-                "rain[n,h,w]: lat is from -30 to 30 degrees_north, and the weights have learned from it from -90 to 90 \
-              degrees_north"
+                "lat is from -30 to 30 degrees_north, and the weights have learned from it from -90 to 90 degrees_north"
             ]
         );
-        assert!(placed_otherwise("the weights", &[array("rain[n,h,w]", Vec::new())], &[rain]).is_empty());
+        let level = |places: &[f32]| vec![axis("level", places, "hPa")];
+        assert_eq!(
+            said(level(&[1000.0, 500.0, 100.0]), level(&[1000.0, 300.0, 100.0])),
+            [
+                "level is from 1000 to 100 hPa, and the weights have learned from it from 1000 to 100 hPa, with other \
+              places between"
+            ]
+        );
+        assert_eq!(
+            said(level(&[1000.0]), level(&[100.0])),
+            ["level is at 100 hPa, and the weights have learned from it at 1000 hPa"]
+        );
+        assert_eq!(
+            said(vec![south.clone()], vec![SampleAxis::new("lat".into(), &[], None)]),
+            ["nothing says where lat is, and the weights have learned from it from -90 to 90 degrees_north"]
+        );
+        assert_eq!(
+            said(vec![south.clone(), east.clone()], vec![east, south]),
+            [
+                "an axis is called longitude, and the weights have learned from lat",
+                "an axis is called lat, and the weights have learned from longitude"
+            ]
+        );
+        assert!(said(Vec::new(), level(&[1.0])).is_empty());
     }
 }

@@ -49,35 +49,32 @@ impl FieldSet {
         Ok((names, places))
     }
 
-    /// The axes of samples of each input and target, and where on them the first file's samples are: what all samples
-    /// have of an axis, or all of it where each has another part.
+    /// What each field is called, and the axes of its samples with those of which its view takes one place, and where on
+    /// them the first file's samples are: what all samples have of an axis, or all of it where each has another part.
     ///
     /// # Errors
     /// `Data`.
-    pub fn sample_axes(&self) -> Result<Vec<Vec<SampleAxis>>> {
-        let axes_of = |at: usize| -> Result<Vec<SampleAxis>> {
+    pub fn sample_axes(&self) -> Result<Vec<(String, Vec<SampleAxis>)>> {
+        let axes_of = |at: usize| -> Result<(String, Vec<SampleAxis>)> {
             let (array, samples) = &self.files[0].arrays[at];
-            let own = samples.order().iter().copied().zip(samples.letters());
-            own.map(|(axis, letter)| {
+            let axis_of = |(axis, part): (usize, Option<ArrayBox>)| {
                 let name = array.axes[axis].clone();
                 // Where samples are in time differs from file to file.
                 if samples.numbering().contains(&axis) {
-                    return Ok(SampleAxis { name, ends: None, unit: None });
+                    return Ok(SampleAxis::new(name, &[], None));
                 }
-                let all = || ArrayBox { first: vec![0], len: vec![array.shape[axis]] };
-                let part = of_all_samples(samples, axis, letter).unwrap_or_else(all);
+                let part = part.unwrap_or(ArrayBox { first: vec![0], len: vec![array.shape[axis]] });
                 let (places, unit) = places_of(array.coordinate(axis), &part)?.unwrap_or_default();
-                let ends = places.first().copied().zip(places.last().copied()).map(<[f32; 2]>::from);
-                let ends = ends.filter(|ends| ends.iter().all(|end| end.is_finite()));
-                Ok(SampleAxis { name, ends, unit })
-            })
-            .collect()
+                Ok(SampleAxis::new(name, &places, unit))
+            };
+            let axes = parts_of_axes(array, samples).into_iter().map(axis_of);
+            Ok((self.list.fields[at].text.clone(), axes.collect::<Result<_>>()?))
         };
-        (0..self.list.compared).map(axes_of).collect()
+        (0..self.list.fields.len()).map(axes_of).collect()
     }
 
-    /// The set, which knows these axes of its arrays.
-    pub fn lying(self, axes: Vec<Vec<SampleAxis>>) -> FieldSet {
+    /// The set, which knows these axes of its inputs and targets.
+    pub fn lying(self, axes: impl Iterator<Item = Vec<SampleAxis>>) -> FieldSet {
         let known = self.scales.iter().cloned().zip(axes);
         let scales = known.map(|(scale, axes)| FieldScale { axes, ..scale }).collect();
         FieldSet { scales: Arc::new(scales), ..self }
@@ -124,28 +121,39 @@ impl FieldSet {
         Ok(Some(Coordinate { name, places, unit, calendar: None, axes }))
     }
 
-    /// A line that names the axes of the first input of which files say unlike things, whose samples a run takes
-    /// together: maps that begin in the north beside others that begin in the south. Of many files, with those of a
-    /// test set, some are looked at.
+    /// A line that names the axes of which files say unlike things, whose samples a run takes together: maps that begin
+    /// in the north beside others that begin in the south. Of many files, with those of a test set, some are looked at.
     ///
     /// # Errors
     /// `Data`.
     pub fn unlike_places(&self, test: Option<&FieldSet>) -> Result<Option<String>> {
         /// Files that are looked at.
         const LOOKED_AT: usize = 64;
-        let (array, samples) = &self.files[0].arrays[0];
         let others: Vec<&FieldFile> =
             self.files[1..].iter().chain(test.into_iter().flat_map(|test| test.files.iter())).collect();
         let apart = others.len().div_ceil(LOOKED_AT).max(1);
-        let mut said = Vec::new();
-        for (axis, letter) in samples.order().iter().copied().zip(samples.letters()) {
-            let Some(part) = of_all_samples(samples, axis, letter) else { continue };
-            let find = |file: &FieldFile| file.arrays[0].0.coordinate(axis);
-            let first = places_of(find(&self.files[0]), &part)?;
-            // The last of so many, which may be in the test set.
-            let some = others.iter().rev().step_by(apart).copied();
-            if let Some(path) = unlike_file(some, &part, &find, first.as_ref())? {
-                said.push(format!("{} ({})", array.axes[axis], path.display()));
+        // The last of so many, which may be in the test set.
+        let some: Vec<&FieldFile> = others.into_iter().rev().step_by(apart).collect();
+        let mut said: Vec<String> = Vec::new();
+        for (at, field) in self.list.fields.iter().enumerate() {
+            let (array, samples) = &self.files[0].arrays[at];
+            for (axis, part) in parts_of_axes(array, samples) {
+                let name = &array.axes[axis];
+                let is_called = |file: &&&FieldFile| file.arrays[at].0.axes[axis] != *name;
+                let mut unlike = some.iter().find(is_called).map(|file| &*file.path);
+                if let (None, Some(part)) = (unlike, part) {
+                    let find = |file: &FieldFile| file.arrays[at].0.coordinate(axis);
+                    let first = places_of(find(&self.files[0]), &part)?;
+                    unlike = unlike_file(some.iter().copied(), &part, &find, first.as_ref())?;
+                }
+                let Some(path) = unlike else { continue };
+                // Of an axis of several arrays once.
+                let line = format!("{name} ({})", path.display());
+                match at {
+                    0 => said.push(line),
+                    _ if said.contains(&line) => {}
+                    _ => said.push(format!("{name} of {} ({})", field.text, path.display())),
+                }
             }
         }
         let of = format!(
@@ -194,6 +202,18 @@ impl FieldSet {
 
 /// Where the places of an axis are, and in which unit.
 type AxisPlaces = (Vec<f32>, Option<String>);
+
+/// The axes of an array that a sample has, and behind them those of which its view takes one place; of each the part
+/// that all samples have, unless each has another.
+fn parts_of_axes(array: &FileArray, samples: &ViewSamples) -> Vec<(usize, Option<ArrayBox>)> {
+    let own = samples.order().iter().copied().zip(samples.letters());
+    let mut parts: Vec<_> = own.map(|(axis, letter)| (axis, of_all_samples(samples, axis, letter))).collect();
+    let (order, numbering, window) = (samples.order(), samples.numbering(), samples.window(0));
+    let is_one = |axis: &usize| !order.contains(axis) && !numbering.contains(axis);
+    let place = |axis: usize| ArrayBox { first: vec![window.first[axis]], len: vec![1] };
+    parts.extend((0..array.axes.len()).filter(is_one).map(|axis| (axis, Some(place(axis)))));
+    parts
+}
 
 /// The part of an axis that every sample has; `None` where each has another: of a tile, or of a window in time.
 fn of_all_samples(samples: &ViewSamples, axis: usize, letter: Option<char>) -> Option<ArrayBox> {

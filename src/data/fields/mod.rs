@@ -278,7 +278,7 @@ impl FieldSet {
         for (scale, own) in scales.iter_mut().zip(&*self.scales) {
             scale.unit = scale.unit.take().or_else(|| own.unit.clone());
             // What is learned from here lies here.
-            if own.axes.iter().any(|axis| axis.ends.is_some()) {
+            if own.axes.iter().any(|axis| !axis.places.is_empty()) {
                 scale.axes.clone_from(&own.axes);
             }
         }

@@ -13,7 +13,13 @@ use crate::error::{Error, Result};
 pub struct Prediction {
     /// With --dry-run: time of a step, images/s and memory on so many nodes with as many ranks each as were started
     /// here.
-    #[arg(long = "predict-nodes", value_name = "N,…", value_delimiter = ',', action = clap::ArgAction::Set, requires = "dry_run")]
+    #[arg(
+        long = "predict-nodes",
+        value_name = "N,…",
+        value_delimiter = ',',
+        action = clap::ArgAction::Set,
+        requires = "dry_run"
+    )]
     pub nodes: Vec<usize>,
     /// The network of --predict-nodes: a file such as those of jobs/networks [default: flat, as `dltrain bench
     /// autotune` measured].

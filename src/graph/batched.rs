@@ -284,7 +284,6 @@ impl Batched<'_> {
 
     /// The op of what one image has of operands that were stretched over the images; `each` is what it then gives.
     fn once(&mut self, reader: &Node, node: &Node, place: BatchPlace, each: Vec<usize>) -> Result<TensorId> {
-        let is_linear = matches!(node.op, Op::Linear { .. });
         match node.op {
             Op::Reshape => {
                 let from = followed(
@@ -309,13 +308,6 @@ impl Batched<'_> {
                 }
                 Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
             }
-            // Of places, say: what takes images along the first axis gives the same of the same.
-            Op::Conv(_) | Op::Linear { .. } if place.axis == 0 && (place.inner == 1 || is_linear) => {
-                let x = self.same_for_all(reader, node.inputs[0], place)?;
-                let weights = node.inputs[1..].iter().map(|&weight| self.made_of(weight).0);
-                let inputs = std::iter::once(x).chain(weights).collect();
-                Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
-            }
             Op::MatMul(of) => {
                 let mut inputs = Vec::new();
                 for (number, &input) in node.inputs.iter().enumerate() {
@@ -328,35 +320,40 @@ impl Batched<'_> {
                 let inputs = inputs.collect::<Result<_>>()?;
                 Ok(self.net.node(&node.name, node.op, inputs, Shape(each)))
             }
-            Op::Sum { .. } if self.one.shape(node.inputs[0]).rank() == each.len() => {
-                let x = self.same_for_all(reader, node.inputs[0], place)?;
-                Ok(self.net.node(&node.name, node.op, vec![x], Shape(each)))
+            _ if self.takes_apart(node, place, each.len()) => {
+                self.once_of_first(reader, node, place, each.len())
             }
-            Op::Softmax | Op::LayerNorm { .. } => self.once_by_rows(reader, node, place, each.len()),
             _ => Err(self.mixed(reader)),
         }
     }
 
-    /// The same of what takes each row along its last axes by itself.
-    fn once_by_rows(
+    /// Whether a layer computes of each image by itself where these are at this place of what it gives, by its first
+    /// operand; the others are the same for all.
+    fn takes_apart(&self, node: &Node, place: BatchPlace, rank: usize) -> bool {
+        match node.op {
+            Op::Conv(_) => place == FIRST,
+            Op::Linear { .. } => place.axis == 0,
+            Op::Softmax => place.axis + 1 < rank,
+            Op::LayerNorm { .. } => place.axis < self.rows_end(node),
+            Op::Sum { .. } => self.one.shape(node.inputs[0]).rank() == rank,
+            _ => false,
+        }
+    }
+
+    /// Such a layer, of what one image has of its first operand.
+    fn once_of_first(
         &mut self,
         reader: &Node,
         node: &Node,
         place: BatchPlace,
         rank: usize,
     ) -> Result<TensorId> {
-        let rows = match node.op {
-            Op::Softmax => rank - 1,
-            _ => self.rows_end(node),
-        };
-        if place.axis >= rows {
-            return Err(self.mixed(reader));
-        }
         let x = self.same_for_all(reader, node.inputs[0], place)?;
         let parameters = node.inputs[1..].iter().map(|&parameter| self.made_of(parameter).0);
         let inputs = std::iter::once(x).chain(parameters).collect();
         let outputs = node.outputs.iter().map(|&output| {
             let mut tensor = self.one.tensors[output.0].clone();
+            // Statistics of rows are in the order of these.
             let place = if tensor.spec.shape.rank() == rank { place } else { FIRST };
             tensor.spec.shape = Shape(self.each(output, place));
             self.net.take(tensor)

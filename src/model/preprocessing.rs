@@ -73,10 +73,10 @@ impl SampleAxis {
         self.rises().zip(other.rises()).is_some_and(|(own, other)| own != other)
     }
 
-    /// Whether both say where places are, and these are not the same: by a tenth of what lies between two of them, or in
-    /// another unit.
+    /// Whether both say where places are, and these differ: by a tenth of the distance between two neighbours, in their
+    /// unit or in their number.
     pub fn is_elsewhere(&self, other: &SampleAxis) -> bool {
-        let ([first, .., last] | [first @ last]) = &self.places[..] else { return false };
+        let (Some(first), Some(last)) = (self.places.first(), self.places.last()) else { return false };
         if other.places.is_empty() {
             return false;
         }

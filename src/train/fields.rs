@@ -219,8 +219,7 @@ fn called_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Ve
     known.iter().zip(own).filter_map(line).collect()
 }
 
-/// The set, with the axes of its arrays as the first rank reads them, and what is to be said of arrays that go the other
-/// way round. Collective.
+/// The set, with the axes of its arrays as the first rank reads them, and the lines of `opposed`. Collective.
 fn lying(world: &World, set: FieldSet) -> Result<(FieldSet, Vec<String>)> {
     let damaged = |error: serde_json::Error| Error::internal(format!("axes of arrays as text: {error}"));
     let own = match world.is_first() {
@@ -445,8 +444,8 @@ mod tests {
         assert_eq!(opposed(&[t.clone(), t.clone(), rain.clone()]), [line]);
         assert!(opposed(&[rain.clone(), rain.clone()]).is_empty());
         let turned = ("land[h,w]".to_string(), vec![east.clone(), north]);
-        let line = "land[h,w]: its axes are longitude, latitude, and those of t[n,c,h,w] latitude, longitude; points go \
-                    together as they lie";
+        let line = "land[h,w]: its axes are longitude, latitude, and those of t[n,c,h,w] latitude, longitude; points \
+                    go together as they lie";
         assert_eq!(opposed(&[t, turned]), [line]);
         // Of weights and a file.
         let array = |axes| FieldScale {

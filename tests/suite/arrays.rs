@@ -733,8 +733,8 @@ fn predictions_have_the_axes_of_their_file() {
     let of_b =
         [&["predict"], &net[..net.len() - 1], &[&both[1], "--init-from", &maps, "--output", &south]].concat();
     let said = run(2, &of_b);
-    let line = "temperature[n,h,w]: lat is from 3 to 0 degrees_north, and the weights of --init-from have learned from it \
-                from 0 to 3 degrees_north: the other way round";
+    let line = "temperature[n,h,w]: lat is from 3 to 0 degrees_north, and the weights of --init-from have learned from \
+                it from 0 to 3 degrees_north: the other way round";
     assert_eq!(said.matches(line).count(), 1, "{said}");
     let of_a =
         [&["predict"], &net[..net.len() - 1], &[&both[0], "--init-from", &maps, "--output", &north]].concat();

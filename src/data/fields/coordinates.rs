@@ -49,8 +49,8 @@ impl FieldSet {
         Ok((names, places))
     }
 
-    /// What each field is called, and the axes of its samples with those of which its view takes one place, and where on
-    /// them the first file's samples are: what all samples have of an axis, or all of it where each has another part.
+    /// What each field is called, and the axes of its samples with those of which its view takes one place; of each
+    /// where the first file's samples are: what all have of it, or all of it where each has another part.
     ///
     /// # Errors
     /// `Data`.
@@ -135,6 +135,8 @@ impl FieldSet {
         // The last of so many, which may be in the test set.
         let some: Vec<&FieldFile> = others.into_iter().rev().step_by(apart).collect();
         let mut said: Vec<String> = Vec::new();
+        // Arrays that say where places of several ones are, and which part of them was compared.
+        let mut compared: Vec<(String, ArrayBox)> = Vec::new();
         for (at, field) in self.list.fields.iter().enumerate() {
             let (array, samples) = &self.files[0].arrays[at];
             for (axis, part) in parts_of_axes(array, samples) {
@@ -143,17 +145,20 @@ impl FieldSet {
                 let mut unlike = some.iter().find(is_called).map(|file| &*file.path);
                 if let (None, Some(part)) = (unlike, part) {
                     let find = |file: &FieldFile| file.arrays[at].0.coordinate(axis);
-                    let first = places_of(find(&self.files[0]), &part)?;
+                    let of = find(&self.files[0]);
+                    let looked = of.as_ref().map(|of| (of.name.clone(), part.clone()));
+                    if looked.as_ref().is_some_and(|looked| compared.contains(looked)) {
+                        continue;
+                    }
+                    compared.extend(looked);
+                    let first = places_of(of, &part)?;
                     unlike = unlike_file(some.iter().copied(), &part, &find, first.as_ref())?;
                 }
                 let Some(path) = unlike else { continue };
-                // Of an axis of several arrays once.
-                let line = format!("{name} ({})", path.display());
-                match at {
-                    0 => said.push(line),
-                    _ if said.contains(&line) => {}
-                    _ => said.push(format!("{name} of {} ({})", field.text, path.display())),
-                }
+                said.push(match at {
+                    0 => format!("{name} ({})", path.display()),
+                    _ => format!("{name} of {} ({})", field.text, path.display()),
+                });
             }
         }
         let of = format!(

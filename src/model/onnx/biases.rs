@@ -10,15 +10,13 @@ use super::signature::{made_of, symbols};
 
 /// Adds zeros to each convolution and product that was made of a layer with a bias that the file lacks.
 pub fn put_back(graph: &mut GraphProto) {
-    let symbols: HashMap<String, String> =
-        symbols(graph).map(|(symbol, name)| (symbol.to_string(), name.to_string())).collect();
-    let there: HashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
+    let symbols: HashMap<&str, &str> = symbols(graph).collect();
+    let there: HashSet<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();
     let mut added = Vec::new();
     for (at, node) in graph.node.iter().enumerate() {
-        let lost = bias_of(node).and_then(|symbol| symbols.get(symbol)).filter(|name| !there.contains(*name));
-        let (Some(name), true) = (lost, lacks_bias(node, graph)) else { continue };
-        let Some(zeros) = zeros(name, node, graph) else { continue };
-        added.push((at, zeros));
+        let name = bias_of(node).and_then(|symbol| symbols.get(symbol)).filter(|name| !there.contains(*name));
+        let lost = name.filter(|_| lacks_bias(node, graph)).and_then(|name| zeros(name, node, graph));
+        added.extend(lost.map(|zeros| (at, zeros)));
     }
     // A layer that is called twice has one bias.
     let mut known = HashSet::new();

@@ -89,15 +89,15 @@ fn of_parameters(import: &Import) -> Vec<String> {
     let computed: Vec<&str> = said.computed.iter().filter(is_read).map(String::as_str).collect();
     if !computed.is_empty() {
         notes.push(format!(
-            "learns {} in place of parameters, of which PyTorch's exporter has computed them in advance; an export with \
-             optimize=False keeps these",
+            "learns {} in place of the parameters that PyTorch's exporter has computed them of in advance; an export \
+             with optimize=False keeps the parameters",
             some_of(&computed)
         ));
     }
     let guessed: Vec<&str> = said.guessed.iter().filter(is_read).map(String::as_str).collect();
     if !guessed.is_empty() {
         notes.push(format!(
-            "learns {}, which its exporter does not tell from buffers; one with dynamo=True does",
+            "learns {}: its exporter does not say whether they are parameters or buffers, and one with dynamo=True does",
             some_of(&guessed)
         ));
     }
@@ -119,8 +119,8 @@ fn of_channels(file: &OnnxFile, output: Option<&(String, Shape, bool)>) -> Vec<S
         is_doubtful.then(|| {
             format!(
                 "does not say which axis of its input {name} has the channels, and samples fit with both: arrays are \
-                 given as they lie, with channels on the {own} axis; for a network that wants them on the {other} write \
-                 the array in that order"
+                 given as they lie, with channels on the {own} axis; for a network that wants them on the {other} \
+                 write the array in that order"
             )
         })
     };

@@ -51,10 +51,10 @@ impl<'a> Signature<'a> {
         found(&graph.metadata_props, SIGNATURE)?;
         let [parameters, buffers] = ["PARAMETER", "BUFFER"]
             .map(|kind| targets(graph, kind).map(|(_, name)| name).collect::<HashSet<&str>>());
+        let symbols = symbols(graph).collect();
         let mut lacking: Vec<&str> = parameters.iter().copied().collect();
         lacking.retain(|name| !tensor_of.contains_key(*name));
         lacking.sort_unstable();
-        let symbols = symbols(graph).collect();
         Some(Signature { graph, tensor_of, parameters, symbols, buffers, lacking })
     }
 
@@ -283,21 +283,20 @@ pub fn turn_back(graph: &mut GraphProto, tensors: &[OnnxTensor], tensor_of: &Has
         };
         *sums.entry(name.into()).or_insert_with(sum)
     };
+    let mut parameters: Vec<(&str, &OnnxTensor)> =
+        signature.parameters.iter().filter_map(|name| Some((*name, matrix(name)?))).collect();
+    parameters.sort_unstable_by_key(|(name, _)| *name);
+    let is_named = |name: &str| signature.parameters.contains(name) || signature.buffers.contains(name);
     let mut found: Vec<(usize, usize, String)> = Vec::new();
     for (number, node) in graph.node.iter().enumerate() {
         for (place, input) in node.input.iter().enumerate() {
-            let is_named =
-                |name: &str| signature.parameters.contains(name) || signature.buffers.contains(name);
             let Some(own) = matrix(input).filter(|_| !is_named(input)) else { continue };
-            let turned = [own.dims[1], own.dims[0]];
-            let mut named: Vec<&str> = signature.parameters.iter().copied().collect();
-            named.retain(|name| {
-                matrix(name).filter(|other| other.dims == turned).is_some_and(|other| {
-                    sum_of(input, own) == sum_of(name, other) && is_transposed(own, other)
-                })
+            let mut same = parameters.iter().filter(|(name, other)| {
+                own.dims == [other.dims[1], other.dims[0]]
+                    && sum_of(input, own) == sum_of(name, other)
+                    && is_transposed(own, other)
             });
-            named.sort_unstable();
-            found.extend(named.first().map(|name| (number, place, name.to_string())));
+            found.extend(same.next().map(|(name, _)| (number, place, name.to_string())));
         }
     }
     for (number, place, name) in found.into_iter().rev() {
@@ -314,12 +313,9 @@ pub fn turn_back(graph: &mut GraphProto, tensors: &[OnnxTensor], tensor_of: &Has
     }
 }
 
-/// Whether two matrices have the same numbers, with rows and columns exchanged.
+/// Whether two matrices of such extents have the same numbers, with rows and columns exchanged.
 fn is_transposed(one: &OnnxTensor, other: &OnnxTensor) -> bool {
     let [rows, columns] = one.dims[..] else { return false };
-    if other.dims != [columns, rows] {
-        return false;
-    }
     let (Ok(own), Ok(other)) = (one.reals(), other.reals()) else { return false };
     let is_same = |at: usize| own[at].to_bits() == other[at % columns * rows + at / columns].to_bits();
     // Tables of ones are those of nobody.
@@ -494,8 +490,9 @@ mod tests {
         assert_eq!(stand_ins.lost, ["a.o.bias"]);
         assert_eq!(signature.is_learned("a.mean", &stand_ins, &numbers), Some(false));
         // Where a module lacks a bias the factor is no stand-in for it either.
-        let text = "%a : [num_users=1] = call_function[target=torch.ops.aten.scaled_dot_product_attention.default](args = \
-                    (%q, %k, %v), kwargs = {})";
+        let text = "%a : [num_users=1] = \
+                    call_function[target=torch.ops.aten.scaled_dot_product_attention.default](args = (%q, %k, %v), \
+                    kwargs = {})";
         let props = |lost: &str| vec![entry(SIGNATURE, &format!("p: PARAMETER target='{lost}'\n"))];
         let mut factor = node("Mul", "a", &["x", "scale"]);
         factor.metadata_props.push(entry(ORIGIN, text));
@@ -516,7 +513,8 @@ mod tests {
         let layer = |module: &str, input: &str, of: &str| {
             let mut node = node("MatMul", module, &["x", input]);
             let text = format!(
-                "%l : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = (%x, {of}), kwargs = {{}})"
+                "%l : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = (%x, {of}), \
+                 kwargs = {{}})"
             );
             node.metadata_props.push(entry(ORIGIN, &text));
             node

@@ -197,23 +197,29 @@ fn what_is_of_each_image_is_imported_for_an_open_batch() {
     assert!(said.contains("mixes the 2 images"), "{said}");
 }
 
+/// Adds `token`, (1, 4), and gives what makes of it as many copies, `t`, as there are images.
+fn copies_of_a_token(graph: &mut GraphProto) -> Vec<NodeProto> {
+    graph.initializer.extend([weight("token", &[1, 4]), integers("zeroth", &[0]), integers("one", &[1])]);
+    vec![
+        node("sizes", "Shape", &["x"], "s"),
+        node("size", "Gather", &["s", "zeroth"], "n"),
+        saying(node("copies", "Concat", &["n", "one"], "c"), &[Said::One("axis", 0)]),
+        node("tokens", "Tile", &["token", "c"], "t"),
+    ]
+}
+
 /// As many copies of what is learned as there are images, and copies of each image's own numbers.
 #[test]
 fn copies_are_stretched_or_lie_behind_each_other() {
     let (_place, model) = opened(|graph| {
-        let numbers =
-            [("first", &[0][..]), ("three", &[1, 3]), ("from", &[3]), ("to", &[7]), ("along", &[1])];
+        let numbers = [("three", &[1, 3][..]), ("from", &[3]), ("to", &[7]), ("along", &[1])];
         graph.initializer.extend(numbers.map(|(name, numbers)| integers(name, numbers)));
-        graph.initializer.extend([weight("token", &[1, 4]), integers("one", &[1])]);
-        let before = [
-            node("sizes", "Shape", &["x"], "s"),
-            node("size", "Gather", &["s", "first"], "n"),
-            saying(node("copies", "Concat", &["n", "one"], "c"), &[Said::One("axis", 0)]),
-            node("tokens", "Tile", &["token", "c"], "t"),
+        let mut before = copies_of_a_token(graph);
+        before.extend([
             node("add", "Add", &["a", "t"], "b"),
             node("thrice", "Tile", &["b", "three"], "e"),
             node("part", "Slice", &["e", "from", "to", "along"], "d"),
-        ];
+        ]);
         graph.node.splice(1..1, before);
         graph.node.last_mut().unwrap().input[0] = "d".into();
     });
@@ -269,24 +275,12 @@ fn what_is_computed_of_copies_is_that_of_one() {
         |i: usize| exponential(i) / all + (0..4).map(|k| (number(4 * i + k) + 1.0) * token[k]).sum::<f64>();
     for batch in [0, 2] {
         let (_place, model) = opened(|graph| {
-            let numbers = [
-                ("size0", &[0][..]),
-                ("one", &[1]),
-                ("from", &[2]),
-                ("to", &[6]),
-                ("along", &[1]),
-                ("half", &[4]),
-                ("end", &[8]),
-            ];
+            let numbers = [("from", &[2][..]), ("to", &[6]), ("along", &[1]), ("half", &[4]), ("end", &[8])];
             graph.initializer.extend(numbers.map(|(name, numbers)| integers(name, numbers)));
-            let weights: [(&str, &[i64]); 4] =
-                [("token", &[1, 4]), ("wide", &[4, 8]), ("square", &[4, 4]), ("scale", &[4])];
+            let weights: [(&str, &[i64]); 3] = [("wide", &[4, 8]), ("square", &[4, 4]), ("scale", &[4])];
             graph.initializer.extend(weights.map(|(name, dims)| weight(name, dims)));
-            let before = [
-                node("sizes", "Shape", &["x"], "s"),
-                node("size", "Gather", &["s", "size0"], "n"),
-                saying(node("copies", "Concat", &["n", "one"], "c"), &[Said::One("axis", 0)]),
-                node("tokens", "Tile", &["token", "c"], "t"),
+            let mut before = copies_of_a_token(graph);
+            before.extend([
                 node("rows", "MatMul", &["t", "wide"], "p"),
                 node("part", "Slice", &["p", "from", "to", "along"], "e"),
                 node("norm", "LayerNormalization", &["e", "scale"], "q"),
@@ -300,7 +294,7 @@ fn what_is_computed_of_copies_is_that_of_one() {
                 node("more", "Add", &["l", "z"], "o2"),
                 node("both", "Add", &["r", "o2"], "b"),
                 node("add", "Add", &["a", "b"], "d"),
-            ];
+            ]);
             graph.node.splice(1..1, before);
             graph.node.last_mut().unwrap().input[0] = "d".into();
             graph.input = vec![value("x", &[batch, 1, 2, 2])];

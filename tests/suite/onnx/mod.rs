@@ -107,8 +107,8 @@ fn a_file_of_attention_is_the_network_that_pytorch_has() {
     let graph = model.build(4, model.image, model.classes).unwrap();
     let drops = |node: &dltrain::graph::Node| matches!(node.op, Op::Dropout { p: 0.25, whole: true, .. });
     assert_eq!(graph.nodes.iter().filter(|node| drops(node)).count(), 1);
-    let said = "learns mixed, places, scale, ways, which its exporter does not tell from buffers; one with dynamo=True \
-                does";
+    let said = "learns mixed, places, scale, ways: its exporter does not say whether they are parameters or buffers, \
+                and one with dynamo=True does";
     assert_eq!(model.file().unwrap().notes(true).collect::<Vec<_>>(), [said]);
     assert_eq!(model.file().unwrap().notes(false).next(), None);
 }

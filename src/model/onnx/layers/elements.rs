@@ -415,12 +415,10 @@ pub fn add(import: &mut Import, inputs: &[Value]) -> Lowered {
     Ok(sum)
 }
 
-/// Whether a known tensor, a mask, has −∞ all along its last axis: what PyTorch writes behind a softmax of it makes zeros
-/// of what is no number, and here would add it up.
+/// Whether a known tensor, a mask, has −∞ all along its last axis. A softmax of such a row is no number; exporters make
+/// zeros of it by a choice, which here is arithmetic, and keeps what is no number.
 pub fn leaves_nothing(import: &Import, value: &Value) -> bool {
-    let Some(mask) = import.known_reals(value).and_then(|_| import.constant(value).ok()) else {
-        return false;
-    };
+    let Some(Ok(mask)) = import.is_known(value).then(|| import.constant(value)) else { return false };
     let along = mask.dims.last().copied().unwrap_or(1);
     along > 1 && mask.reals().chunks(along).any(|row| row.iter().all(|&number| number == f32::NEG_INFINITY))
 }

@@ -97,7 +97,8 @@ fn of_parameters(import: &Import) -> Vec<String> {
     let guessed: Vec<&str> = said.guessed.iter().filter(is_read).map(String::as_str).collect();
     if !guessed.is_empty() {
         notes.push(format!(
-            "learns {}: its exporter does not say whether they are parameters or buffers, and one with dynamo=True does",
+            "learns {}: its exporter does not say whether they are parameters or buffers, and one with \
+             dynamo=True does",
             some_of(&guessed)
         ));
     }

@@ -27,7 +27,8 @@ impl Graph {
         needed
     }
 
-    /// The gradient of a parameter. That of a frozen one, which a node may give along with others, is dropped.
+    /// The gradient of a parameter. That of a frozen one, which a node may give along with others, is dropped; that of
+    /// what is computed goes on to what it is computed of (`BackwardPass::contribute_to`).
     pub(super) fn gradient_of(&mut self, parameter: TensorId) -> TensorId {
         let gradient = self.gradient_like(parameter);
         if !self.tensor(parameter).is_learned() {
@@ -37,6 +38,11 @@ impl Graph {
         tensor.role = Role::Gradient;
         tensor.gradient_of = Some(parameter);
         gradient
+    }
+
+    /// The gradients of a layer's weights, which may be parameters or computed.
+    pub(super) fn gradients_of(&mut self, weights: &[TensorId]) -> Vec<TensorId> {
+        weights.iter().map(|&weight| self.gradient_of(weight)).collect()
     }
 
     pub(super) fn gradient_like(&mut self, like: TensorId) -> TensorId {
@@ -131,20 +137,20 @@ impl BackwardPass {
         self.node(BackwardOp::Activation(Activation::RELU), vec![dy, y], y)
     }
 
-    /// The node that gives the gradients of a layer's weight and bias. A weight may be computed.
+    /// The node that gives the gradients of a layer's weight and bias.
     pub fn weights(&mut self, op: impl Into<Op>, x: TensorId, dy: TensorId, weights: &[TensorId]) {
         if !weights.iter().any(|&id| self.needs(id)) {
             return;
         }
-        let is_computed = |b: &BackwardPass, id: TensorId| b.graph.tensor(id).role != Role::Parameter;
-        let of = |b: &mut BackwardPass, id| match is_computed(b, id) {
-            true => b.graph.gradient_like(id),
-            false => b.graph.gradient_of(id),
-        };
-        let outputs: Vec<TensorId> = weights.iter().map(|&id| of(self, id)).collect();
+        let outputs = self.graph.gradients_of(weights);
         self.push(op, vec![x, dy], outputs.clone());
-        for (&id, gradient) in weights.iter().zip(outputs) {
-            if is_computed(self, id) {
+        self.contribute_to(weights, &outputs);
+    }
+
+    /// Adds what a node gives of the gradients of weights to what is known of them, where they are computed.
+    pub fn contribute_to(&mut self, weights: &[TensorId], gradients: &[TensorId]) {
+        for (&id, &gradient) in weights.iter().zip(gradients) {
+            if self.graph.tensor(id).role != Role::Parameter {
                 self.contribute(id, gradient);
             }
         }

@@ -50,15 +50,22 @@ impl Graph {
         self.nodes.iter().any(|node| matches!(node.op, Op::BatchNorm(_)))
     }
 
-    /// The nodes that give the gradients of a synchronised normalisation; returns that of its input.
-    pub(super) fn sync_norm_backward(&mut self, id: NodeId, norm: BatchNorm, dy: TensorId) -> TensorId {
+    /// The nodes that give the gradients of a synchronised normalisation, those of its weight and bias into these
+    /// tensors; returns that of its input.
+    pub(super) fn sync_norm_backward(
+        &mut self,
+        id: NodeId,
+        norm: BatchNorm,
+        dy: TensorId,
+        of_weights: &[TensorId],
+    ) -> TensorId {
         let forward = self.node(id).clone();
         let [x, weight, bias] = [0, 1, 2].map(|index| forward.inputs[index]);
         let mut inputs = vec![dy, x, weight, bias, forward.outputs[1], forward.outputs[2]];
         let moments = self.tensor(forward.inputs[5]).spec.shape.0.clone();
         let sums = self.per_channel(&format!("{}.sums", forward.name), &moments[1..]);
         // Those of the weight and the bias come first: their bucket may leave.
-        let outputs = vec![sums, self.gradient_of(weight), self.gradient_of(bias)];
+        let outputs = [&[sums], of_weights].concat();
         let (name, op) = (forward.name.clone(), Op::Backward(BackwardOp::BatchNormSums(norm)));
         self.nodes.push(Node { name, op, inputs: inputs.clone(), outputs, forward: Some(id) });
         inputs.push(self.exchanged(&forward.name, sums, moments[0], (NormStatistics::Sums, norm)));

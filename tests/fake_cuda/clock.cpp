@@ -296,9 +296,10 @@ void clock_leave() { at().leave(); }
 void clock_trace(int stream, const char *what, int64_t from, int64_t to, size_t bytes) {
     static const char *path = getenv("FAKE_CUDA_TRACE");
     if (!path || !at().on) return;
-    // Opened by who has something to write: the launcher loads this library too.
-    if (!at().trace) at().trace = fopen((std::string(path) + "." + std::to_string(at().rank)).c_str(), "w");
-    if (FILE *file = at().trace) fprintf(file, "%d %s %ld %ld %zu\n", stream, what, long(from), long(to), bytes);
+    // Opened by who has something to write: the launcher loads this library too. Several threads may be the first.
+    static FILE *const file = fopen((std::string(path) + "." + std::to_string(at().rank)).c_str(), "w");
+    at().trace = file;
+    if (file) fprintf(file, "%d %s %ld %ld %zu\n", stream, what, long(from), long(to), bytes);
 }
 
 // ---- what stands before other libraries' calls ----

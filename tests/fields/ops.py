@@ -61,6 +61,54 @@ class Placed(nn.Module):
         return x + self.table(torch.arange(12)).view(12)
 
 
+class Again(nn.Module):
+    """A module that is called twice, with a function between."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(torch.tanh(self.module(x)))
+
+
+class Tied(nn.Module):
+    """Linear layers of one weight, once turned."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        return F.linear(torch.tanh(self.other(torch.tanh(self.one(x)))), self.one.weight.t())
+
+
+class Alike(nn.Module):
+    """Parameters of one module that begin alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.gates = nn.ParameterList([torch.full((12,), 0.3) for _ in range(3)])
+
+    def forward(self, x):
+        for gate in self.gates:
+            x = x + gate * torch.tanh(x)
+        return x
+
+
+class Layers(nn.Module):
+    """Layers of an encoder or a decoder, which are copies of one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        layer = getattr(nn, f"Transformer{kind}Layer")(12, 2, 8, dropout=0.0, batch_first=True)
+        self.layers, self.has_two = getattr(nn, f"Transformer{kind}")(layer, 2), kind == "Decoder"
+
+    def forward(self, x):
+        return self.layers(x, x[:, :2]) if self.has_two else self.layers(x)
+
+
 def ops(axes, exporter):
     """Name and module, of those that the exporter knows."""
     of = lambda name: getattr(nn, f"{name}{axes}d")
@@ -117,6 +165,16 @@ def ops(axes, exporter):
     yield "scaled by a number", Scaled()
     yield "scaled by an array of one", Scaled(1)
     yield "places of a table", Placed()
+    if axes == 1:
+        yield "a normalisation twice", Again(nn.LayerNorm(12))
+        yield "a convolution twice", Again(nn.Conv1d(4, 4, 3, padding=1))
+        yield "a group norm twice", Again(nn.GroupNorm(4, 4))
+        yield "a slope twice", Again(nn.PReLU(init=0.4))
+        yield "an encoder layer twice", Again(nn.TransformerEncoderLayer(12, 2, 8, dropout=0.0, batch_first=True))
+        yield "weights that are tied", Tied()
+        yield "gates that begin alike", Alike()
+        yield "an encoder", Layers("Encoder")
+        yield "a decoder", Layers("Decoder")
     # Between them a function: a normalisation right behind a convolution becomes a part of it by the newer exporter.
     one = lambda op: nn.Sequential(of("Conv")(4, 1, 1), nn.Tanh(), op)
     yield "batch norm of a channel", one(of("BatchNorm")(1))

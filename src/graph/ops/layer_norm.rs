@@ -92,10 +92,9 @@ pub fn backward(b: &mut BackwardPass, node: &Node, (epsilon, affine): (f32, bool
     let (x, mut inputs) = (node.inputs[0], vec![dy, node.inputs[0]]);
     inputs.extend(node.inputs.get(1));
     inputs.extend(&node.outputs[1..]);
-    let dx = b.graph.gradient_like(x);
-    let mut outputs = vec![dx];
-    outputs
-        .extend(node.inputs[1..].iter().map(|&parameter| b.graph.gradient_of(parameter)).collect::<Vec<_>>());
-    b.push(BackwardOp::LayerNorm { epsilon, affine }, inputs, outputs);
+    let (dx, weights) = (b.graph.gradient_like(x), &node.inputs[1..]);
+    let gradients = b.graph.gradients_of(weights);
+    b.push(BackwardOp::LayerNorm { epsilon, affine }, inputs, [&[dx], &gradients[..]].concat());
+    b.contribute_to(weights, &gradients);
     b.contribute(x, dx);
 }

@@ -149,19 +149,19 @@ impl BatchNorm {
 /// The one node that gives the gradients of the input, the weight and the bias; with given moments the sums, their
 /// exchange and the gradient of the input.
 pub fn batch_norm_backward(b: &mut BackwardPass, node: &Node, norm: BatchNorm, dy: TensorId) {
-    let ([x, weight, bias], [mean, variance]) =
-        ([0, 1, 2].map(|index| node.inputs[index]), [1, 2].map(|index| node.outputs[index]));
+    let (x, weights) = (node.inputs[0], &node.inputs[1..3]);
+    let gradients = b.graph.gradients_of(weights);
     let dx = if norm.given {
-        b.graph.sync_norm_backward(b.id, norm, dy)
+        b.graph.sync_norm_backward(b.id, norm, dy, &gradients)
     } else {
-        let mut inputs = vec![dy, x, weight, mean, variance];
+        let mut inputs = vec![dy, x, weights[0], node.outputs[1], node.outputs[2]];
         // What a ReLU in it saved comes after the running statistics.
         inputs.extend(node.outputs.get(5));
         let dx = b.graph.gradient_like(x);
-        let outputs = vec![dx, b.graph.gradient_of(weight), b.graph.gradient_of(bias)];
-        b.push(BackwardOp::BatchNorm(norm), inputs, outputs);
+        b.push(BackwardOp::BatchNorm(norm), inputs, [&[dx], &gradients[..]].concat());
         dx
     };
+    b.contribute_to(weights, &gradients);
     b.contribute(x, dx);
 }
 

@@ -5,21 +5,25 @@ use std::collections::{HashMap, HashSet};
 
 use prost::bytes::Bytes;
 
+use super::program::{made_of, targets};
 use super::schema::{GraphProto, NodeProto, TensorProto, data_type};
-use super::signature::{made_of, symbols};
 
-/// Adds zeros to each convolution and product that was made of a layer with a bias that the file lacks.
+/// Adds zeros to each convolution and product that was made of a layer with a bias, and reads none: of its own, or those
+/// that another node reads.
 pub fn put_back(graph: &mut GraphProto) {
-    let symbols: HashMap<&str, &str> = symbols(graph).collect();
-    let there: HashSet<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();
+    let symbols: HashMap<&str, &str> = targets(graph, "PARAMETER").collect();
+    let there: HashMap<&str, bool> =
+        graph.initializer.iter().map(|tensor| (&*tensor.name, is_zero(tensor))).collect();
     let mut added = Vec::new();
     for (at, node) in graph.node.iter().enumerate() {
-        let name = bias_of(node).and_then(|symbol| symbols.get(symbol)).filter(|name| !there.contains(*name));
+        let name = bias_of(node)
+            .and_then(|symbol| symbols.get(symbol))
+            .filter(|name| there.get(*name).is_none_or(|is_zero| *is_zero));
         let lost = name.filter(|_| lacks_bias(node, graph)).and_then(|name| zeros(name, node, graph));
         added.extend(lost.map(|zeros| (at, zeros)));
     }
-    // A layer that is called twice has one bias.
-    let mut known = HashSet::new();
+    // A layer that is called twice has one bias, and another call may have kept it.
+    let mut known: HashSet<String> = there.into_keys().map(String::from).collect();
     let own = added.iter().map(|(_, zeros)| zeros).filter(|zeros| known.insert(zeros.name.clone()));
     graph.initializer.extend(own.cloned().collect::<Vec<_>>());
     // From behind, so that places stay what they are.
@@ -46,8 +50,12 @@ pub fn put_back(graph: &mut GraphProto) {
 /// What the exporter's program calls the bias of the layer of which a node was made.
 fn bias_of(node: &NodeProto) -> Option<&str> {
     let (layer, arguments) = made_of(node)?;
-    let is_layer = layer.starts_with("linear.") || layer.starts_with("conv");
-    arguments.split([',', ')']).nth(2)?.trim().strip_prefix('%').filter(|_| is_layer)
+    let place = match layer.split_once('.')?.0 {
+        "addmm" => 0,
+        name if name == "linear" || name.starts_with("conv") => 2,
+        _ => return None,
+    };
+    arguments.split([',', ')']).nth(place)?.trim().strip_prefix('%')
 }
 
 /// Whether nothing is added to what a node computes of its weight.
@@ -65,6 +73,13 @@ fn lacks_bias(node: &NodeProto, graph: &GraphProto) -> bool {
         "MatMul" => node.output.len() == 1 && !is_added(node),
         _ => false,
     }
+}
+
+/// Whether all numbers of a tensor are 0.
+fn is_zero(tensor: &TensorProto) -> bool {
+    tensor.data_location == 0
+        && tensor.raw_data.iter().all(|&byte| byte == 0)
+        && tensor.float_data.iter().all(|&number| number == 0.0)
 }
 
 /// As many zeros as a node gives channels; `None` where its weight is not stored.
@@ -97,8 +112,8 @@ fn zeros(name: &str, node: &NodeProto, graph: &GraphProto) -> Option<TensorProto
 
 #[cfg(test)]
 mod tests {
+    use super::super::program::ORIGIN;
     use super::super::schema::{AttributeProto, StringStringEntryProto};
-    use super::super::signature::ORIGIN;
     use super::*;
 
     fn entry(key: &str, value: &str) -> StringStringEntryProto {

@@ -751,9 +751,10 @@ impl<'a> Import<'a> {
         self.file.is_said_fixed(stored.index)
     }
 
-    /// Whether arithmetic reads it: a layer then has what that reads, so that it has the gradient of both.
-    pub fn is_operand(&self, stored: &StoredTensor) -> bool {
-        self.operands.contains_key(&stored.name)
+    /// Whether something else reads it too: a layer then has what that reads, so that it has the gradient of both.
+    pub fn is_shared(&self, stored: &StoredTensor) -> bool {
+        let has_layer = self.weights.iter().any(|weight| weight.name == stored.name);
+        self.operands.contains_key(&stored.name) || has_layer && self.file.is_shared(stored.index)
     }
 
     /// The layer that a weight belongs to by its name, or the node's.
@@ -764,18 +765,26 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// The parameters and statistics of the layer that was just added are these tensors of the file.
+    /// The parameters of the layer that was just added are these tensors of the file.
     ///
     /// # Errors
-    /// A weight of more than one axis that another layer has too.
+    /// One that layers share, and another layer has too.
     pub fn learned(&mut self, stored: &[&StoredTensor]) -> Lowered<()> {
+        for stored in stored.iter().filter(|stored| self.file.is_shared(stored.index)) {
+            if self.weights.iter().any(|weight| weight.name == stored.name) {
+                return Err(format!("shares its weight {} with a layer of another kind", stored.name).into());
+            }
+        }
+        self.kept(stored);
+        Ok(())
+    }
+
+    /// The same of parameters and statistics, of which each layer has its own.
+    pub fn kept(&mut self, stored: &[&StoredTensor]) {
         let ids = self.net.kept_of_last();
         for (&id, stored) in ids.iter().zip(stored) {
             let mut name = stored.name.clone();
             if self.weights.iter().any(|weight| weight.name == name) {
-                if self.file.tensors[stored.index].dims.len() > 1 {
-                    return Err(format!("shares its weight {name} with a layer of another kind").into());
-                }
                 self.noted.shared.push(name.clone());
                 name = self.layer(&format!("{name}_2"));
             }
@@ -785,6 +794,5 @@ impl<'a> Import<'a> {
             let (tensor, transposed) = (stored.index, stored.transposed);
             self.weights.push(Weight { name, shape, tensor, transposed, copies: None });
         }
-        Ok(())
     }
 }

@@ -7,14 +7,17 @@
 mod axes;
 mod biases;
 mod constant;
+mod copies;
 pub mod export;
 mod fold;
 mod import;
 mod layers;
+mod merged;
 mod node;
 mod notes;
 mod open_batch;
 mod order;
+mod program;
 pub mod schema;
 mod signature;
 mod tensor;
@@ -40,6 +43,8 @@ const VERSIONS: std::ops::RangeInclusive<i64> = 7..=25;
 
 /// What the writer of a file says of its network besides.
 struct SaidByWriter {
+    /// The program that wrote it.
+    program: String,
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
     fields: Vec<FieldScale>,
@@ -51,6 +56,12 @@ struct SaidByWriter {
     computed: Vec<String>,
     /// What may be buffers as well as parameters, by their names.
     guessed: Vec<String>,
+    /// Computed in advance, of parameters perhaps, and not learned.
+    frozen: Vec<String>,
+    /// What begins like another parameter, and may be tied to it.
+    alike: HashSet<String>,
+    /// Calls of layers that were made one with others.
+    left_out: Vec<String>,
 }
 
 impl SaidByWriter {
@@ -58,6 +69,7 @@ impl SaidByWriter {
         let said = |name: &str| model.metadata_props.iter().find(|text| text.key == name);
         let said = |name: &str| said(name).map_or("", |text| &*text.value);
         Ok(SaidByWriter {
+            program: model.producer_name.clone(),
             class_names: serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: Preprocessing::from_text(said(PREPROCESSING))?,
             fields: FieldScale::from_text(said(FIELDS))?,
@@ -65,17 +77,14 @@ impl SaidByWriter {
             lost: Vec::new(),
             computed: Vec::new(),
             guessed: Vec::new(),
+            frozen: Vec::new(),
+            alike: HashSet::new(),
+            left_out: Vec::new(),
         })
     }
 
     /// Reads which initializers are learned, where the file says it.
-    fn read(
-        &mut self,
-        graph: &GraphProto,
-        initializers: &[OnnxTensor],
-        tensor_of: &HashMap<String, usize>,
-        is_pytorchs: bool,
-    ) {
+    fn read(&mut self, graph: &GraphProto, initializers: &[OnnxTensor], tensor_of: &HashMap<String, usize>) {
         /// Numbers of a scale or a shift at most.
         const FEW: usize = 1 << 16;
         self.learned = vec![None; initializers.len()];
@@ -83,7 +92,7 @@ impl SaidByWriter {
         let Some(signature) = Signature::of(graph, tensor_of) else {
             // PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own
             // constants have neither.
-            let is_pytorchs = |of: &OnnxTensor| is_pytorchs && of.is_real();
+            let is_pytorchs = |of: &OnnxTensor| self.program == "pytorch" && of.is_real();
             for (name, &index) in all().filter(|(_, index)| is_pytorchs(&initializers[**index])) {
                 let (tensor, is_named) = (&initializers[index], !name.starts_with("onnx::"));
                 if tensor.elements() == 1 {
@@ -104,9 +113,24 @@ impl SaidByWriter {
         for (name, &index) in all() {
             self.learned[index] = signature.is_learned(name, &stand_ins, &numbers);
         }
-        self.lost = stand_ins.lost.iter().map(ToString::to_string).collect();
-        self.computed = stand_ins.computed.iter().map(ToString::to_string).collect();
-        self.computed.sort_unstable();
+        let names = |all: &mut dyn Iterator<Item = &str>| {
+            let mut names: Vec<String> = all.map(ToString::to_string).collect();
+            names.sort_unstable();
+            names
+        };
+        self.lost = names(&mut stand_ins.lost.iter().copied());
+        self.computed = names(&mut stand_ins.tensors.iter().copied());
+        let is_fixed = |name: &&str| self.learned[tensor_of[*name]] == Some(false);
+        // What has been computed of a parameter has its shape, or that of a part of it.
+        let extents =
+            |of: &OnnxTensor| of.dims.iter().copied().filter(|&extent| extent > 1).collect::<Vec<_>>();
+        let learned = (0..initializers.len()).filter(|&index| self.learned[index] == Some(true));
+        let shapes: HashSet<Vec<usize>> = learned.map(|index| extents(&initializers[index])).collect();
+        let is_like_one = |name: &&str| {
+            let own = tensor(name).filter(|of| of.elements() > 1 && !is_mask(of)).map(extents);
+            own.is_some_and(|own| shapes.iter().any(|shape| shape.ends_with(&own)))
+        };
+        self.frozen = names(&mut signature.computed(axes).into_iter().filter(is_fixed).filter(is_like_one));
     }
 }
 
@@ -190,13 +214,14 @@ impl OnnxFile {
         sum.update(&whole);
         let version = version(&model).or_data(path)?;
         let mut said = SaidByWriter::of(&model).or_data(path)?;
-        let is_pytorchs = model.producer_name == "pytorch";
         let mut graph = graph_of(path, model, gives)?;
-        signature::untie(&mut graph);
+        program::name_tensors(&mut graph);
         biases::put_back(&mut graph);
+        said.left_out = program::left_out(&graph);
+        said.alike = copies::read_once_a_module(&mut graph);
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
-        signature::turn_back(&mut graph, &tensors[..initializers], &tensor_of);
+        said.alike.extend(copies::read_once(&mut graph, &tensors[..initializers], &tensor_of));
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }
@@ -204,7 +229,7 @@ impl OnnxFile {
         let samples = samples.filter(|_| said.fields.is_empty());
         let mut inputs = FileInput::all(&graph, |name| tensor_of.contains_key(name)).or_data(path)?;
         samples.map_or(Ok(()), |samples| FileInput::read(&mut inputs, samples)).or_data(path)?;
-        said.read(&graph, &tensors[..initializers], &tensor_of, is_pytorchs);
+        said.read(&graph, &tensors[..initializers], &tensor_of);
         let mut file = OnnxFile {
             path: path.into(),
             label: path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
@@ -395,6 +420,12 @@ impl OnnxFile {
     /// Whether one of its tensors stands where what was learned does, and the file does not say that it was not.
     fn is_initializer(&self, tensor: usize) -> bool {
         tensor < self.initializers && self.tensors[tensor].is_real() && !self.is_said_fixed(tensor)
+    }
+
+    /// Whether layers that read one of its tensors learn it as one: others than PyTorch keep one tensor for several
+    /// with the same first numbers.
+    fn is_shared(&self, tensor: usize) -> bool {
+        self.dims(tensor).len() > 1 || ["pytorch", "dltrain"].contains(&&*self.said.program)
     }
 
     /// Whether the file says that one of its tensors is not learned.

@@ -47,11 +47,11 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
     }
     if !shared.is_empty() {
         of_training.push(format!(
-            "layers share {}, as exports do with equal first values; each is trained by itself",
+            "layers share {}, as exports write one for several that begin alike; here each has its own",
             shared.join(", ")
         ));
     }
-    of_training.extend(of_parameters(import));
+    of_training.extend(of_parameters(import, nodes));
     let others: Vec<&str> = file.graph.output.iter().skip(1).map(|output| &*output.name).collect();
     if !others.is_empty() {
         let others = others.join(", ");
@@ -75,13 +75,14 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
 }
 
 /// What became of parameters that the file has not as the network has them.
-fn of_parameters(import: &Import) -> Vec<String> {
+fn of_parameters(import: &Import, nodes: &[OnnxNode]) -> Vec<String> {
+    let reads = |name: &String| nodes.iter().any(|node| node.inputs().contains(name));
     let (said, mut notes) = (&import.file.said, Vec::new());
     let lost: Vec<&str> = said.lost.iter().map(String::as_str).collect();
     if !lost.is_empty() {
         notes.push(format!(
             "lacks parameters of its network: {}. PyTorch's exporter left them out or computed with them in advance, \
-             and they are not learned; an export with optimize=False keeps them",
+             and they are not learned, unless nothing reads them; an export with optimize=False keeps them",
             some_of(&lost)
         ));
     }
@@ -92,6 +93,31 @@ fn of_parameters(import: &Import) -> Vec<String> {
             "learns {} in place of the parameters that PyTorch's exporter has computed them of in advance; an export \
              with optimize=False keeps the parameters",
             some_of(&computed)
+        ));
+    }
+    let frozen: Vec<&str> = said.frozen.iter().filter(|name| reads(name)).map(String::as_str).collect();
+    if !frozen.is_empty() {
+        notes.push(format!(
+            "takes {} as they are: PyTorch's exporter has computed them in advance and does not say of what; if of \
+             parameters, an export with optimize=False learns these",
+            some_of(&frozen)
+        ));
+    }
+    if !said.left_out.is_empty() {
+        let calls: Vec<&str> = said.left_out.iter().map(String::as_str).collect();
+        notes.push(format!(
+            "computes {} with the parameters of other layers: PyTorch's exporter made one of calls with the same first \
+             numbers; an export with optimize=False keeps them apart",
+            some_of(&calls)
+        ));
+    }
+    let mut alike: Vec<&str> = said.alike.iter().filter(is_read).map(String::as_str).collect();
+    alike.sort_unstable();
+    if !alike.is_empty() {
+        notes.push(format!(
+            "learns {} apart from other parameters with the same first numbers; its exporter does not say whether they \
+             are tied, and one with dynamo=True does",
+            some_of(&alike)
         ));
     }
     let guessed: Vec<&str> = said.guessed.iter().filter(is_read).map(String::as_str).collect();

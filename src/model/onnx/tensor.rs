@@ -87,6 +87,17 @@ impl OnnxTensor {
         Ok(())
     }
 
+    /// Its first and last number as f32, if it has any: what no order of its axes changes.
+    pub fn ends(&self) -> Option<[f32; 2]> {
+        let (raw, width) = (&self.proto.raw_data, width(self.proto.data_type).ok()?);
+        if self.elsewhere.is_none() && self.proto.data_type == data_type::FLOAT && raw.len() >= width {
+            let number = |at: usize| Some(f32::from_le_bytes(raw[at..at + 4].try_into().ok()?));
+            return Some([number(0)?, number(raw.len() - width)?]);
+        }
+        let all = self.reals().ok()?;
+        Some([*all.first()?, *all.last()?])
+    }
+
     /// Its numbers as f32, last dimension fastest.
     ///
     /// # Errors

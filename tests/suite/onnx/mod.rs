@@ -11,6 +11,7 @@
 mod mixing;
 pub mod nodes;
 mod sequences;
+mod shared;
 mod zoo;
 
 use crate::support::{bound, job};

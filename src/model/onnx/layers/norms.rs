@@ -50,14 +50,21 @@ pub fn batch_norm(import: &mut Import, inputs: &[Value]) -> Lowered {
     };
     let is_plain =
         is_plain(import, Binary::Multiply, &of_channels[0]) && is_plain(import, Binary::Add, &of_channels[1]);
-    let y = import.net.batch_norm(&layer, x, norm)?;
-    if is_plain {
+    // Scale and shift that others have too are put behind.
+    let is_shared = stored[..2].iter().any(|of| import.is_shared(of));
+    let mut y = import.net.batch_norm(&layer, x, norm)?;
+    if is_plain || is_shared {
         for (id, number) in import.net.kept_of_last().into_iter().zip([1.0, 0.0]) {
             import.net.fix(id, &vec![number; channels]);
         }
     }
-    let learned = if is_plain { &stored[2..] } else { &stored[..] };
-    import.learned(&learned.iter().collect::<Vec<_>>())?;
+    let own = if is_plain || is_shared { &stored[2..] } else { &stored[..] };
+    import.kept(&own.iter().collect::<Vec<_>>());
+    if is_shared && !is_plain {
+        for (of, value) in [(Binary::Multiply, &of_channels[0]), (Binary::Add, &of_channels[1])] {
+            y = scaled_by_channel(import, of, y, (value, channels))?;
+        }
+    }
     match shape.rank() {
         4 | 5 => Ok(Value::Tensor(y)),
         _ => Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, shape)?)),
@@ -117,7 +124,7 @@ pub fn layer_norm(import: &mut Import, inputs: &[Value]) -> Lowered {
     let learned_of = |import: &Import, value: &Value| {
         let stored = import.stored(value, "scale or shift", last.len()).ok();
         stored.filter(|(stored, of)| {
-            of == last && import.known_reals(value).is_none() && !import.is_operand(stored)
+            of == last && import.known_reals(value).is_none() && !import.is_shared(stored)
         })
     };
     let both = (learned_of(import, scale), shift.and_then(|shift| learned_of(import, shift)));

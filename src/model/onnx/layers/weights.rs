@@ -241,10 +241,10 @@ pub fn gemm(import: &mut Import, inputs: &[Value]) -> Lowered {
     }
 }
 
-/// A stored bias that no arithmetic reads.
+/// A stored bias that nothing else reads.
 fn own_bias(import: &Import, bias: &Value) -> std::result::Result<(StoredTensor, Vec<usize>), Reason> {
     match import.stored(bias, "bias", 1)? {
-        (stored, _) if import.is_operand(&stored) => Err("its bias is computed with".into()),
+        (stored, _) if import.is_shared(&stored) => Err("its bias is read by others".into()),
         (stored, _) if import.is_said_fixed(&stored) => Err("its bias is not learned".into()),
         own => Ok(own),
     }

@@ -429,7 +429,10 @@ impl Args {
             data: self.data,
             input: self.input,
             // What is only predicted is compared with nothing.
-            fields: FieldOptions { weight: self.fields.weight.filter(|_| !self.predict), ..self.fields },
+            fields: FieldOptions {
+                weights: if self.predict { Vec::new() } else { self.fields.weights },
+                ..self.fields
+            },
             optimizer: decided.optimizer,
             rate: decided.rate,
             seed: self.seed,

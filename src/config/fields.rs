@@ -48,8 +48,9 @@ pub struct FieldOptions {
     pub metric: Option<Metric>,
     /// Array that the losses of points are multiplied by, as for --target, of which it may lack axes: `area[h]`,
     /// `land[h,w]`, `quality[n]`. Metrics are weighted means.
-    #[arg(long, value_name = "VIEW")]
-    pub weight: Option<String>,
+    #[arg(long = "weight", value_name = "VIEW")]
+    #[serde(rename = "weight")]
+    pub weights: Vec<String>,
     /// What the loss of a point is multiplied by, for each class.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number, action = ArgAction::Set)]
     pub class_weights: Vec<f32>,
@@ -114,7 +115,7 @@ impl FieldOptions {
             (self.test_data.is_some(), "test-data"),
             (self.loss.is_some(), "loss"),
             (self.metric.is_some(), "metric"),
-            (self.weight.is_some(), "weight"),
+            (!self.weights.is_empty(), "weight"),
             (!self.class_weights.is_empty(), "class-weights"),
             (self.ignore_label.is_some(), "ignore-label"),
             (self.missing != Missing::Refuse, "missing"),
@@ -142,6 +143,13 @@ impl FieldOptions {
         if let Some(what) = first(&lacks) {
             return Err(Error::usage(format!("arrays are trained from; what lacks is {what}")));
         }
+        if let [_, _, ..] = self.weights[..] {
+            return Err(Error::usage(format!(
+                "--weight is given more than once ({}): losses are multiplied by one array; write the product of \
+                 several as one",
+                self.weights.join(", ")
+            )));
+        }
         let Some(loss) = self.loss() else { return Ok(()) };
         self.check_loss(loss, smoothing)
     }
@@ -159,7 +167,7 @@ impl FieldOptions {
         }
         let wrong = [
             (
-                self.weight.is_some() && loss == Loss::Output,
+                !self.weights.is_empty() && loss == Loss::Output,
                 "--weight: a loss that is in the network reads what it multiplies by as an --input",
             ),
             (

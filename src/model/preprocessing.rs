@@ -73,18 +73,40 @@ impl SampleAxis {
         self.rises().zip(other.rises()).is_some_and(|(own, other)| own != other)
     }
 
-    /// Whether both say where places are, and these differ: by a tenth of the distance between two neighbours, in their
-    /// unit or in their number.
+    /// Whether both say where places are, and these differ: by a tenth of the distance between two neighbours, of
+    /// degrees but for whole turns, in their unit or in their number.
     pub fn is_elsewhere(&self, other: &SampleAxis) -> bool {
         let (Some(first), Some(last)) = (self.places.first(), self.places.last()) else { return false };
         if other.places.is_empty() {
             return false;
         }
         let apart = (last - first).abs() / self.along.max(2) as f32;
-        let near = |(own, other): (&f32, &f32)| (own - other).abs() <= (0.1 * apart).max(1e-5 * own.abs());
-        self.unit != other.unit
+        let near = |(own, other): (&f32, &f32)| {
+            let off = (own - other).abs();
+            let off = if self.is_of_degrees() { off.min((off - 360.0).abs()) } else { off };
+            off <= (0.1 * apart).max(1e-5 * own.abs())
+        };
+        !self.has_unit_of(other)
             || self.along != other.along
             || !self.places.iter().zip(&other.places).all(near)
+    }
+
+    /// Whether places are latitudes or longitudes.
+    pub fn is_of_degrees(&self) -> bool {
+        self.unit.as_ref().is_some_and(|unit| unit.starts_with("degree"))
+    }
+
+    /// Whether both have no unit, or the same, as CF spells that of latitudes and longitudes in several ways.
+    pub fn has_unit_of(&self, other: &SampleAxis) -> bool {
+        fn called(unit: &str) -> &str {
+            match unit.strip_prefix("degree").map(|rest| rest.trim_start_matches('s').trim_start_matches('_'))
+            {
+                Some("north" | "N") => "degrees_north",
+                Some("east" | "E") => "degrees_east",
+                _ => unit,
+            }
+        }
+        self.unit.as_deref().map(called) == other.unit.as_deref().map(called)
     }
 }
 
@@ -242,6 +264,10 @@ mod tests {
             // One place has no direction.
             (one, true, false),
             (axis(&[], Some("degrees_north")), false, false),
+            // A whole turn, and another word for the unit.
+            (line(270.0, 450.0), false, false),
+            (SampleAxis { unit: Some("degreeN".into()), ..line(-90.0, 90.0) }, false, false),
+            (SampleAxis { unit: Some("degrees_east".into()), ..line(-90.0, 90.0) }, true, false),
             (axis(&[f32::NAN, 1.0], Some("degrees_north")), false, false),
         ];
         for (other, elsewhere, opposite) in cases {

@@ -263,18 +263,23 @@ fn placed_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Ve
     known.iter().zip(own).flat_map(of_array).collect()
 }
 
-/// Which axes of arrays go the other way round than the first input's of the same name or unit, or come in another
-/// order.
+/// Which axes of arrays lie elsewhere than the first input's of the same name or unit, as far as points go together, or
+/// come in another order.
 fn opposed(own: &[(String, Vec<SampleAxis>)]) -> Vec<String> {
     let Some(((first, axes), others)) = own.split_first() else { return Vec::new() };
     let of_array = |(field, own): &(String, Vec<SampleAxis>)| {
         let line = |axis: &SampleAxis| {
             let is_same = |other: &&SampleAxis| {
-                axis.name == other.name || (axis.unit.is_some() && axis.unit == other.unit)
+                axis.name == other.name || axis.unit.is_some() && axis.has_unit_of(other)
             };
-            let other = axes.iter().find(is_same).filter(|other| axis.is_opposite(other))?;
+            let other = axes.iter().find(is_same).filter(|other| axis.is_elsewhere(other))?;
+            let how = match axis.is_opposite(other) {
+                true => ": the other way round",
+                false if axis.is_of_degrees() && axis.along == other.along => "",
+                false => return None,
+            };
             let (name, [is, there]) = (&axis.name, [axis.said()?, other.said()?]);
-            let text = format!("{field}: {name} is {is}, and in {first} {there}: the other way round");
+            let text = format!("{field}: {name} is {is}, and in {first} {there}{how}");
             Some(format!("{text}; points go together as they lie"))
         };
         let mut lines: Vec<String> = own.iter().filter_map(line).collect();
@@ -430,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_of_one_run_are_told_apart_by_their_direction() {
+    fn arrays_of_one_run_are_told_apart_by_their_places() {
         let axis =
             |name: &str, places: &[f32], unit: &str| SampleAxis::new(name.into(), places, Some(unit.into()));
         let north = axis("latitude", &[90.0, -90.0], "degrees_north");
@@ -447,6 +452,18 @@ mod tests {
         let line = "land[h,w]: its axes are longitude, latitude, and those of t[n,c,h,w] latitude, longitude; points \
                     go together as they lie";
         assert_eq!(opposed(&[t, turned]), [line]);
+        // The same meridians, half a turn away, other meridians for others, and levels that are others.
+        let beside = |places: &[f32]| ("rain[w]".to_string(), vec![axis("x", places, "degree_east")]);
+        let around = axis("longitude", &[0.0, 90.0, 180.0, 270.0], "degrees_east");
+        let rain = ("rain[n,h,w]".to_string(), vec![south.clone(), around]);
+        let [turn, half] = [&[-360.0, -270.0, 180.0, 270.0], &[180.0, 270.0, 0.0, 90.0]].map(|of| beside(of));
+        let all = [rain.clone(), turn, half];
+        let line = "rain[w]: x is from 180 to 90 degree_east, and in rain[n,h,w] from 0 to 270 degrees_east; points \
+                    go together as they lie";
+        assert_eq!(opposed(&all), [line]);
+        assert!(opposed(&[rain.clone(), beside(&[180.0, 190.0])]).is_empty());
+        let levels = |places: &[f32]| ("q".to_string(), vec![axis("lev", places, "hPa")]);
+        assert!(opposed(&[levels(&[1000.0, 10.0]), levels(&[500.0, 50.0])]).is_empty());
         // Of weights and a file.
         let array = |axes| FieldScale {
             field: "rain[n,h,w]".into(),

@@ -772,6 +772,23 @@ fn predictions_have_the_axes_of_their_file() {
     assert_eq!(scales(&file, "north"), ["lat", "lon"]);
     assert_eq!(text(&file.dataset("output").unwrap(), "coordinates").as_str(), "north");
     assert!(file.dataset("when").is_err());
+    // Another file's grid begins in the north.
+    let [other, grid] = ["turned.h5", "grid.safetensors"].map(|name| place.text(name));
+    fs::copy(&ocean, &other).unwrap();
+    let north = ndarray::Array2::from_shape_fn((4, 5), |(y, x)| (34 - 10 * y - x) as f32);
+    File::append(&other).unwrap().dataset("north").unwrap().write(&north).unwrap();
+    let flags = [&net[..4], &["--input", "output[n,c,h,w]", "--data"]].concat();
+    let more = ["--target", "output[n,c,h,w]", "--test-data", &other, "--save-weights", &grid];
+    let said = run(2, &[&flags[..], &[&ocean], &learn[2..], &more].concat());
+    assert!(said.contains(&format!("taken as they lie: north ({other})")), "{said}");
+    let predict = |data: &str| {
+        let out = format!("{data}.predicted.h5");
+        run(2, &[&["predict"], &flags[..], &[data, "--init-from", &grid, "--output", &out]].concat())
+    };
+    let line = "output[n,c,h,w]: north is from 34 to 0 degrees_north, and the weights of --init-from have learned from \
+                it from 0 to 34 degrees_north: the other way round";
+    assert_eq!(predict(&other).matches(line).count(), 1);
+    assert!(!predict(&ocean).contains("have learned from it"));
 }
 
 /// What a file ends in is what is compared and predicted, and once; channels that it has last come first, as those of
@@ -1207,6 +1224,10 @@ fn what_does_not_fit_is_said_in_one_message() {
         (
             vec!["--input", wind, "--target", "heat[n,h,w]", "--loss", "mse", "--weight", "flux"],
             "is no weight; weights are 0 or more",
+        ),
+        (
+            vec!["--input", wind, "--target", "flux", "--loss", "mse", "--weight", "a[n]", "--weight", "b"],
+            "--weight is given more than once (a[n], b)",
         ),
         (
             vec!["--input", wind, "--target", "heat", "--loss", "cross-entropy", "--class-weights", "0,0"],

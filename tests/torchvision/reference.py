@@ -200,11 +200,13 @@ def write(name, way, file, place, seed, kept):
     # A step that takes a twentieth of the loss, where that is a plane.
     rate, losses = computed.losses(float(np.float32(0.05 * computed.numbers["loss"] / max(squares, 1e-30))))
     (place / "rate").write_text(repr(rate))
-    (place / "learned").write_text("".join(f"{key}\n" for key in found))
+    # What the newer exporter has under a name of its own dltrain calls as PyTorch does.
+    called = {key: of for key, (of, _) in found.items()}
+    (place / "learned").write_text("".join(f"{name}\n" for name in {*called, *called.values()}))
     given = sum(gradient is not None for gradient in theirs.values())
     count = sum(parameter.numel() for parameter in computed.net.parameters())
     said = {"count": count, "losses": losses, "sizes": sizes, "image": images.shape[2], "batch": len(images),
-            "tensors": given, "whole": way == "training"}
+            "tensors": given, "whole": way == "training", "called": called}
     (place / "said.json").write_text(json.dumps(said))
 
 

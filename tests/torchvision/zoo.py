@@ -76,8 +76,9 @@ def compare(place, before):
     logits = difference(numbers(ours / "logits"), numbers(place / "logits"))
     errors = {}
     for key in said["sizes"]:
-        theirs, path = numbers(place / "theirs" / key.replace("/", "~")), ours / f"gradient {key.replace('/', '~')}"
-        gradient = numbers(path) if path.exists() else np.zeros(0)
+        theirs = numbers(place / "theirs" / key.replace("/", "~"))
+        paths = [ours / f"gradient {name.replace('/', '~')}" for name in (key, said["called"][key])]
+        gradient = next((numbers(path) for path in paths if path.exists()), np.zeros(0))
         error = difference(gradient, theirs, least_norm(said, key, len(theirs)))
         if np.linalg.norm(gradient) * ROUNDINGS < said.get("least", {}).get(key, 0.0):
             error = float("inf")

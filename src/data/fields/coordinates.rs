@@ -49,8 +49,9 @@ impl FieldSet {
         Ok((names, places))
     }
 
-    /// What each field is called, and the axes of its samples with those of which its view takes one place; of each
-    /// where the first file's samples are: what all have of it, or all of it where each has another part.
+    /// What each field is called, and the axes of its samples with those of which its view takes one place, and behind
+    /// them arrays that say where places on several axes are; of each where the first file's samples are: what all have
+    /// of it, or all of it where each has another part.
     ///
     /// # Errors
     /// `Data`.
@@ -68,7 +69,11 @@ impl FieldSet {
                 Ok(SampleAxis::new(name, &places, unit))
             };
             let axes = parts_of_axes(array, samples).into_iter().map(axis_of);
-            Ok((self.list.fields[at].text.clone(), axes.collect::<Result<_>>()?))
+            let grids = self.grids(at).into_iter().map(|(name, part)| {
+                let (places, unit) = places_of(array.auxiliary(&name), &part)?.unwrap_or_default();
+                Ok(SampleAxis::new(name, &places, unit))
+            });
+            Ok((self.list.fields[at].text.clone(), axes.chain(grids).collect::<Result<_>>()?))
         };
         (0..self.list.fields.len()).map(axes_of).collect()
     }
@@ -80,26 +85,36 @@ impl FieldSet {
         FieldSet { scales: Arc::new(scales), ..self }
     }
 
-    /// Those that an array of this name says, if it has axes of the field alone.
-    fn auxiliary(&self, at: usize, name: &str, unlike: &mut Vec<String>) -> Result<Option<Coordinate<f32>>> {
+    /// The axes of an array beside a field's that says where places of the field are, and the part of it that all samples
+    /// have, if these are axes of the field alone.
+    fn grid(&self, at: usize, name: &str) -> Option<(Vec<String>, ArrayBox)> {
         let (array, samples) = &self.files[0].arrays[at];
-        let find = |file: &FieldFile| file.arrays[at].0.auxiliary(name);
         let part = |name: &String| {
             let mut own = samples.order().iter().copied().zip(samples.letters());
             let (axis, letter) = own.find(|(axis, _)| array.axes[*axis] == *name && !name.is_empty())?;
             of_all_samples(samples, axis, letter).filter(|_| letter != Some('c'))
         };
-        let Some(names) = find(&self.files[0]).map(|of| of.axes) else { return Ok(None) };
-        let Some(parts) = names.iter().map(part).collect::<Option<Vec<_>>>() else { return Ok(None) };
-        let first = parts.iter().map(|of| of.first[0]).collect();
-        let len: Vec<usize> = parts.iter().map(|of| of.len[0]).collect();
-        let axes: Vec<(String, usize)> = names.into_iter().zip(len.iter().copied()).collect();
+        let names = array.auxiliary(name)?.axes;
+        let parts = names.iter().map(part).collect::<Option<Vec<_>>>()?;
         // A place that all samples have is on no axis.
-        if axes.is_empty() {
-            Ok(None)
-        } else {
-            self.alike(name.into(), axes, &ArrayBox { first, len }, &find, unlike)
-        }
+        let first = parts.iter().map(|of| of.first[0]).collect();
+        let len = parts.iter().map(|of| of.len[0]).collect();
+        (!names.is_empty()).then_some((names, ArrayBox { first, len }))
+    }
+
+    /// Those that say where places on several axes are.
+    fn grids(&self, at: usize) -> Vec<(String, ArrayBox)> {
+        let array = &self.files[0].arrays[at].0;
+        let names = array.auxiliaries().into_iter().filter(|name| !array.axes.contains(name));
+        names.filter_map(|name| self.grid(at, &name).map(|(_, part)| (name, part))).collect()
+    }
+
+    /// Those that an array of this name says, if it has axes of the field alone.
+    fn auxiliary(&self, at: usize, name: &str, unlike: &mut Vec<String>) -> Result<Option<Coordinate<f32>>> {
+        let Some((names, part)) = self.grid(at, name) else { return Ok(None) };
+        let axes = names.into_iter().zip(part.len.iter().copied()).collect();
+        let find = |file: &FieldFile| file.arrays[at].0.auxiliary(name);
+        self.alike(name.into(), axes, &part, &find, unlike)
     }
 
     /// The places that an array of the first file says, which `find` finds; `None` where there is none, or another file
@@ -127,8 +142,9 @@ impl FieldSet {
     /// # Errors
     /// `Data`.
     pub fn unlike_places(&self, test: Option<&FieldSet>) -> Result<Option<String>> {
-        /// Files that are looked at.
+        /// Files that are looked at, and those of places on several axes, of which there are many.
         const LOOKED_AT: usize = 64;
+        const GRIDS: usize = 4;
         let others: Vec<&FieldFile> =
             self.files[1..].iter().chain(test.into_iter().flat_map(|test| test.files.iter())).collect();
         let apart = others.len().div_ceil(LOOKED_AT).max(1);
@@ -139,12 +155,19 @@ impl FieldSet {
         let mut compared: Vec<(String, ArrayBox)> = Vec::new();
         for (at, field) in self.list.fields.iter().enumerate() {
             let (array, samples) = &self.files[0].arrays[at];
-            for (axis, part) in parts_of_axes(array, samples) {
-                let name = &array.axes[axis];
-                let is_called = |file: &&&FieldFile| file.arrays[at].0.axes[axis] != *name;
+            let axes = parts_of_axes(array, samples).into_iter();
+            let axes = axes.map(|(axis, part)| (array.axes[axis].clone(), part, Some(axis)));
+            let grids = self.grids(at).into_iter().map(|(name, part)| (name, Some(part), None));
+            for (name, part, axis) in axes.chain(grids) {
+                let is_called =
+                    |file: &&&FieldFile| axis.is_some_and(|axis| file.arrays[at].0.axes[axis] != name);
+                let some = &some[..some.len().min(if axis.is_some() { LOOKED_AT } else { GRIDS })];
                 let mut unlike = some.iter().find(is_called).map(|file| &*file.path);
                 if let (None, Some(part)) = (unlike, part) {
-                    let find = |file: &FieldFile| file.arrays[at].0.coordinate(axis);
+                    let find = |file: &FieldFile| match (axis, &file.arrays[at].0) {
+                        (Some(axis), array) => array.coordinate(axis),
+                        (None, array) => array.auxiliary(&name),
+                    };
                     let of = find(&self.files[0]);
                     let looked = of.as_ref().map(|of| (of.name.clone(), part.clone()));
                     if looked.as_ref().is_some_and(|looked| compared.contains(looked)) {

@@ -86,8 +86,8 @@ impl Field {
     /// # Errors
     /// `Usage`, naming the flag.
     pub fn all(options: &FieldOptions) -> Result<Vec<Field>> {
-        let FieldOptions { inputs, targets, weight, .. } = options;
-        let flags = [("--input", &inputs[..]), ("--target", &targets[..]), ("--weight", weight.as_slice())];
+        let FieldOptions { inputs, targets, weights, .. } = options;
+        let flags = [("--input", inputs), ("--target", targets), ("--weight", weights)];
         let each = flags.into_iter().flat_map(|(flag, texts)| texts.iter().map(move |text| (flag, text)));
         let field = |(flag, text): (&'static str, &String)| {
             let field: Field = text.parse().map_err(|what| Error::usage(format!("{flag}: {what}")))?;

@@ -394,7 +394,7 @@ mod tests {
                 missing,
                 loss: Some("cross-entropy".parse().unwrap()),
                 ignore_label: Some(7),
-                weight: weight.map(of_points),
+                weights: weight.map(of_points).into_iter().collect(),
                 ..options(&["x[n,w]"], &[&of_points(target)])
             };
             FieldSet::open(None, &path, &fields, &[])

@@ -157,7 +157,7 @@ fn weights_are_behind_targets_and_the_same_along_axes_that_they_lack() {
     };
     let open = |weight: String| {
         let target = view("of15", 15);
-        let fields = FieldOptions { weight: Some(weight), ..options(&[&target], &[&target]) };
+        let fields = FieldOptions { weights: vec![weight], ..options(&[&target], &[&target]) };
         FieldSet::open(None, &path, &fields, &[])
     };
     for (subset, rows) in (0..16).flat_map(|subset| [(subset, 0..4), (subset, 1..3)]) {

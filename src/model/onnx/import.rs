@@ -37,6 +37,8 @@ pub enum Value {
     Noise(Noise),
     /// The mean over the batch of what each sample has, (N, 1): a loss.
     MeanOf(TensorId),
+    /// Several, of which a node takes one.
+    Sequence(Vec<Value>),
     /// What a node gives that is not supported; that has been noted.
     Unknown,
 }
@@ -589,6 +591,7 @@ impl<'a> Import<'a> {
             }
             Value::Noise(_) => Err("reads random numbers, which only a layer that drops some may do".into()),
             Value::MeanOf(_) => Err("reads a mean over the batch".into()),
+            Value::Sequence(_) => Err("reads a list of tensors".into()),
             Value::Unknown => Err("reads what is not supported".into()),
         }
     }

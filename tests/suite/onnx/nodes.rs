@@ -527,6 +527,56 @@ pub fn scores_of(model: &Model) -> Vec<f32> {
     run.logits()
 }
 
+/// A list of parts, of which nodes take some: of sizes that are written out, of one size, or of one place each.
+#[test]
+fn one_of_a_list_of_parts_is_taken() {
+    let integers = |name: &str, dims: &[i64], numbers: &[i64]| TensorProto {
+        name: name.into(),
+        dims: dims.to_vec(),
+        data_type: data_type::INT64,
+        int64_data: numbers.to_vec(),
+        ..TensorProto::default()
+    };
+    let number = |place: usize| place as f32 * 0.125 - 1.0;
+    let cases = [
+        (Some(integers("sizes", &[2], &[1, 3])), -1, Ok(vec![1, 2, 3])),
+        (Some(integers("sizes", &[], &[3])), 1, Ok(vec![3])),
+        (None, 2, Ok(vec![2])),
+        (Some(integers("sizes", &[2], &[1, 2])), 0, Err("split [1, 2] of 1×4")),
+        (None, 4, Err("takes none of 4 parts")),
+    ];
+    for (sizes, at, wanted) in cases {
+        let given: &[&str] = if sizes.is_some() { &["a", "sizes"] } else { &["a"] };
+        let parts = node("parts", "SplitToSequence", given, "list");
+        let axis = AttributeProto { name: "axis".into(), i: -1, kind: kind::INT, ..Default::default() };
+        let change = |graph: &mut GraphProto| {
+            graph.initializer[0].dims[0] = wanted.as_ref().map_or(4, |of: &Vec<_>| of.len() as i64);
+            let numbers = graph.initializer[0].dims.iter().product::<i64>() as usize;
+            graph.initializer[0].float_data.truncate(numbers);
+            graph.initializer.extend(sizes.clone());
+            graph.initializer.push(integers("at", &[], &[at]));
+            graph.node.insert(1, NodeProto { attribute: vec![axis], ..parts });
+            graph.node.insert(2, node("one", "SequenceAt", &["list", "at"], "part"));
+            graph.node[3].input[0] = "part".into();
+        };
+        let places = match &wanted {
+            Ok(places) => places,
+            Err(wrong) => {
+                let found = said(change);
+                assert!(found.contains(wrong), "{found}");
+                continue;
+            }
+        };
+        let (_place, model) = opened(change);
+        for (place, found) in scores_of(&model).iter().enumerate() {
+            let (image, class) = (place / 3, place % 3);
+            let product = |(at, from): (usize, &usize)| (4 * image + from) as f32 * number(3 * at + class);
+            let wanted = number(class) + places.iter().enumerate().map(product).sum::<f32>();
+            assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{at}: {found} and {wanted}");
+        }
+    }
+}
+
 /// Channels of a block become its places and are taken apart again, in the orders that ONNX defines.
 #[test]
 fn blocks_of_channels_become_places_and_back() {

@@ -258,16 +258,8 @@ pub fn slice(import: &mut Import, inputs: &[Value]) -> Lowered {
 
 /// All parts along an axis.
 pub fn split(import: &mut Import, inputs: &[Value]) -> Lowered {
-    let known = import.is_known(first(inputs)?).then(|| import.constant(&inputs[0])).transpose()?;
-    let (x, shape) = match &known {
-        Some(constant) => (None, Shape(constant.dims.clone())),
-        None => {
-            let x = import.tensor(&inputs[0])?;
-            (Some(x), import.net.shape(x).clone())
-        }
-    };
-    let (axis, count) = (import.node.int("axis").unwrap_or(0), import.node.outputs().len());
-    let along = from_front(axis, shape.rank()).ok_or_else(|| format!("axis {axis} of {shape}"))?;
+    let (shape, along) = split_axis(import, inputs)?;
+    let count = import.node.outputs().len();
     let sizes = match (stated(import, inputs, 1)?, import.node.ints("split")) {
         (Some(sizes), _) => sizes,
         (None, Some(sizes)) => sizes.to_vec(),
@@ -276,12 +268,66 @@ pub fn split(import: &mut Import, inputs: &[Value]) -> Lowered {
             (0..count).map(|number| part.min(shape.0[along].saturating_sub(number * part)) as i64).collect()
         }
     };
-    let parts = lengths(&sizes).filter(|parts| parts.len() == count && !parts.contains(&0));
-    let parts = parts.filter(|parts| parts.iter().sum::<usize>() == shape.0[along]);
-    let parts = parts.ok_or_else(|| format!("split {sizes:?} of {shape}"))?;
+    if sizes.len() != count {
+        return Err(format!("split {sizes:?} of {shape}").into());
+    }
+    let mut values = parts(import, &inputs[0], (&shape, along), &sizes)?;
+    for (place, value) in values.iter().enumerate().skip(1) {
+        import.give(import.node, place, value.clone());
+    }
+    Ok(values.swap_remove(0))
+}
+
+/// All parts along an axis, as one list of them: of these sizes, of one size but for the last, or of one place each.
+pub fn split_to_sequence(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let (shape, along) = split_axis(import, inputs)?;
+    let length = shape.0[along];
+    let given = inputs.get(1).map(|sizes| import.constant(sizes)).transpose()?;
+    let sizes = match given.filter(|given| given.len() > 0) {
+        Some(given) if !given.dims.is_empty() => given.integers()?.to_vec(),
+        Some(given) => {
+            let part = lengths(given.integers()?).map_or(0, |sizes| sizes[0]).clamp(1, length.max(1));
+            (0..length.div_ceil(part)).map(|number| part.min(length - number * part) as i64).collect()
+        }
+        None if import.node.int("keepdims") == Some(0) => return Err("keepdims 0".into()),
+        None => vec![1; length],
+    };
+    Ok(Value::Sequence(parts(import, &inputs[0], (&shape, along), &sizes)?))
+}
+
+/// One of a list.
+pub fn sequence_at(import: &mut Import, inputs: &[Value]) -> Lowered {
+    let [Value::Sequence(all), at] = inputs else { return Err("reads no parts that are known".into()) };
+    let at = import.constant(at).map_err(|_| "takes from a place that is computed")?;
+    let place = match at.integers()? {
+        &[place] => from_front(place, all.len()),
+        _ => None,
+    };
+    Ok(all[place.ok_or_else(|| format!("takes none of {} parts", all.len()))?].clone())
+}
+
+/// What is taken apart, and along which axis.
+fn split_axis(import: &mut Import, inputs: &[Value]) -> Lowered<(Shape, usize)> {
+    let shape = import.shape_of(first(inputs)?)?;
+    let axis = import.node.int("axis").unwrap_or(0);
+    let along = from_front(axis, shape.rank()).ok_or_else(|| format!("axis {axis} of {shape}"))?;
+    Ok((shape, along))
+}
+
+/// Parts of these sizes along an axis, one behind the other.
+fn parts(
+    import: &mut Import,
+    value: &Value,
+    (shape, along): (&Shape, usize),
+    sizes: &[i64],
+) -> Lowered<Vec<Value>> {
+    let known = import.is_known(value).then(|| import.constant(value)).transpose()?;
+    let x = if known.is_some() { None } else { Some(import.tensor(value)?) };
+    let sound = lengths(sizes).filter(|parts| !parts.is_empty() && !parts.contains(&0));
+    let sound = sound.filter(|parts| parts.iter().sum::<usize>() == shape.0[along]);
     let mut from = 0;
     let mut values = Vec::new();
-    for part in parts {
+    for part in sound.ok_or_else(|| format!("split {sizes:?} of {shape}"))? {
         values.push(match (x, &known) {
             (Some(x), _) => {
                 let layer = import.layer(&import.node.layer());
@@ -294,10 +340,7 @@ pub fn split(import: &mut Import, inputs: &[Value]) -> Lowered {
         });
         from += part;
     }
-    for (place, value) in values.iter().enumerate().skip(1) {
-        import.give(import.node, place, value.clone());
-    }
-    Ok(values.swap_remove(0))
+    Ok(values)
 }
 
 /// One place along an axis, neighbouring ones, or any.

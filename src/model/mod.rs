@@ -275,6 +275,15 @@ impl Model {
             if error.kind != ErrorKind::Usage {
                 return error;
             }
+            if let [channels, 1, length] = image[..]
+                && length > 1
+            {
+                return Error::usage(format!(
+                    "--model {}: is for images, and the samples are sequences, {channels}×{length}; networks of \
+                     sequences come from ONNX files",
+                    self.name()
+                ));
+            }
             let is_less = |size: &usize| image[1..].iter().any(|edge| edge < size);
             let in_multiples =
                 |of: &usize| self.try_build(batch, image.in_multiples_of(*of), classes, trains).is_ok();
@@ -648,6 +657,7 @@ mod tests {
                                 unet3d and cosmoflow",
             ),
             ("vit_b_16", cube, "is for images"),
+            ("unet", SampleShape::image([3, 1, 64]), "and the samples are sequences, 3×64; networks"),
             ("unet:depth=2,width=8", cube, "is for images"),
             (
                 "unet3d",

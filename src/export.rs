@@ -11,7 +11,7 @@ use crate::data::Field;
 use crate::error::{Error, Result};
 use crate::graph::{NetworkOutput, SampleShape};
 use crate::model::onnx::{NetworkInput, OnnxFile, SampleArrays};
-use crate::model::{self, FieldScale, Model, onnx};
+use crate::model::{self, LearnedArray, Model, onnx};
 use crate::record::{self, ModelMetadata, WeightsFile, check_new, write_weights};
 use crate::train::{EXPORTED, Start};
 
@@ -197,13 +197,13 @@ impl Args {
 
 /// The samples that weights have learned from, as a network with these inputs is given them.
 fn learned(about: &ModelMetadata, inputs: &[NetworkInput]) -> Option<SampleArrays> {
-    let view = |of: &FieldScale| of.field.parse::<Field>().map(|field| field.view);
-    let lies_last = |of: &FieldScale| view(of).ok().and_then(|view| view.channels_last());
-    let is_called = |of: &FieldScale, name: &str| view(of).is_ok_and(|view| view.is_called(name));
+    let view = |of: &LearnedArray| of.field.parse::<Field>().map(|field| field.view);
+    let lies_last = |of: &LearnedArray| view(of).ok().and_then(|view| view.channels_last());
+    let is_called = |of: &LearnedArray, name: &str| view(of).is_ok_and(|view| view.is_called(name));
     let sample = about.sample?;
     // One input has the channels of several arrays.
     let mut channels = 0;
-    let before = |of: &&FieldScale| {
+    let before = |of: &&LearnedArray| {
         let is_before = channels < sample[0];
         channels += of.scale.len();
         is_before

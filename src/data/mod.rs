@@ -51,7 +51,7 @@ use crate::config::Input;
 use crate::error::Result;
 use crate::graph::CodeTables;
 use crate::model::onnx::{NetworkInput, SampleArrays, TargetAxes, TargetShape};
-pub use crate::model::{ChannelScale, EvaluationCrop, FieldScale, Preprocessing, SampleAxis};
+pub use crate::model::{ChannelScale, EvaluationCrop, LearnedArray, Preprocessing, SampleAxis};
 
 /// Labelled pictures. Reading one changes nothing, so that many threads can read at once.
 pub trait Dataset: Send + Sync {

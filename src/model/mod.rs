@@ -32,7 +32,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Builder, Graph, NetworkOutput, SampleShape, Shape, TensorId};
 pub use preprocessing::{
-    CLASS_NAMES, ChannelScale, EvaluationCrop, FIELDS, FieldScale, PREPROCESSING, Preprocessing, SAMPLE,
+    CLASS_NAMES, ChannelScale, EvaluationCrop, FIELDS, LearnedArray, PREPROCESSING, Preprocessing, SAMPLE,
     SampleAxis,
 };
 

@@ -15,7 +15,7 @@ pub const SAMPLE: &str = "dltrain.sample";
 
 /// An array as a network knows it: what each channel is multiplied by and what is then added, and where samples are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FieldScale {
+pub struct LearnedArray {
     /// The array, as the flag has it.
     pub field: String,
     /// Factors of its channels.
@@ -110,18 +110,18 @@ impl SampleAxis {
     }
 }
 
-impl FieldScale {
+impl LearnedArray {
     /// What a file says of a network's arrays; none where it says nothing.
     ///
     /// # Errors
     /// What is wrong with the text, in words that follow the file's name.
-    pub fn from_text(text: &str) -> Result<Vec<FieldScale>, String> {
+    pub fn from_text(text: &str) -> Result<Vec<LearnedArray>, String> {
         let wrong = |what: &dyn std::fmt::Display| format!("what it says of its arrays ({FIELDS}): {what}");
-        let read: Vec<FieldScale> = match text {
+        let read: Vec<LearnedArray> = match text {
             "" => Vec::new(),
             _ => serde_json::from_str(text).map_err(|error| wrong(&error))?,
         };
-        let is_sound = |of: &FieldScale| {
+        let is_sound = |of: &LearnedArray| {
             of.scale.len() == of.shift.len()
                 && of.scale.iter().chain(&of.shift).all(|value| value.is_finite())
         };
@@ -139,7 +139,7 @@ pub struct ChannelScale {
 }
 
 impl ChannelScale {
-    /// Of the numbers of a `FieldScale`.
+    /// Of the numbers of a `LearnedArray`.
     pub fn new(scale: f32, shift: f32) -> ChannelScale {
         let [wide, of] = [scale, shift].map(f64::from);
         let middle = Some((-of / wide) as f32).filter(|middle| middle.is_finite()).unwrap_or(0.0);
@@ -279,7 +279,7 @@ mod tests {
         assert!(!around.is_opposite(&axis(&[-60.0, -40.0, -20.0, 0.0, 20.0], None)));
         // What weights of older versions say.
         let old = r#"[{"field":"t[n,h,w]","scale":[1.0],"shift":[0.0],"unit":null}]"#;
-        assert!(FieldScale::from_text(old).unwrap()[0].axes.is_empty());
+        assert!(LearnedArray::from_text(old).unwrap()[0].axes.is_empty());
     }
 
     /// A million in steps of 1/16 is what f32 has; shifted first, differences would be multiples of a quarter.

@@ -21,7 +21,7 @@ use crate::error::{Error, OrError, Result};
 use crate::fields::lacking_filter;
 use crate::files::{self, KeptFile, crc32_from, write_new, write_whole};
 use crate::model::onnx::export::TensorValues;
-use crate::model::{self, CLASS_NAMES, FIELDS, FieldScale, Model, PREPROCESSING, Preprocessing, SAMPLE};
+use crate::model::{self, CLASS_NAMES, FIELDS, LearnedArray, Model, PREPROCESSING, Preprocessing, SAMPLE};
 
 /// Where the directory of a run's checkpoints says which file of weights is the run's.
 const NOTE: &str = ".weights";
@@ -38,7 +38,7 @@ pub struct ModelMetadata {
     /// What the network expects of its images, where that is known.
     pub preprocessing: Option<Preprocessing>,
     /// By what the arrays were rescaled that it reads and gives, where it is no network of pictures.
-    pub fields: Vec<FieldScale>,
+    pub fields: Vec<LearnedArray>,
     /// What it was given of each sample of these arrays.
     pub sample: Option<SampleShape>,
 }
@@ -53,7 +53,7 @@ impl ModelMetadata {
         Ok(ModelMetadata {
             class_names: serde_json::from_str(&text(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: preprocessing.or_data(path)?,
-            fields: FieldScale::from_text(&text(FIELDS)).or_data(path)?,
+            fields: LearnedArray::from_text(&text(FIELDS)).or_data(path)?,
             sample: sample_of(&text(SAMPLE)).or_data(path)?,
         })
     }

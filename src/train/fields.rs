@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::fields::{Amount, Universe, extents, six_digits};
 use crate::graph::squeezed;
 use crate::model::onnx::{OnnxFile, TargetAxes};
-use crate::model::{self, FieldScale, Model};
+use crate::model::{self, LearnedArray, Model};
 use crate::plan::{describe_bytes as bytes, describe_seconds};
 use crate::record::WeightsFile;
 
@@ -180,10 +180,15 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
 ///
 /// # Errors
 /// `Usage`: an array has another unit than the weights have learned from.
-fn in_units_of(whose: &str, known: &[FieldScale], own: &[FieldScale], path: &Path) -> Result<Vec<String>> {
+fn in_units_of(
+    whose: &str,
+    known: &[LearnedArray],
+    own: &[LearnedArray],
+    path: &Path,
+) -> Result<Vec<String>> {
     let mut said = Vec::new();
     for (known, own) in known.iter().zip(own).filter(|(known, own)| known.unit != own.unit) {
-        let of = |of: &FieldScale| {
+        let of = |of: &LearnedArray| {
             of.unit.as_ref().map_or("in no unit that is said".into(), |unit| format!("in {unit}"))
         };
         let text = format!(
@@ -205,8 +210,8 @@ fn in_units_of(whose: &str, known: &[FieldScale], own: &[FieldScale], path: &Pat
 
 /// Of which arrays the flags say another name, other places or another rescaling than the weights have learned from. A
 /// rescaling may be left out.
-fn called_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Vec<String> {
-    let line = |(known, own): (&FieldScale, &FieldScale)| {
+fn called_otherwise(whose: &str, known: &[LearnedArray], own: &[LearnedArray]) -> Vec<String> {
+    let line = |(known, own): (&LearnedArray, &LearnedArray)| {
         let (known, own): (Field, Field) = (known.field.parse().ok()?, own.field.parse().ok()?);
         let is_other = own.is_rescaled() && (own.log1p, &own.rescaling) != (known.log1p, &known.rescaling);
         let how = match known.is_rescaled() {
@@ -233,8 +238,8 @@ fn lying(world: &World, set: FieldSet) -> Result<(FieldSet, Vec<String>)> {
 }
 
 /// Which axes lie elsewhere than those of the samples that weights have learned from, or the other way round.
-fn placed_otherwise(whose: &str, known: &[FieldScale], own: &[FieldScale]) -> Vec<String> {
-    let of_array = |(known, own): (&FieldScale, &FieldScale)| {
+fn placed_otherwise(whose: &str, known: &[LearnedArray], own: &[LearnedArray]) -> Vec<String> {
+    let of_array = |(known, own): (&LearnedArray, &LearnedArray)| {
         let line = |(learned, here): (&SampleAxis, &SampleAxis)| {
             let (field, name) = (&own.field, &here.name);
             if *name != learned.name {
@@ -303,7 +308,7 @@ fn opposed(own: &[(String, Vec<SampleAxis>)]) -> Vec<String> {
 
 /// The rescaling by some of the samples, each of which one rank reads: the same numbers whatever the number of ranks;
 /// of which samples they are; and for each field what arrays of a file it is by, if that is so.
-fn measured(world: &World, set: &FieldSet) -> Result<(Vec<FieldScale>, String, Vec<Option<String>>)> {
+fn measured(world: &World, set: &FieldSet) -> Result<(Vec<LearnedArray>, String, Vec<Option<String>>)> {
     let all = set.len();
     let [samples, numbers] = MEASURED;
     let each = set.image().iter().product::<usize>() + set.target_len();
@@ -404,10 +409,10 @@ pub fn beside(config: &Config, sample: f64, step: f64) -> String {
 }
 
 /// "t[n,h,w]:standard is (x - 280.12) / 15.3 (of all samples)", of the first channels of each field that is rescaled.
-fn rescaled<'a>(scales: &[FieldScale], whose: impl Fn(usize) -> &'a str) -> Vec<String> {
+fn rescaled<'a>(scales: &[LearnedArray], whose: impl Fn(usize) -> &'a str) -> Vec<String> {
     /// Channels that are shown.
     const SHOWN: usize = 4;
-    let of = |(at, scale): (usize, &FieldScale)| {
+    let of = |(at, scale): (usize, &LearnedArray)| {
         let channels = scale.scale.iter().zip(&scale.shift);
         let channel = |(&scale, &shift): (&f32, &f32)| {
             let (scale, shift) = (f64::from(scale), f64::from(shift));
@@ -420,7 +425,7 @@ fn rescaled<'a>(scales: &[FieldScale], whose: impl Fn(usize) -> &'a str) -> Vec<
         }
         format!("{} becomes {} ({})", scale.field, shown.join(", "), whose(at))
     };
-    let changes = |(_, scale): &(usize, &FieldScale)| {
+    let changes = |(_, scale): &(usize, &LearnedArray)| {
         scale.scale.iter().any(|&factor| factor != 1.0) || scale.shift.iter().any(|&shift| shift != 0.0)
     };
     let mut lines: Vec<String> = scales.iter().enumerate().filter(changes).map(of).collect();
@@ -465,7 +470,7 @@ mod tests {
         let levels = |places: &[f32]| ("q".to_string(), vec![axis("lev", places, "hPa")]);
         assert!(opposed(&[levels(&[1000.0, 10.0]), levels(&[500.0, 50.0])]).is_empty());
         // Of weights and a file.
-        let array = |axes| FieldScale {
+        let array = |axes| LearnedArray {
             field: "rain[n,h,w]".into(),
             scale: vec![1.0],
             shift: vec![0.0],

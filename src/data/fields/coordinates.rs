@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::files::FieldFile;
-use super::{FieldScale, FieldSet};
+use super::{FieldSet, LearnedArray};
 use crate::data::SampleAxis;
 use crate::error::Result;
 use crate::fields::{ArrayBox, ArrayReader, Coordinate, FileArray, ViewSamples};
@@ -81,7 +81,7 @@ impl FieldSet {
     /// The set, which knows these axes of its inputs and targets.
     pub fn lying(self, axes: impl Iterator<Item = Vec<SampleAxis>>) -> FieldSet {
         let known = self.scales.iter().cloned().zip(axes);
-        let scales = known.map(|(scale, axes)| FieldScale { axes, ..scale }).collect();
+        let scales = known.map(|(scale, axes)| LearnedArray { axes, ..scale }).collect();
         FieldSet { scales: Arc::new(scales), ..self }
     }
 

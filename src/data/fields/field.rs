@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::list::{FieldList, FieldShape};
 use super::statistics::FileStatistics;
-use super::{ChannelScale, FieldScale, FieldSet, SampleField, TargetAxes, TargetShape};
+use super::{ChannelScale, FieldSet, LearnedArray, SampleField, TargetAxes, TargetShape};
 use crate::config::FieldOptions;
 use crate::error::{Error, Result};
 use crate::fields::{ArrayReader, ArrayStorage, Moments, NumberType, RoundedOff, View, six_digits};
@@ -74,7 +74,7 @@ impl FromStr for Field {
 
 impl Field {
     /// The axes of targets that weights have learned from; `None` where there are none.
-    pub fn target_axes(targets: &[FieldScale]) -> Option<TargetAxes> {
+    pub fn target_axes(targets: &[LearnedArray]) -> Option<TargetAxes> {
         let first = targets.first()?.field.parse::<Field>().ok();
         let is_last = first.and_then(|of| of.view.channels_last()).unwrap_or(false);
         let channels = targets.iter().map(|of| of.scale.len()).sum();
@@ -116,7 +116,7 @@ impl FieldSet {
         }
         let channels: usize = targets.iter().map(|of| of.scale.len()).sum();
         let each = output.len() / channels.max(1);
-        let is_log = |of: &FieldScale| of.field.parse::<Field>().is_ok_and(|field| field.log1p);
+        let is_log = |of: &LearnedArray| of.field.parse::<Field>().is_ok_and(|field| field.log1p);
         let factors = targets.iter().flat_map(|of| {
             let log = is_log(of);
             of.scale.iter().zip(&of.shift).map(move |(scale, shift)| (*scale, *shift, log))
@@ -226,7 +226,7 @@ impl FieldSet {
     ///
     /// # Errors
     /// `Data` for such a file; `Usage` for numbers that nothing rescales.
-    pub fn rescaling(&self, moments: &[f64]) -> Result<(Vec<FieldScale>, Vec<Option<String>>)> {
+    pub fn rescaling(&self, moments: &[f64]) -> Result<(Vec<LearnedArray>, Vec<Option<String>>)> {
         let FieldList { fields, shapes, .. } = &*self.list;
         let (mut scales, mut by_files) = (self.scales.to_vec(), vec![None; fields.len()]);
         for (at, (field, scale)) in fields.iter().zip(&mut scales).enumerate() {

@@ -25,7 +25,7 @@ use list::{FieldList, FieldShape};
 
 use super::picture::Picture;
 use super::{
-    ChannelScale, Dataset, EvaluationCrop, FieldScale, NetworkInput, SampleArrays, TargetAxes, TargetShape,
+    ChannelScale, Dataset, EvaluationCrop, LearnedArray, NetworkInput, SampleArrays, TargetAxes, TargetShape,
 };
 use crate::config::{FieldOptions, Missing, most};
 use crate::cuts::even_split;
@@ -61,7 +61,7 @@ pub struct FieldSet {
     files: Arc<Vec<FieldFile>>,
     /// How many samples come before each file, and all.
     before: Arc<Vec<usize>>,
-    scales: Arc<Vec<FieldScale>>,
+    scales: Arc<Vec<LearnedArray>>,
     /// For each field the chunks that were decoded last.
     chunks: Arc<Vec<Arc<ChunkCache>>>,
     /// What becomes of the numbers of inputs and of targets, where a device is to say it and they have few bits.
@@ -107,7 +107,7 @@ impl FieldSet {
             let what = format!("{} samples; there can be {}", before[files.len()], most::IMAGES);
             return Err(Error::data(path, what));
         }
-        let unscaled = |at: usize| FieldScale {
+        let unscaled = |at: usize| LearnedArray {
             field: list.fields[at].text.clone(),
             scale: vec![1.0; list.shapes[at].channels()],
             shift: vec![0.0; list.shapes[at].channels()],
@@ -235,7 +235,7 @@ impl FieldSet {
     }
 
     /// By what the numbers of each field are rescaled.
-    pub fn scales(&self) -> &[FieldScale] {
+    pub fn scales(&self) -> &[LearnedArray] {
         &self.scales
     }
 
@@ -243,9 +243,9 @@ impl FieldSet {
     ///
     /// # Errors
     /// `Usage`: they are of other numbers of channels, or of the same arrays in another order.
-    pub fn scaled(self, scales: &[FieldScale]) -> Result<FieldSet> {
+    pub fn scaled(self, scales: &[LearnedArray]) -> Result<FieldSet> {
         let lengths = self.list.shapes.iter().map(FieldShape::channels);
-        let fits = |(scale, channels): (&FieldScale, usize)| {
+        let fits = |(scale, channels): (&LearnedArray, usize)| {
             scale.scale.len() == channels && scale.shift.len() == channels
         };
         let (all, inputs) = (self.list.compared, self.list.inputs);
@@ -261,7 +261,7 @@ impl FieldSet {
         for (at, (scale, field)) in scales.iter().zip(&mut list.fields).enumerate() {
             let beside = if at < inputs { known_inputs } else { known_targets };
             let known: Field = scale.field.parse().map_err(Error::usage)?;
-            let is_other = |other: &FieldScale| {
+            let is_other = |other: &LearnedArray| {
                 other.field.parse().is_ok_and(|other: Field| other.view.array == field.view.array)
             };
             if known.view.array != field.view.array && beside.iter().any(is_other) {
@@ -450,7 +450,7 @@ impl FieldSet {
 
     /// Rescales numbers of a channel.
     fn rescale(&self, at: usize, channel: usize, values: &mut [f32]) {
-        let FieldScale { scale, shift, .. } = &self.scales[at];
+        let LearnedArray { scale, shift, .. } = &self.scales[at];
         let (scale, shift) = (scale[channel], shift[channel]);
         if (scale, shift) != (1.0, 0.0) {
             let channel = ChannelScale::new(scale, shift);

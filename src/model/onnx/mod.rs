@@ -31,7 +31,7 @@ use prost::bytes::Bytes;
 use crate::error::{Error, OrError, Result};
 use crate::files::{self, Crc};
 use crate::graph::{Builder, NetworkOutput, SampleShape, Shape, TensorId};
-use crate::model::{CLASS_NAMES, FIELDS, FieldScale, PREPROCESSING, Preprocessing};
+use crate::model::{CLASS_NAMES, FIELDS, LearnedArray, PREPROCESSING, Preprocessing};
 use axes::FileInput;
 pub use axes::{NetworkInput, SampleArrays, TargetAxes, TargetShape};
 use schema::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
@@ -47,7 +47,7 @@ struct SaidByWriter {
     program: String,
     class_names: Vec<String>,
     preprocessing: Option<Preprocessing>,
-    fields: Vec<FieldScale>,
+    fields: Vec<LearnedArray>,
     /// Whether each initializer is learned; `None` where nothing is said of it.
     learned: Vec<Option<bool>>,
     /// Parameters that it names and lacks.
@@ -72,7 +72,7 @@ impl SaidByWriter {
             program: model.producer_name.clone(),
             class_names: serde_json::from_str(said(CLASS_NAMES)).unwrap_or_default(),
             preprocessing: Preprocessing::from_text(said(PREPROCESSING))?,
-            fields: FieldScale::from_text(said(FIELDS))?,
+            fields: LearnedArray::from_text(said(FIELDS))?,
             learned: Vec::new(),
             lost: Vec::new(),
             computed: Vec::new(),
@@ -373,7 +373,7 @@ impl OnnxFile {
     }
 
     /// By what the arrays were rescaled that the network reads and gives, where the file says it.
-    pub fn fields(&self) -> &[FieldScale] {
+    pub fn fields(&self) -> &[LearnedArray] {
         &self.said.fields
     }
 

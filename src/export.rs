@@ -175,7 +175,7 @@ impl Args {
         Ok(wanted)
     }
 
-    /// The network that is to be written, as it reads and gives what its weights have learned from.
+    /// The network that is to be written, as it reads and gives what its weights learned from.
     fn model(&self, gives: NetworkOutput, about: &ModelMetadata) -> Result<Model> {
         let samples = |path: &Path| OnnxFile::inputs_of(path, gives).map(|inputs| learned(about, &inputs));
         match &self.network.model {
@@ -195,7 +195,7 @@ impl Args {
     }
 }
 
-/// The samples that weights have learned from, as a network with these inputs is given them.
+/// The samples that weights learned from, as a network with these inputs is given them.
 fn learned(about: &ModelMetadata, inputs: &[NetworkInput]) -> Option<SampleArrays> {
     let view = |of: &LearnedArray| of.field.parse::<Field>().map(|field| field.view);
     let lies_last = |of: &LearnedArray| view(of).ok().and_then(|view| view.channels_last());

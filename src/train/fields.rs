@@ -75,7 +75,7 @@ pub fn shaped(
     Ok((config, model))
 }
 
-/// What weights say of the targets that they have learned from.
+/// What weights say of the targets that they learned from.
 fn learned_target(weights: &Path, config: &Config) -> Option<TargetAxes> {
     let file = WeightsFile::open(weights).ok()?;
     let targets = file.about().fields.get(config.fields.inputs.len()..)?;
@@ -179,7 +179,7 @@ fn fits(set: &FieldSet, config: &Config, network: &Network) -> Result<()> {
 /// What is to be told of arrays whose unit only the weights say, or only the files.
 ///
 /// # Errors
-/// `Usage`: an array has another unit than the weights have learned from.
+/// `Usage`: an array has another unit than the weights learned from.
 fn in_units_of(
     whose: &str,
     known: &[LearnedArray],
@@ -192,7 +192,7 @@ fn in_units_of(
             of.unit.as_ref().map_or("in no unit that is said".into(), |unit| format!("in {unit}"))
         };
         let text = format!(
-            "{} is {} in {}, and {whose} have learned from it {}",
+            "{} is {} in {}, and {whose} learned from it {}",
             own.field,
             of(own),
             path.display(),
@@ -208,7 +208,7 @@ fn in_units_of(
     Ok(said)
 }
 
-/// Of which arrays the flags say another name, other places or another rescaling than the weights have learned from. A
+/// Of which arrays the flags say another name, other places or another rescaling than the weights learned from. A
 /// rescaling may be left out.
 fn called_otherwise(whose: &str, known: &[LearnedArray], own: &[LearnedArray]) -> Vec<String> {
     let line = |(known, own): (&LearnedArray, &LearnedArray)| {
@@ -219,7 +219,7 @@ fn called_otherwise(whose: &str, known: &[LearnedArray], own: &[LearnedArray]) -
             false => "it is not rescaled, as that was not",
         };
         (is_other || own.view != known.view)
-            .then(|| format!("{}: {whose} have learned from {}, and {how}", own.text, known.text))
+            .then(|| format!("{}: {whose} learned from {}, and {how}", own.text, known.text))
     };
     known.iter().zip(own).filter_map(line).collect()
 }
@@ -237,7 +237,7 @@ fn lying(world: &World, set: FieldSet) -> Result<(FieldSet, Vec<String>)> {
     Ok((set.lying(axes.into_iter().map(|(_, axes)| axes)), said))
 }
 
-/// Which axes lie elsewhere than those of the samples that weights have learned from, or the other way round.
+/// Which axes lie elsewhere than those of the samples that weights learned from, or the other way round.
 fn placed_otherwise(whose: &str, known: &[LearnedArray], own: &[LearnedArray]) -> Vec<String> {
     let of_array = |(known, own): (&LearnedArray, &LearnedArray)| {
         let line = |(learned, here): (&SampleAxis, &SampleAxis)| {
@@ -245,14 +245,12 @@ fn placed_otherwise(whose: &str, known: &[LearnedArray], own: &[LearnedArray]) -
             if *name != learned.name {
                 let [here, there] =
                     [name, &learned.name].map(|name| if name.is_empty() { "none" } else { name });
-                return Some(format!(
-                    "{field}: an axis is called {here}, and {whose} have learned from {there}"
-                ));
+                return Some(format!("{field}: an axis is called {here}, and {whose} learned from {there}"));
             }
             let there = learned.said()?;
             let Some(is) = here.said() else {
                 return Some(format!(
-                    "{field}: nothing says where {name} is, and {whose} have learned from it {there}"
+                    "{field}: nothing says where {name} is, and {whose} learned from it {there}"
                 ));
             };
             let how = match (here.is_elsewhere(learned), here.is_opposite(learned)) {
@@ -261,7 +259,7 @@ fn placed_otherwise(whose: &str, known: &[LearnedArray], own: &[LearnedArray]) -
                 _ if is == there => ", with other places between",
                 _ => "",
             };
-            Some(format!("{field}: {name} is {is}, and {whose} have learned from it {there}{how}"))
+            Some(format!("{field}: {name} is {is}, and {whose} learned from it {there}{how}"))
         };
         known.axes.iter().zip(&own.axes).filter_map(line).collect::<Vec<_>>()
     };
@@ -485,30 +483,30 @@ mod tests {
         assert_eq!(
             said(vec![south.clone(), east.clone()], vec![tropics, east.clone()]),
             [
-                "lat is from -30 to 30 degrees_north, and the weights have learned from it from -90 to 90 degrees_north"
+                "lat is from -30 to 30 degrees_north, and the weights learned from it from -90 to 90 degrees_north"
             ]
         );
         let level = |places: &[f32]| vec![axis("level", places, "hPa")];
         assert_eq!(
             said(level(&[1000.0, 500.0, 100.0]), level(&[1000.0, 300.0, 100.0])),
             [
-                "level is from 1000 to 100 hPa, and the weights have learned from it from 1000 to 100 hPa, with other \
+                "level is from 1000 to 100 hPa, and the weights learned from it from 1000 to 100 hPa, with other \
               places between"
             ]
         );
         assert_eq!(
             said(level(&[1000.0]), level(&[100.0])),
-            ["level is at 100 hPa, and the weights have learned from it at 1000 hPa"]
+            ["level is at 100 hPa, and the weights learned from it at 1000 hPa"]
         );
         assert_eq!(
             said(vec![south.clone()], vec![SampleAxis::new("lat".into(), &[], None)]),
-            ["nothing says where lat is, and the weights have learned from it from -90 to 90 degrees_north"]
+            ["nothing says where lat is, and the weights learned from it from -90 to 90 degrees_north"]
         );
         assert_eq!(
             said(vec![south.clone(), east.clone()], vec![east, south]),
             [
-                "an axis is called longitude, and the weights have learned from lat",
-                "an axis is called lat, and the weights have learned from longitude"
+                "an axis is called longitude, and the weights learned from lat",
+                "an axis is called lat, and the weights learned from longitude"
             ]
         );
         assert!(said(Vec::new(), level(&[1.0])).is_empty());

@@ -589,11 +589,11 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
     let compared = [&net[..], &["--target", "heat[n,h,w]", "--loss", "mse"]].concat();
     let evaluate = [&["evaluate"], &compared[..]].concat();
     let said = run(1, &evaluate);
-    assert_eq!(said.matches("and the weights of --init-from have learned from it in K").count(), 1, "{said}");
+    assert_eq!(said.matches("and the weights of --init-from learned from it in K").count(), 1, "{said}");
     assert!(!said.contains("rescaled as that was"), "what is left out is not said otherwise: {said}");
     let other = ["evaluate", "--input", "air/wind[n,h,w=0..10,c]:minmax", "--target", "heat[n,h,w]"];
     let said = run(1, &[&other[..], &net[..4], &["--data", &test, "--loss", "mse"]].concat());
-    let line = "air/wind[n,h,w=0..10,c]:minmax: the weights of --init-from have learned from \
+    let line = "air/wind[n,h,w=0..10,c]:minmax: the weights of --init-from learned from \
                 air/wind[n,h,w,c]:standard, and it is rescaled as that was";
     assert!(said.contains(line), "{said}");
     run(1, &[&["predict"], &net[..], &["--output", &output]].concat());
@@ -604,7 +604,7 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
     for args in [&evaluate, &[&compared[..], &["--steps", "1", "--batch", "4"]].concat()] {
         let error = refused(&[(2, args)]);
         assert!(error.contains("heat[n,h,w] is in degC in "), "{error}");
-        assert!(error.contains("and the weights of --init-from have learned from it in K: "), "{error}");
+        assert!(error.contains("and the weights of --init-from learned from it in K: "), "{error}");
     }
     // A prediction knows the units of what it reads.
     for (name, unit) in [("train/a.h5", "m s-1"), ("train/b.h5", "m s-1"), ("test.h5", "knots")] {
@@ -616,7 +616,7 @@ fn arrays_in_other_units_than_the_weights_have_learned_from_are_refused() {
     let output = place.text("not.h5");
     let error = refused(&[(2, &[&["predict"], &net[..], &["--output", &output]].concat())]);
     assert!(error.contains("air/wind[n,h,w,c] is in knots in "), "{error}");
-    assert!(error.contains("and the weights of --init-from have learned from it in m s-1: "), "{error}");
+    assert!(error.contains("and the weights of --init-from learned from it in m s-1: "), "{error}");
     assert!(!Path::new(&output).exists());
 }
 
@@ -728,12 +728,12 @@ fn predictions_have_the_axes_of_their_file() {
     let file = File::open(&out).unwrap();
     assert!(file.dataset("lon").is_ok() && file.dataset("lat").unwrap().attr("units").is_err());
     assert_eq!(scales(&file, "output"), ["sample", "channel", "lat", "lon"]);
-    // What the weights have learned from began in the south, as the first file does.
+    // What the weights learned from began in the south, as the first file does.
     let [south, north] = ["south.h5", "north.h5"].map(|name| place.text(name));
     let of_b =
         [&["predict"], &net[..net.len() - 1], &[&both[1], "--init-from", &maps, "--output", &south]].concat();
     let said = run(2, &of_b);
-    let line = "temperature[n,h,w]: lat is from 3 to 0 degrees_north, and the weights of --init-from have learned from \
+    let line = "temperature[n,h,w]: lat is from 3 to 0 degrees_north, and the weights of --init-from learned from \
                 it from 0 to 3 degrees_north: the other way round";
     assert_eq!(said.matches(line).count(), 1, "{said}");
     let of_a =
@@ -785,7 +785,7 @@ fn predictions_have_the_axes_of_their_file() {
         let out = format!("{data}.predicted.h5");
         run(2, &[&["predict"], &flags[..], &[data, "--init-from", &grid, "--output", &out]].concat())
     };
-    let line = "output[n,c,h,w]: north is from 34 to 0 degrees_north, and the weights of --init-from have learned from \
+    let line = "output[n,c,h,w]: north is from 34 to 0 degrees_north, and the weights of --init-from learned from \
                 it from 0 to 34 degrees_north: the other way round";
     assert_eq!(predict(&other).matches(line).count(), 1);
     assert!(!predict(&ocean).contains("have learned from it"));

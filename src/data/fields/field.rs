@@ -73,7 +73,7 @@ impl FromStr for Field {
 }
 
 impl Field {
-    /// The axes of targets that weights have learned from; `None` where there are none.
+    /// The axes of targets that weights learned from; `None` where there are none.
     pub fn target_axes(targets: &[LearnedArray]) -> Option<TargetAxes> {
         let first = targets.first()?.field.parse::<Field>().ok();
         let is_last = first.and_then(|of| of.view.channels_last()).unwrap_or(false);

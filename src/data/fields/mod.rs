@@ -253,7 +253,7 @@ impl FieldSet {
         if !are_as_many || !scales.iter().zip(lengths).all(fits) {
             let names: Vec<&str> = scales.iter().map(|of| &*of.field).collect();
             let (names, texts) = (names.join(", "), self.list.texts().join(", "));
-            let what = format!("the weights have learned from {names}; --input and --target say {texts}");
+            let what = format!("the weights learned from {names}; --input and --target say {texts}");
             return Err(Error::usage(what));
         }
         let mut list = FieldList::clone(&self.list);
@@ -266,7 +266,7 @@ impl FieldSet {
             };
             if known.view.array != field.view.array && beside.iter().any(is_other) {
                 return Err(Error::usage(format!(
-                    "the weights have learned from {}, where {} is given, which they have learned from too: arrays \
+                    "the weights learned from {}, where {} is given, which they learned from too: arrays \
                      have to come in the same order",
                     scale.field, field.view
                 )));

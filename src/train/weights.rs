@@ -264,7 +264,8 @@ fn differences(
                 }
                 None => format!("{name}: is not in the file"),
             }),
-            Some((_, other)) if other != shape => {
+            // As PyTorch has those of sequences, or of normalisations, without axes of one place.
+            Some((_, other)) if !without_ones(other).eq(without_ones(shape)) => {
                 wrong.push(format!("{name}: is {other:?} in the file and {shape:?} in the model"))
             }
             Some(_) => {}
@@ -277,6 +278,10 @@ fn differences(
         }
     }
     wrong
+}
+
+fn without_ones(shape: &[usize]) -> impl Iterator<Item = &usize> {
+    shape.iter().filter(|&&extent| extent != 1)
 }
 
 /// Writes what was trained to the file of `--save-weights`, if there is one: the weights that evaluation uses, and

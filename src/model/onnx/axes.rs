@@ -282,10 +282,11 @@ fn read_for(graph: &GraphProto) -> HashSet<&str> {
 }
 
 /// Ops that do the same to each number, wherever the channels are.
-const ARITHMETIC: &str = "Add Cast Clip Div Identity LeakyRelu Mul Neg Pad Pow Relu Sigmoid Sqrt Sub Tanh";
+const ARITHMETIC: &str =
+    "Add Cast Clip Div Identity LeakyRelu Mul Neg PRelu Pad Pow Relu Sigmoid Sqrt Sub Tanh";
 /// Ops that have channels on the second axis.
 const OF_CHANNELS: &str = "AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool \
-    GlobalMaxPool GroupNormalization InstanceNormalization LRN MaxPool PRelu SpaceToDepth";
+    GlobalMaxPool GroupNormalization InstanceNormalization LRN MaxPool SpaceToDepth";
 
 fn is_one_of(names: &str, op: &str) -> bool {
     names.split_whitespace().any(|name| name == op)

@@ -168,22 +168,24 @@ fn scope(node: &NodeProto) -> &str {
     node.name.rsplit_once('/').map_or("", |(scope, _)| scope)
 }
 
-/// The module of a call, "/net/a_1" or "/net_1/a_1": "/net/a", unless there is a module `net.a_1`.
+/// The module of a call, "/net/a_1" or "/net_1/a_1": "/net/a", where there is such a module and none `net.a_1`. What is
+/// around a module may be left out.
 fn called(scope: &str, modules: &HashSet<&str>) -> String {
     let mut path = String::new();
     for part in scope.split('/').skip(1) {
         let whole = format!("{path}/{part}")[1..].replace('/', ".");
-        let is_module = modules.iter().any(|name| name.strip_prefix(&*whole).is_some_and(is_end));
+        let is_module = |whole: &str| {
+            let whole = format!(".{whole}.");
+            modules.iter().any(|name| format!(".{name}.").contains(&whole))
+        };
         let plain =
             part.rsplit_once('_').filter(|(_, call)| call.chars().all(|digit| digit.is_ascii_digit()));
-        path = format!("{path}/{}", plain.filter(|_| !is_module).map_or(part, |(plain, _)| plain));
+        let plain = plain.filter(|(plain, _)| {
+            is_module(&whole[..whole.len() - part.len() + plain.len()]) && !is_module(&whole)
+        });
+        path = format!("{path}/{}", plain.map_or(part, |(plain, _)| plain));
     }
     path
-}
-
-/// Whether a name ends there, or goes on within it.
-fn is_end(rest: &str) -> bool {
-    rest.is_empty() || rest.starts_with('.')
 }
 
 #[cfg(test)]
@@ -249,10 +251,15 @@ mod tests {
                 named("/a/b.1/l/MatMul", "onnx::MatMul_3", "y3"),
                 named("/a/b.0/l_3/MatMul", "onnx::MatMul_4", "y4"),
             ],
+            initializer: vec![TensorProto { name: "a.b.0.l.bias".into(), ..TensorProto::default() }],
             ..GraphProto::default()
         };
-        read_once_a_module(&mut graph);
+        assert_eq!(read_once_a_module(&mut graph).len(), 2);
         let wanted = [1, 1, 3, 4].map(|number| format!("MatMul onnx::MatMul_{number}"));
         assert_eq!(read_by(&graph)[4..], wanted);
+        // What is around a module may be left out, and of a module without names nothing is known.
+        let modules = HashSet::from(["a.b", "a.b_1", "c"]);
+        let calls = ["/b_1", "/b_2", "/c_1/b_2", "/d_1", "/c/c_x"];
+        assert_eq!(calls.map(|call| called(call, &modules)), ["/b_1", "/b", "/c/b_2", "/d_1", "/c/c_x"]);
     }
 }

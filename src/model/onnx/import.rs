@@ -14,7 +14,7 @@ use super::order::{head, needed, node, readers, tables};
 use super::tensor::Reason;
 use super::{OnnxFile, Weight};
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Builder, Init, MOST_NUMBERS, Permutation, SampleShape, Shape, TensorId, dims};
+use crate::graph::{Builder, MOST_NUMBERS, Permutation, SampleShape, Shape, TensorId, dims};
 
 /// How many nodes a message names at most.
 const LINES: usize = 1000;
@@ -632,7 +632,7 @@ impl<'a> Import<'a> {
             self.operands.insert(stored.name.clone(), id);
             return self.turned(id, stored);
         }
-        let init = self.spread(stored.index)?;
+        let init = self.file.tensors[stored.index].spread()?;
         let id = self.net.learned(&stored.name, shape.clone(), init, false);
         let weight = Weight {
             name: stored.name.clone(),
@@ -654,21 +654,6 @@ impl<'a> Import<'a> {
         }
         let layer = self.layer(&format!("{}.transposed", stored.name));
         Ok(self.net.permute(&layer, id, &[1, 0])?)
-    }
-
-    /// How an operand starts without the file's numbers: alike where these are, else with their standard deviation.
-    fn spread(&self, tensor: usize) -> std::result::Result<Init, Reason> {
-        let of = &self.file.tensors[tensor];
-        if of.elements() > MOST {
-            return Ok(Init::Normal { std: 0.02 });
-        }
-        let all = of.reals()?;
-        let value = all.first().copied().unwrap_or(0.0);
-        if all.iter().all(|&number| number == value) {
-            return Ok(Init::Constant { value });
-        }
-        let squares: f64 = all.iter().map(|&number| f64::from(number).powi(2)).sum();
-        Ok(Init::Normal { std: (squares / all.len() as f64).sqrt() as f32 })
     }
 
     /// A tensor of the file that is to be learned, of this rank.
@@ -752,6 +737,11 @@ impl<'a> Import<'a> {
     /// Whether the file says that it is not learned.
     pub fn is_said_fixed(&self, stored: &StoredTensor) -> bool {
         self.file.is_said_fixed(stored.index)
+    }
+
+    /// Whether the file says that it is learned.
+    pub fn is_said_learned(&self, stored: &StoredTensor) -> bool {
+        self.file.said.learned.get(stored.index).is_some_and(|said| *said == Some(true))
     }
 
     /// Whether something else reads it too: a layer then has what that reads, so that it has the gradient of both.

@@ -56,6 +56,8 @@ struct SaidByWriter {
     computed: Vec<String>,
     /// What may be buffers as well as parameters, by their names.
     guessed: Vec<String>,
+    /// Batch normalisations that became part of the layers before them.
+    fused: Vec<String>,
     /// Computed in advance, of parameters perhaps, and not learned.
     frozen: Vec<String>,
     /// What begins like another parameter, and may be tied to it.
@@ -78,6 +80,7 @@ impl SaidByWriter {
             computed: Vec::new(),
             guessed: Vec::new(),
             frozen: Vec::new(),
+            fused: Vec::new(),
             alike: HashSet::new(),
             left_out: Vec::new(),
         })
@@ -118,19 +121,22 @@ impl SaidByWriter {
             names.sort_unstable();
             names
         };
-        self.lost = names(&mut stand_ins.lost.iter().copied());
-        self.computed = names(&mut stand_ins.tensors.iter().copied());
+        let fused = signature.fused(|name| tensor_of.contains_key(name));
+        self.fused = names(&mut fused.iter().copied());
+        // Nobody knows of which of these some are made.
+        let is_array = |index: usize| initializers[index].is_real() && initializers[index].elements() > 1;
+        let doubtful = all().filter(|(_, index)| self.learned[**index].is_none() && is_array(**index));
+        let doubtful: Vec<&str> = doubtful.map(|(name, _)| &**name).collect();
+        let made: HashSet<&str> =
+            doubtful.iter().flat_map(|name| signature.stands_for(name, &stand_ins, &numbers)).collect();
+        let is_kept = |name: &&str| !fused.contains(program::module(name)) && !made.contains(name);
+        self.lost = names(&mut stand_ins.lost.iter().copied().filter(is_kept));
+        self.computed = names(&mut stand_ins.tensors.iter().copied().chain(doubtful));
         let is_fixed = |name: &&str| self.learned[tensor_of[*name]] == Some(false);
-        // What has been computed of a parameter has its shape, or that of a part of it.
-        let extents =
-            |of: &OnnxTensor| of.dims.iter().copied().filter(|&extent| extent > 1).collect::<Vec<_>>();
-        let learned = (0..initializers.len()).filter(|&index| self.learned[index] == Some(true));
-        let shapes: HashSet<Vec<usize>> = learned.map(|index| extents(&initializers[index])).collect();
-        let is_like_one = |name: &&str| {
-            let own = tensor(name).filter(|of| of.elements() > 1 && !is_mask(of)).map(extents);
-            own.is_some_and(|own| shapes.iter().any(|shape| shape.ends_with(&own)))
-        };
-        self.frozen = names(&mut signature.computed(axes).into_iter().filter(is_fixed).filter(is_like_one));
+        let is_no_mask = |name: &&str| !tensor(name).is_some_and(is_mask);
+        let elements = |name: &str| tensor(name).filter(|of| of.is_real()).map_or(0, OnnxTensor::elements);
+        self.frozen =
+            names(&mut signature.computed(elements).into_iter().filter(is_fixed).filter(is_no_mask));
     }
 }
 
@@ -420,6 +426,11 @@ impl OnnxFile {
     /// Whether one of its tensors stands where what was learned does, and the file does not say that it was not.
     fn is_initializer(&self, tensor: usize) -> bool {
         tensor < self.initializers && self.tensors[tensor].is_real() && !self.is_said_fixed(tensor)
+    }
+
+    /// Whether its writer says which tensors are parameters.
+    fn names_parameters(&self) -> bool {
+        program::signature(&self.graph).is_some()
     }
 
     /// Whether layers that read one of its tensors learn it as one: others than PyTorch keep one tensor for several

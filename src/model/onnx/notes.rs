@@ -15,6 +15,8 @@ pub struct Noted {
     pub shared: Vec<String>,
     /// Nodes that compute along the axis of the images, of which the file has one.
     pub alone: Vec<String>,
+    /// What is multiplied by a weight and not learned, though it may be a parameter.
+    pub tables: Vec<String>,
     /// Means over the batch, each sample's part of them.
     pub means: Vec<TensorId>,
     /// The output and its shape, where its channels may be on either of two axes, and whether they are on the last.
@@ -27,7 +29,7 @@ pub struct Noted {
 /// # Errors
 /// A loss with a penalty of what no layer has: its weight is no longer there.
 pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], String> {
-    let (file, Noted { shared, alone, means, doubtful }) = (import.file, &import.noted);
+    let (file, Noted { shared, alone, means, doubtful, .. }) = (import.file, &import.noted);
     let behind = means.iter().flat_map(|&mean| import.net.names_behind(mean)).collect::<HashSet<_>>();
     let penalty = import.weights.iter().find(|weight| !behind.contains(&*weight.name));
     if let Some(weight) = penalty.filter(|_| file.is_loss()) {
@@ -76,63 +78,66 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
 
 /// What became of parameters that the file has not as the network has them.
 fn of_parameters(import: &Import, nodes: &[OnnxNode]) -> Vec<String> {
-    let reads = |name: &String| nodes.iter().any(|node| node.inputs().contains(name));
-    let (said, mut notes) = (&import.file.said, Vec::new());
-    let lost: Vec<&str> = said.lost.iter().map(String::as_str).collect();
-    if !lost.is_empty() {
-        notes.push(format!(
-            "lacks parameters of its network: {}. PyTorch's exporter left them out or computed with them in advance, \
-             and they are not learned, unless nothing reads them; an export with optimize=False keeps them",
-            some_of(&lost)
-        ));
-    }
-    let is_read = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
-    let computed: Vec<&str> = said.computed.iter().filter(is_read).map(String::as_str).collect();
-    if !computed.is_empty() {
-        notes.push(format!(
-            "learns {} in place of the parameters that PyTorch's exporter has computed them of in advance; an export \
-             with optimize=False keeps the parameters",
-            some_of(&computed)
-        ));
-    }
-    let frozen: Vec<&str> = said.frozen.iter().filter(|name| reads(name)).map(String::as_str).collect();
-    if !frozen.is_empty() {
-        notes.push(format!(
-            "takes {} as they are: PyTorch's exporter has computed them in advance and does not say of what; if of \
-             parameters, an export with optimize=False learns these",
-            some_of(&frozen)
-        ));
-    }
-    if !said.left_out.is_empty() {
-        let calls: Vec<&str> = said.left_out.iter().map(String::as_str).collect();
-        notes.push(format!(
-            "computes {} with the parameters of other layers: PyTorch's exporter made one of calls with the same first \
-             numbers; an export with optimize=False keeps them apart",
-            some_of(&calls)
-        ));
-    }
-    let mut alike: Vec<&str> = said.alike.iter().filter(is_read).map(String::as_str).collect();
+    let said = &import.file.said;
+    let is_learned = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
+    let is_read = |name: &&String| nodes.iter().any(|node| node.inputs().contains(*name));
+    let learned = |names: &'_ [String]| names.iter().filter(is_learned).cloned().collect::<Vec<_>>();
+    let mut alike: Vec<String> = said.alike.iter().cloned().collect();
     alike.sort_unstable();
-    if !alike.is_empty() {
-        notes.push(format!(
-            "learns {} apart from other parameters with the same first numbers; its exporter does not say whether they \
-             are tied, and one with dynamo=True does",
-            some_of(&alike)
-        ));
-    }
-    let guessed: Vec<&str> = said.guessed.iter().filter(is_read).map(String::as_str).collect();
-    if !guessed.is_empty() {
-        notes.push(format!(
-            "learns {}: its exporter does not say whether they are parameters or buffers, and one with \
-             dynamo=True does",
-            some_of(&guessed)
-        ));
-    }
-    notes
+    let rows: [(&str, Vec<String>, &str); 8] = [
+        (
+            "lacks parameters of its network: ",
+            said.lost.clone(),
+            ". PyTorch's exporter left them out or computed with them in advance, and they are not learned, unless \
+             nothing reads them; an export with optimize=False keeps them",
+        ),
+        (
+            "normalises no batches in ",
+            said.fused.clone(),
+            ": PyTorch's exporter made these normalisations one with the layers before them; an export with \
+             optimize=False keeps them",
+        ),
+        (
+            "learns ",
+            learned(&said.computed),
+            " in place of the parameters that PyTorch's exporter has computed them of in advance; an export with \
+             optimize=False keeps the parameters",
+        ),
+        (
+            "takes ",
+            import.noted.tables.clone(),
+            " as they are: tables of numbers, or parameters; an export with dynamo=True says which",
+        ),
+        (
+            "takes ",
+            said.frozen.iter().filter(is_read).cloned().collect(),
+            " as they are: PyTorch's exporter has computed them in advance and does not say of what; if of \
+             parameters, an export with optimize=False learns these",
+        ),
+        (
+            "computes ",
+            said.left_out.clone(),
+            " with the parameters of other layers: PyTorch's exporter made one of calls with the same first numbers; \
+             an export with optimize=False keeps them apart",
+        ),
+        (
+            "learns ",
+            learned(&alike),
+            " apart from other parameters with the same first numbers; its exporter does not say whether they are \
+             tied, and one with dynamo=True does",
+        ),
+        (
+            "learns ",
+            learned(&said.guessed),
+            ": its exporter does not say whether they are parameters or buffers, and one with dynamo=True does",
+        ),
+    ];
+    let rows = rows.into_iter().filter(|(_, names, _)| !names.is_empty());
+    rows.map(|(before, names, behind)| format!("{before}{}{behind}", some_of(&names))).collect()
 }
 
 /// "a, b, c, d and 3 more".
-fn some_of(names: &[&str]) -> String {
+fn some_of(names: &[String]) -> String {
     let (shown, more) = names.split_at(names.len().min(4));
     shown.join(", ") + &if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) }
 }

@@ -84,8 +84,10 @@ pub fn tables<'a>(file: &'a OnnxFile, needed: &[usize]) -> Vec<(&'a str, usize)>
             *all_readers.entry(name).or_insert(true) &= in_advance;
         }
     }
-    let is_table =
-        |&(name, index): &(&str, usize)| all_readers.get(name) == Some(&true) && file.may_be_learned(index);
+    let is_table = |&(name, index): &(&str, usize)| {
+        let is_said_learned = file.said.learned.get(index).is_some_and(|said| *said == Some(true));
+        all_readers.get(name) == Some(&true) && file.may_be_learned(index) && !is_said_learned
+    };
     file.tensor_of.iter().map(|(name, &index)| (&**name, index)).filter(is_table).collect()
 }
 

@@ -190,21 +190,32 @@ impl<'a> Program<'a> {
 /// call with the same numbers.
 pub fn left_out(graph: &GraphProto) -> Vec<String> {
     let Some(program) = Program::of(graph) else { return Vec::new() };
-    let kind = |symbol: &str| {
-        symbol.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '_').to_string()
+    // Sums and products of what is named are left out for other reasons, as 0 + x is.
+    let is_layer = |node: &&NodeProto| {
+        !made_of(node)
+            .is_some_and(|(layer, _)| ["add.", "sub.", "mul.", "div."].iter().any(|of| layer.starts_with(of)))
     };
-    let learns = |node: &&NodeProto| !program.read_by(node).is_empty();
-    let layers: HashSet<String> = graph.node.iter().filter(learns).filter_map(symbol_of).map(kind).collect();
-    let is_left_out = |name: &&str| {
-        !program.symbols.contains(name) && !program.names.contains_key(name) && layers.contains(&kind(name))
+    let learns = |node: &&NodeProto| is_layer(node) && !program.read_by(node).is_empty();
+    let layers: HashSet<&str> = graph.node.iter().filter(learns).filter_map(symbol_of).map(kind).collect();
+    // Of a call that was computed in advance a node reads a tensor; of another one what a call of the same kind gives.
+    let is_left_out = |node: &NodeProto, name: &&str| {
+        let is_known = program.symbols.contains(name) || program.names.contains_key(name);
+        let is_of_kind = |input: &String| program.symbols.contains(&**input) && kind(input) == kind(name);
+        !is_known && layers.contains(kind(name)) && node.input.iter().any(is_of_kind)
     };
     // A convolution that became one with the normalisation behind it is there.
     let is_fused = |node: &&NodeProto| made_of(node).is_some_and(|(layer, _)| layer.contains("batch_norm"));
     let nodes = graph.node.iter().filter(|node| !is_fused(node));
-    let mut names: Vec<String> = nodes.flat_map(arguments).filter(is_left_out).map(String::from).collect();
+    let left_out = |node| arguments(node).filter(move |name| is_left_out(node, name)).map(String::from);
+    let mut names: Vec<String> = nodes.flat_map(left_out).collect();
     names.sort_unstable();
     names.dedup();
     names
+}
+
+/// What a call does, by what the program calls what it gives: "linear" of "linear_2".
+pub fn kind(symbol: &str) -> &str {
+    symbol.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '_')
 }
 
 /// What the program calls what a node's call gives.

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use super::program::{arguments, last, made_of, module, module_of, signature, targets};
+use super::program::{Program, arguments, kind, last, made_of, module, module_of, signature, targets};
 use super::schema::{GraphProto, NodeProto};
 
 /// What a file says of its parameters.
@@ -94,12 +94,26 @@ impl<'a> Signature<'a> {
         StandIns { tensors, lost }
     }
 
-    /// Tensors that calls of the exporter's program are given, which it has computed in advance: of constants, or of
-    /// parameters.
-    pub fn computed(&self, axes: impl Fn(&str) -> usize) -> HashSet<&'a str> {
+    /// Modules that are batch normalisations, which the exporter has made one with the layers before them.
+    pub fn fused(&self, is_there: impl Fn(&str) -> bool) -> HashSet<&'a str> {
+        let means = self.buffers.iter().filter(|name| last(name) == "running_mean" && !is_there(name));
+        means.map(|name| module(name)).collect()
+    }
+
+    /// Tensors that calls of the exporter's program read, which it has computed in advance: of parameters perhaps.
+    /// `elements`: how many numbers a tensor of real numbers has.
+    pub fn computed(&self, elements: impl Fn(&str) -> usize) -> HashSet<&'a str> {
+        /// What no parameter is made into, and the places that images of another size are taken from.
+        const OTHERS: [&str; 8] =
+            ["arange", "clamp", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"];
+        let Some(program) = Program::of(self.graph) else { return HashSet::new() };
+        let is_known = |symbol: &str| program.symbols.contains(symbol) || program.names.contains_key(symbol);
         let is_computed = |node: &NodeProto, input: &str| {
-            let is_named = self.parameters.contains(input) || self.buffers.contains(input);
-            axes(input) > 0 && !is_named && arguments(node).any(|symbol| symbol == input)
+            let is_given = arguments(node).any(|symbol| symbol == input) && !OTHERS.contains(&kind(input));
+            let others =
+                arguments(node).filter(|symbol| !is_known(symbol) && !OTHERS.contains(&kind(symbol)));
+            !program.kept.contains(input)
+                && (is_given && elements(input) > 0 || elements(input) > 1 && others.count() > 0)
         };
         let nodes = self.graph.node.iter();
         nodes
@@ -111,23 +125,28 @@ impl<'a> Signature<'a> {
 
     /// Whether a tensor is learned; `None` where it may stand for a parameter that the file lacks.
     pub fn is_learned(&self, name: &str, stand_ins: &StandIns, numbers: Numbers) -> Option<bool> {
-        let mut readers = self.graph.node.iter().filter(|node| node.input.iter().any(|input| input == name));
         match self.parameters.contains(name) || stand_ins.tensors.contains(name) {
             true => Some(true),
             false if self.buffers.contains(name) => Some(false),
-            false if readers.any(|node| stands_for_another(node, name, &stand_ins.lost, numbers)) => None,
+            false if self.stands_for(name, stand_ins, numbers).next().is_some() => None,
             false => Some(false),
         }
     }
-}
 
-/// Whether what a node reads may be made of one of the parameters that are lost.
-fn stands_for_another(node: &NodeProto, name: &str, lost: &[&str], numbers: Numbers) -> bool {
-    if is_left_out(node, name, numbers) {
-        return false;
+    /// The parameters that are lost of which a tensor may be made: those of modules that read it.
+    pub fn stands_for<'s>(
+        &'s self,
+        name: &'s str,
+        stand_ins: &'s StandIns<'a>,
+        numbers: Numbers<'s>,
+    ) -> impl Iterator<Item = &'a str> + 's {
+        let readers = self.graph.node.iter().filter(move |node| node.input.iter().any(|input| input == name));
+        let readers = readers.filter(move |node| !is_left_out(node, name, numbers));
+        readers.flat_map(move |node| {
+            let own = module_of(node);
+            stand_ins.lost.iter().copied().filter(move |lost| own.is_none_or(|own| belongs(lost, own)))
+        })
     }
-    let Some(own) = module_of(node) else { return !lost.is_empty() };
-    lost.iter().any(|name| belongs(name, own))
 }
 
 /// Whether a node is a normalisation and the tensor the ones or zeros by which an exporter writes that it has no scale
@@ -241,7 +260,7 @@ mod tests {
         let mut tensors: Vec<&str> = stand_ins.tensors.iter().copied().collect();
         tensors.sort_unstable();
         assert_eq!((&tensors[..], stand_ins.lost.len()), (&["c.w", "c.w_bias"][..], 0));
-        assert_eq!(signature.computed(axes).into_iter().collect::<Vec<_>>(), ["exp"]);
+        assert_eq!(signature.computed(|name| 2 * axes(name)).into_iter().collect::<Vec<_>>(), ["exp"]);
     }
 
     #[test]

@@ -8,8 +8,10 @@ use std::path::{Component, Path, PathBuf};
 use half::{bf16, f16};
 use prost::bytes::Bytes;
 
+use super::constant::MOST;
 use super::schema::{TensorProto, data_type};
 use crate::files::{self, Crc};
+use crate::graph::Init;
 
 /// What is wrong with a tensor, in words.
 pub type Reason = String;
@@ -85,6 +87,20 @@ impl OnnxTensor {
             sum.update(&self.bytes()?);
         }
         Ok(())
+    }
+
+    /// How an operand starts without its numbers: alike where these are, else with their standard deviation.
+    pub fn spread(&self) -> Result<Init, Reason> {
+        if self.elements() > MOST {
+            return Ok(Init::Normal { std: 0.02 });
+        }
+        let all = self.reals()?;
+        let value = all.first().copied().unwrap_or(0.0);
+        if all.iter().all(|&number| number == value) {
+            return Ok(Init::Constant { value });
+        }
+        let squares: f64 = all.iter().map(|&number| f64::from(number).powi(2)).sum();
+        Ok(Init::Normal { std: (squares / all.len() as f64).sqrt() as f32 })
     }
 
     /// Its first and last number as f32, if it has any: what no order of its axes changes.

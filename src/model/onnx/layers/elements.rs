@@ -476,9 +476,10 @@ pub fn power(import: &mut Import, inputs: &[Value]) -> Lowered {
 pub fn choose(import: &mut Import, inputs: &[Value]) -> Lowered {
     let [condition, a, b] = inputs else { return Err("reads other than a condition and two tensors".into()) };
     // PyTorch says of softplus that it is x for a large x.
-    if let (Value::Partly(PartialActivation::Above(by), x), Value::Tensor(a), Value::Tensor(b)) =
-        (condition, a, b)
-        && (x == a && *by >= STRAIGHT && import.softplus_of.get(b) == Some(x))
+    if let (Value::Partly(PartialActivation::Above(by), x), Value::Tensor(b)) = (condition, b)
+        && *by >= STRAIGHT
+        && import.softplus_of.get(b) == Some(x)
+        && import.tensor(a)? == *x
     {
         return Ok(Value::Tensor(*b));
     }

@@ -30,45 +30,60 @@ pub fn batch_norm(import: &mut Import, inputs: &[Value]) -> Lowered {
     if of_channels[2..].iter().all(is_computed) {
         return by_computed(import, (x, channels), of_channels);
     }
-    let mut stored = Vec::new();
     for (value, what) in of_channels.iter().zip(["scale", "bias", "mean", "variance"]) {
-        let (of, extents) = import.stored(value, what, 1)?;
+        let extents = import.shape_of(value)?.0;
         if extents != [channels] {
             return Err(format!("its {what} has {extents:?} numbers for {channels} channels").into());
         }
-        stored.push(of);
     }
-    // What a running statistic keeps of itself; ours is what it takes in.
-    let momentum = 1.0 - f64::from(import.node.real("momentum").unwrap_or(0.9));
-    let epsilon = import.node.real("epsilon").unwrap_or(1e-5);
-    let norm = BatchNorm { epsilon, momentum: rounded(momentum), ..BatchNorm::default() };
-    let layer = import.layer_of(&stored[0]);
+    let layer = match &of_channels[0] {
+        Value::Stored(scale) => import.layer_of(scale),
+        _ => import.layer(&import.node.layer()),
+    };
     let as_image = dims([shape.0[0], channels, shape.0[2..].iter().product(), 1]);
     let x = match shape.rank() {
         4 | 5 => x,
         _ => import.net.reshape(&format!("{layer}.image"), x, as_image)?,
     };
-    let is_plain =
-        is_plain(import, Binary::Multiply, &of_channels[0]) && is_plain(import, Binary::Add, &of_channels[1]);
-    // Scale and shift that others have too are put behind.
-    let is_shared = stored[..2].iter().any(|of| import.is_shared(of));
-    let mut y = import.net.batch_norm(&layer, x, norm)?;
-    if is_plain || is_shared {
-        for (id, number) in import.net.kept_of_last().into_iter().zip([1.0, 0.0]) {
-            import.net.fix(id, &vec![number; channels]);
-        }
-    }
-    let own = if is_plain || is_shared { &stored[2..] } else { &stored[..] };
-    import.kept(&own.iter().collect::<Vec<_>>());
-    if is_shared && !is_plain {
-        for (of, value) in [(Binary::Multiply, &of_channels[0]), (Binary::Add, &of_channels[1])] {
-            y = scaled_by_channel(import, of, y, (value, channels))?;
-        }
-    }
+    let y = by_batches(import, &layer, (x, channels), of_channels)?;
     match shape.rank() {
         4 | 5 => Ok(Value::Tensor(y)),
         _ => Ok(Value::Tensor(import.net.reshape(&format!("{layer}.back"), y, shape)?)),
     }
+}
+
+/// Of images, by what a batch has, or what was seen of all.
+fn by_batches(
+    import: &mut Import,
+    layer: &str,
+    (x, channels): (TensorId, usize),
+    of_channels: &[Value],
+) -> Lowered<TensorId> {
+    let (mean, variance) = (&of_channels[2], &of_channels[3]);
+    let statistics = [import.stored(mean, "mean", 1)?.0, import.stored(variance, "variance", 1)?.0];
+    let own = |value: &Value| {
+        let stored = import.stored(value, "scale or bias", 1).ok().map(|(stored, _)| stored);
+        stored.filter(|of| import.file.is_initializer(of.index) && !import.is_shared(of))
+    };
+    let own = own(&of_channels[0]).zip(own(&of_channels[1]));
+    // What a running statistic keeps of itself; ours is what it takes in.
+    let momentum = 1.0 - f64::from(import.node.real("momentum").unwrap_or(0.9));
+    let epsilon = import.node.real("epsilon").unwrap_or(1e-5);
+    let norm = BatchNorm { epsilon, momentum: rounded(momentum), ..BatchNorm::default() };
+    let mut y = import.net.batch_norm(layer, x, norm)?;
+    if let Some((scale, shift)) = own {
+        import.kept(&[&scale, &shift, &statistics[0], &statistics[1]]);
+        return Ok(y);
+    }
+    for (id, number) in import.net.kept_of_last().into_iter().zip([1.0, 0.0]) {
+        import.net.fix(id, &vec![number; channels]);
+    }
+    import.kept(&[&statistics[0], &statistics[1]]);
+    // What others read too, or is not learned, is put behind.
+    for (of, value) in [(Binary::Multiply, &of_channels[0]), (Binary::Add, &of_channels[1])] {
+        y = scaled_by_channel(import, of, y, (value, channels))?;
+    }
+    Ok(y)
 }
 
 /// By a mean and a variance that the network computes, as an exporter spells out what standardises a weight.
@@ -156,14 +171,6 @@ pub fn layer_norm(import: &mut Import, inputs: &[Value]) -> Lowered {
 fn does_nothing(import: &Import, of: Binary, value: &Value) -> bool {
     let nothing = if of == Binary::Multiply { 1.0 } else { 0.0 };
     import.known_reals(value).is_some_and(|all| all.iter().all(|&number| number == nothing))
-}
-
-/// Whether a scale or shift changes nothing and is not learned, also where it is one of one channel.
-fn is_plain(import: &Import, of: Binary, value: &Value) -> bool {
-    let nothing = if of == Binary::Multiply { 1.0 } else { 0.0 };
-    let is_learned = matches!(value, Value::Stored(of) if import.file.is_initializer(of.index));
-    let numbers = import.constant(value).map(|constant| constant.reals());
-    !is_learned && numbers.is_ok_and(|all| all.iter().all(|&number| number == nothing))
 }
 
 pub fn instance_norm(import: &mut Import, inputs: &[Value]) -> Lowered {

@@ -15,13 +15,16 @@ use crate::model::onnx::tensor::Reason;
 
 // ---- the same elements in another shape ----
 
-/// The elements in this shape.
-pub fn shaped(import: &mut Import, x: TensorId, to: Vec<usize>) -> Lowered {
+/// The elements in this shape; a single number has one axis.
+pub fn shaped(import: &mut Import, x: TensorId, mut to: Vec<usize>) -> Lowered {
     let shape = import.net.shape(x).clone();
+    if to.is_empty() {
+        to = vec![1];
+    }
     if shape.0 == to {
         return Ok(Value::Tensor(x));
     }
-    if to.iter().product::<usize>() != shape.elements() || to.is_empty() {
+    if to.iter().product::<usize>() != shape.elements() {
         return Err(format!("makes {} of {shape}", Shape(to)).into());
     }
     let layer = import.layer(&import.node.layer());
@@ -654,9 +657,12 @@ pub fn cast_like(import: &mut Import, inputs: &[Value]) -> Lowered {
     }
 }
 
-/// Exports give one tensor several names where layers begin with the same numbers.
+/// Exports give one tensor several names where layers begin with the same numbers, but those that name parameters.
 pub fn identity(import: &mut Import, inputs: &[Value]) -> Lowered {
     match (first(inputs)?, import.node.outputs()) {
+        (Value::Stored(stored), _) if import.is_said_learned(stored) && import.file.names_parameters() => {
+            Ok(Value::Stored(stored.clone()))
+        }
         (Value::Stored(stored), [name, ..]) => {
             Ok(Value::Stored(StoredTensor { name: name.clone(), ..stored.clone() }))
         }

@@ -276,10 +276,13 @@ pub fn matmul(import: &mut Import, inputs: &[Value]) -> Lowered {
 }
 
 /// A linear layer of the last axis. What is stored and multiplied by another stored matrix is a table of numbers, and
-/// not learned.
+/// not learned, where nothing says that it is a parameter.
 fn linear(import: &mut Import, x: &Value, weight: StoredTensor, bias: Option<&Value>) -> Lowered {
     let x = match x {
-        Value::Stored(_) => import.tensor(&Value::Known(import.constant(x)?))?,
+        Value::Stored(of) if !import.is_said_learned(of) => {
+            import.noted.tables.push(of.name.clone());
+            import.tensor(&Value::Known(import.constant(x)?))?
+        }
         x => import.tensor(x)?,
     };
     let (_, extents) = import.stored(&Value::Stored(weight.clone()), "weight", 2)?;

@@ -76,15 +76,17 @@ impl SampleAxis {
     /// Whether both say where places are, and these differ: by a tenth of the distance between two neighbours, of
     /// degrees but for whole turns, in their unit or in their number.
     pub fn is_elsewhere(&self, other: &SampleAxis) -> bool {
-        let (Some(first), Some(last)) = (self.places.first(), self.places.last()) else { return false };
-        if other.places.is_empty() {
+        if self.places.is_empty() || other.places.is_empty() {
             return false;
         }
-        let apart = (last - first).abs() / self.along.max(2) as f32;
-        let near = |(own, other): (&f32, &f32)| {
+        let between = |own: f32, other: f32| {
             let off = (own - other).abs();
-            let off = if self.is_of_degrees() { off.min((off - 360.0).abs()) } else { off };
-            off <= (0.1 * apart).max(1e-5 * own.abs())
+            if self.is_of_degrees() { off.min((off - 360.0).abs()) } else { off }
+        };
+        let whole: f32 = self.places.windows(2).map(|pair| between(pair[0], pair[1])).sum();
+        let apart = whole / self.along.max(2) as f32;
+        let near = |(&own, &other): (&f32, &f32)| {
+            between(own, other) <= (0.1 * apart).max(1e-5 * own.abs()).max(1e-6)
         };
         !self.has_unit_of(other)
             || self.along != other.along
@@ -277,6 +279,12 @@ mod tests {
         // East of Greenwich they begin again.
         let around = axis(&[300.0, 320.0, 340.0, 0.0, 20.0], None);
         assert!(!around.is_opposite(&axis(&[-60.0, -40.0, -20.0, 0.0, 20.0], None)));
+        // A cell to the east is elsewhere there too.
+        let here = |first: f32| {
+            let places: Vec<f32> = (0..8).map(|at| (first + at as f32) % 360.0).collect();
+            axis(&places, Some("degrees_east"))
+        };
+        assert!(here(358.0).is_elsewhere(&here(357.0)) && !here(358.0).is_elsewhere(&here(358.05)));
         // What weights of older versions say.
         let old = r#"[{"field":"t[n,h,w]","scale":[1.0],"shift":[0.0],"unit":null}]"#;
         assert!(LearnedArray::from_text(old).unwrap()[0].axes.is_empty());

@@ -428,5 +428,10 @@ mod tests {
         );
         let integers = "b.running_mean: is I64 in the file; f16, bf16, f32 and f64 are read";
         assert_eq!(differences(&wanted, &file, &unread, &["fc.weight"])[1], integers);
+        // As PyTorch has a convolution of sequences, and a scale.
+        let of_sequences: [(&str, &[usize]); 2] = [("conv", &[8, 4, 1, 3]), ("scale", &[8, 1])];
+        let found = |conv: Vec<usize>| [("conv".to_string(), conv), ("scale".to_string(), vec![8])];
+        assert!(differences(&of_sequences, &found(vec![8, 4, 3]), &[], &[]).is_empty());
+        assert_eq!(differences(&of_sequences, &found(vec![8, 3, 4]), &[], &[]).len(), 1);
     }
 }

@@ -71,7 +71,9 @@ impl FieldSet {
             let axes = parts_of_axes(array, samples).into_iter().map(axis_of);
             let grids = self.grids(at).into_iter().map(|(name, part)| {
                 let (places, unit) = places_of(array.auxiliary(&name), &part)?.unwrap_or_default();
-                Ok(SampleAxis::new(name, &places, unit))
+                // As far apart as along its longest axis.
+                let along = part.len.into_iter().max().unwrap_or(0);
+                Ok(SampleAxis { along, ..SampleAxis::new(name, &places, unit) })
             });
             Ok((self.list.fields[at].text.clone(), axes.chain(grids).collect::<Result<_>>()?))
         };

@@ -132,10 +132,19 @@ fn orders(rank: usize) -> Vec<Vec<usize>> {
     }
 }
 
+/// Copies of what the older exporter has computed, by their names.
+#[derive(Default)]
+pub struct Copies {
+    /// Those that are learned apart.
+    pub apart: HashSet<String>,
+    /// Those that are learned as one, and may be those of another module or parameter.
+    pub taken: HashSet<String>,
+}
+
 /// Reads a tensor in place of its copies where the older exporter has computed the same of one parameter for each call
-/// of a module: it names the second call of `net.a` "/net/a_1/…", and gives each copy a name by a node of its own. Gives
-/// those that modules read that begin alike (`copy.deepcopy`), and are learned apart.
-pub fn read_once_a_module(graph: &mut GraphProto) -> HashSet<String> {
+/// of a module: it names the second call of `net.a` "/net/a_1/…", and gives each copy a name by a node of its own. What
+/// other modules read that begins alike (`copy.deepcopy`) is learned apart.
+pub fn read_once_a_module(graph: &mut GraphProto) -> Copies {
     let given = graph.node.iter().flat_map(|node| &node.output);
     let names = graph.initializer.iter().map(|tensor| &tensor.name).chain(given);
     let modules: HashSet<&str> = names.filter_map(|name| Some(name.rsplit_once('.')?.0)).collect();
@@ -146,13 +155,18 @@ pub fn read_once_a_module(graph: &mut GraphProto) -> HashSet<String> {
         let is_computed = |name: Option<&String>| name.is_some_and(|name| name.starts_with(COMPUTED));
         node.op_type == "Identity" && is_computed(node.input.first()) && is_computed(node.output.first())
     });
-    let (mut same, mut apart): (HashMap<String, String>, HashSet<String>) = Default::default();
+    let (mut same, mut copies): (HashMap<String, String>, Copies) = Default::default();
     for node in copied {
-        let scopes = [&node.input[0], &node.output[0]].map(|name| reader(name).map(scope));
-        let [Some(first), Some(other)] = scopes else { continue };
-        match first == called(other, &modules) {
-            true => drop(same.insert(node.output[0].clone(), node.input[0].clone())),
-            false => drop(apart.insert(node.output[0].clone())),
+        let (own, copy) = (&node.input[0], &node.output[0]);
+        let [Some(first), Some(other)] = [own, copy].map(|name| reader(name).map(scope)) else { continue };
+        if first != called(other, &modules) {
+            copies.apart.insert(copy.clone());
+            continue;
+        }
+        same.insert(copy.clone(), own.clone());
+        // A call may read two parameters that began alike, and of modules without names others may be called so.
+        if first == other || !is_module(&first.replace('/', "."), &modules) {
+            copies.taken.insert(copy.clone());
         }
     }
     for input in graph.node.iter_mut().flat_map(|node| &mut node.input) {
@@ -160,7 +174,13 @@ pub fn read_once_a_module(graph: &mut GraphProto) -> HashSet<String> {
             input.clone_from(first);
         }
     }
-    apart
+    copies
+}
+
+/// Whether a module has names, or is around one that has; what is around it may be left out.
+fn is_module(name: &str, modules: &HashSet<&str>) -> bool {
+    let whole = format!(".{}.", name.trim_start_matches('.'));
+    modules.iter().any(|module| format!(".{module}.").contains(&whole))
 }
 
 /// The call of a module that a node belongs to, "/net/a_1".
@@ -168,21 +188,14 @@ fn scope(node: &NodeProto) -> &str {
     node.name.rsplit_once('/').map_or("", |(scope, _)| scope)
 }
 
-/// The module of a call, "/net/a_1" or "/net_1/a_1": "/net/a", where there is such a module and none `net.a_1`. What is
-/// around a module may be left out.
+/// The module of a call, "/net/a_1" or "/net_1/a_1": "/net/a", unless there is a module `net.a_1`.
 fn called(scope: &str, modules: &HashSet<&str>) -> String {
     let mut path = String::new();
     for part in scope.split('/').skip(1) {
-        let whole = format!("{path}/{part}")[1..].replace('/', ".");
-        let is_module = |whole: &str| {
-            let whole = format!(".{whole}.");
-            modules.iter().any(|name| format!(".{name}.").contains(&whole))
-        };
+        let whole = format!("{path}/{part}").replace('/', ".");
         let plain =
             part.rsplit_once('_').filter(|(_, call)| call.chars().all(|digit| digit.is_ascii_digit()));
-        let plain = plain.filter(|(plain, _)| {
-            is_module(&whole[..whole.len() - part.len() + plain.len()]) && !is_module(&whole)
-        });
+        let plain = plain.filter(|_| !is_module(&whole, modules));
         path = format!("{path}/{}", plain.map_or(part, |(plain, _)| plain));
     }
     path
@@ -250,16 +263,22 @@ mod tests {
                 named("/a_1/b.0/l_2/MatMul", "onnx::MatMul_2", "y2"),
                 named("/a/b.1/l/MatMul", "onnx::MatMul_3", "y3"),
                 named("/a/b.0/l_3/MatMul", "onnx::MatMul_4", "y4"),
+                // Nothing has names in these.
+                named("", "onnx::Mul_5", "onnx::Mul_6"),
+                named("/r/Mul", "onnx::Mul_5", "y5"),
+                named("/r_1/Mul", "onnx::Mul_6", "y6"),
             ],
             initializer: vec![TensorProto { name: "a.b.0.l.bias".into(), ..TensorProto::default() }],
             ..GraphProto::default()
         };
-        assert_eq!(read_once_a_module(&mut graph).len(), 2);
+        let copies = read_once_a_module(&mut graph);
+        assert_eq!((copies.apart.len(), copies.taken.len()), (2, 1));
         let wanted = [1, 1, 3, 4].map(|number| format!("MatMul onnx::MatMul_{number}"));
-        assert_eq!(read_by(&graph)[4..], wanted);
-        // What is around a module may be left out, and of a module without names nothing is known.
+        assert_eq!(read_by(&graph)[4..8], wanted);
+        assert_eq!(read_by(&graph)[9..], ["MatMul onnx::Mul_5"; 2]);
+        // What is around a module may be left out.
         let modules = HashSet::from(["a.b", "a.b_1", "c"]);
         let calls = ["/b_1", "/b_2", "/c_1/b_2", "/d_1", "/c/c_x"];
-        assert_eq!(calls.map(|call| called(call, &modules)), ["/b_1", "/b", "/c/b_2", "/d_1", "/c/c_x"]);
+        assert_eq!(calls.map(|call| called(call, &modules)), ["/b_1", "/b", "/c/b", "/d", "/c/c_x"]);
     }
 }

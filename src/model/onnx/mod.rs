@@ -34,6 +34,8 @@ use crate::graph::{Builder, NetworkOutput, SampleShape, Shape, TensorId};
 use crate::model::{CLASS_NAMES, FIELDS, LearnedArray, PREPROCESSING, Preprocessing};
 use axes::FileInput;
 pub use axes::{NetworkInput, SampleArrays, TargetAxes, TargetShape};
+use copies::Copies;
+use program::LeftOut;
 use schema::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use signature::Signature;
 use tensor::OnnxTensor;
@@ -56,14 +58,13 @@ struct SaidByWriter {
     computed: Vec<String>,
     /// What may be buffers as well as parameters, by their names.
     guessed: Vec<String>,
-    /// Batch normalisations that became part of the layers before them.
-    fused: Vec<String>,
+    /// Computed in advance by the older exporter, and learned.
+    folded: Vec<String>,
     /// Computed in advance, of parameters perhaps, and not learned.
     frozen: Vec<String>,
-    /// What begins like another parameter, and may be tied to it.
-    alike: HashSet<String>,
-    /// Calls of layers that were made one with others.
-    left_out: Vec<String>,
+    /// What begins like another parameter.
+    copies: Copies,
+    left_out: LeftOut,
 }
 
 impl SaidByWriter {
@@ -79,11 +80,40 @@ impl SaidByWriter {
             lost: Vec::new(),
             computed: Vec::new(),
             guessed: Vec::new(),
+            folded: Vec::new(),
             frozen: Vec::new(),
-            fused: Vec::new(),
-            alike: HashSet::new(),
-            left_out: Vec::new(),
+            copies: Copies::default(),
+            left_out: LeftOut::default(),
         })
+    }
+
+    /// PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own constants
+    /// have neither.
+    fn read_older<'a>(
+        &mut self,
+        graph: &GraphProto,
+        initializers: &[OnnxTensor],
+        all: impl Iterator<Item = (&'a String, &'a usize)>,
+    ) {
+        let is_usual = |name: &str| {
+            ["weight", "bias", "running_mean", "running_var"].iter().any(|of| name.ends_with(of))
+        };
+        let is_pytorchs = |of: &OnnxTensor| self.program == "pytorch" && of.is_real();
+        for (name, &index) in all.filter(|(_, index)| is_pytorchs(&initializers[**index])) {
+            let (tensor, is_named) = (&initializers[index], !name.starts_with("onnx::"));
+            if tensor.elements() == 1 {
+                self.learned[index] = (!tensor.dims.is_empty() || is_named).then_some(true);
+            }
+            // What it computes of weights for their layers stands for these.
+            let layers = ["Conv", "Gemm", "MatMul", "PRelu"].map(|op| format!("onnx::{op}"));
+            let is_usual = is_usual(name) || layers.iter().any(|layer| name.starts_with(layer));
+            let list = if is_named { &mut self.guessed } else { &mut self.folded };
+            list.extend((!is_usual).then(|| name.clone()));
+        }
+        // Alike ones have names of their own.
+        let named = graph.node.iter().filter(|node| node.op_type == "Identity").flat_map(|node| &node.output);
+        let is_named = |name: &&String| !name.starts_with("onnx::") && !is_usual(name);
+        self.guessed.extend(named.filter(is_named).cloned());
     }
 
     /// Reads which initializers are learned, where the file says it.
@@ -93,20 +123,7 @@ impl SaidByWriter {
         self.learned = vec![None; initializers.len()];
         let all = || tensor_of.iter().filter(|(_, index)| **index < initializers.len());
         let Some(signature) = Signature::of(graph, tensor_of) else {
-            // PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own
-            // constants have neither.
-            let is_pytorchs = |of: &OnnxTensor| self.program == "pytorch" && of.is_real();
-            for (name, &index) in all().filter(|(_, index)| is_pytorchs(&initializers[**index])) {
-                let (tensor, is_named) = (&initializers[index], !name.starts_with("onnx::"));
-                if tensor.elements() == 1 {
-                    self.learned[index] = (!tensor.dims.is_empty() || is_named).then_some(true);
-                }
-                let usual = ["weight", "bias", "running_mean", "running_var"];
-                let is_usual = usual.iter().any(|usual| name.ends_with(usual));
-                self.guessed.extend((is_named && !is_usual).then(|| name.clone()));
-            }
-            self.guessed.sort_unstable();
-            return;
+            return self.read_older(graph, initializers, all());
         };
         let tensor = |name: &str| tensor_of.get(name).and_then(|&index| initializers.get(index));
         let numbers =
@@ -121,14 +138,13 @@ impl SaidByWriter {
             names.sort_unstable();
             names
         };
-        let fused = signature.fused(|name| tensor_of.contains_key(name));
-        self.fused = names(&mut fused.iter().copied());
         // Nobody knows of which of these some are made.
         let is_array = |index: usize| initializers[index].is_real() && initializers[index].elements() > 1;
         let doubtful = all().filter(|(_, index)| self.learned[**index].is_none() && is_array(**index));
         let doubtful: Vec<&str> = doubtful.map(|(name, _)| &**name).collect();
         let made: HashSet<&str> =
             doubtful.iter().flat_map(|name| signature.stands_for(name, &stand_ins, &numbers)).collect();
+        let fused: HashSet<&str> = self.left_out.fused.iter().map(String::as_str).collect();
         let is_kept = |name: &&str| !fused.contains(program::module(name)) && !made.contains(name);
         self.lost = names(&mut stand_ins.lost.iter().copied().filter(is_kept));
         self.computed = names(&mut stand_ins.tensors.iter().copied().chain(doubtful));
@@ -224,10 +240,10 @@ impl OnnxFile {
         program::name_tensors(&mut graph);
         biases::put_back(&mut graph);
         said.left_out = program::left_out(&graph);
-        said.alike = copies::read_once_a_module(&mut graph);
+        said.copies = copies::read_once_a_module(&mut graph);
         let initializers = graph.initializer.len();
         let (tensors, tensor_of) = tensors(path, &mut graph)?;
-        said.alike.extend(copies::read_once(&mut graph, &tensors[..initializers], &tensor_of));
+        said.copies.apart.extend(copies::read_once(&mut graph, &tensors[..initializers], &tensor_of));
         for tensor in &tensors {
             tensor.add_to(&mut sum).map_err(|error| wrong(&error))?;
         }

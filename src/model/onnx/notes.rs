@@ -76,15 +76,29 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
     Ok([notes, of_training])
 }
 
+/// Names, and what is to be told of them before and behind these.
+type Line = (&'static str, Vec<String>, &'static str);
+
 /// What became of parameters that the file has not as the network has them.
 fn of_parameters(import: &Import, nodes: &[OnnxNode]) -> Vec<String> {
-    let said = &import.file.said;
+    let lines = by_newer(import, nodes).into_iter().chain(by_older(import));
+    let lines = lines.filter(|(_, names, _)| !names.is_empty());
+    lines.map(|(before, names, behind)| format!("{before}{}{behind}", some_of(&names))).collect()
+}
+
+/// Those of these names that are learned, in order.
+fn learned<'a>(import: &Import, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let is_learned = |name: &&String| import.weights.iter().any(|weight| weight.name == **name);
+    let mut names: Vec<String> = names.into_iter().filter(is_learned).cloned().collect();
+    names.sort_unstable();
+    names
+}
+
+/// By PyTorch's newer exporter.
+fn by_newer(import: &Import, nodes: &[OnnxNode]) -> [Line; 6] {
+    let said = &import.file.said;
     let is_read = |name: &&String| nodes.iter().any(|node| node.inputs().contains(*name));
-    let learned = |names: &'_ [String]| names.iter().filter(is_learned).cloned().collect::<Vec<_>>();
-    let mut alike: Vec<String> = said.alike.iter().cloned().collect();
-    alike.sort_unstable();
-    let rows: [(&str, Vec<String>, &str); 8] = [
+    [
         (
             "lacks parameters of its network: ",
             said.lost.clone(),
@@ -93,20 +107,15 @@ fn of_parameters(import: &Import, nodes: &[OnnxNode]) -> Vec<String> {
         ),
         (
             "normalises no batches in ",
-            said.fused.clone(),
+            said.left_out.fused.clone(),
             ": PyTorch's exporter made these normalisations one with the layers before them; an export with \
              optimize=False keeps them",
         ),
         (
             "learns ",
-            learned(&said.computed),
+            learned(import, &said.computed),
             " in place of the parameters that PyTorch's exporter has computed them of in advance; an export with \
              optimize=False keeps the parameters",
-        ),
-        (
-            "takes ",
-            import.noted.tables.clone(),
-            " as they are: tables of numbers, or parameters; an export with dynamo=True says which",
         ),
         (
             "takes ",
@@ -116,24 +125,53 @@ fn of_parameters(import: &Import, nodes: &[OnnxNode]) -> Vec<String> {
         ),
         (
             "computes ",
-            said.left_out.clone(),
+            said.left_out.merged.clone(),
             " with the parameters of other layers: PyTorch's exporter made one of calls with the same first numbers; \
              an export with optimize=False keeps them apart",
         ),
         (
+            "lets gradients through ",
+            said.left_out.detached.clone(),
+            ": files of networks do not say where they end",
+        ),
+    ]
+}
+
+/// By the older one.
+fn by_older(import: &Import) -> [Line; 5] {
+    let said = &import.file.said;
+    let mut taken: Vec<String> = said.copies.taken.iter().cloned().collect();
+    taken.sort_unstable();
+    [
+        (
+            "takes ",
+            import.noted.tables.clone(),
+            " as they are: tables of numbers, or parameters; an export with dynamo=True says which",
+        ),
+        (
             "learns ",
-            learned(&alike),
+            learned(import, &said.copies.apart),
             " apart from other parameters with the same first numbers; its exporter does not say whether they are \
              tied, and one with dynamo=True does",
         ),
         (
             "learns ",
-            learned(&said.guessed),
+            taken,
+            " as one with what has the same numbers: a module is taken to be called again, which its exporter does \
+             not say and one with dynamo=True does",
+        ),
+        (
+            "learns ",
+            learned(import, &said.folded),
+            ", which its exporter has computed of parameters in advance; one with do_constant_folding=False keeps the \
+             parameters",
+        ),
+        (
+            "learns ",
+            learned(import, &said.guessed),
             ": its exporter does not say whether they are parameters or buffers, and one with dynamo=True does",
         ),
-    ];
-    let rows = rows.into_iter().filter(|(_, names, _)| !names.is_empty());
-    rows.map(|(before, names, behind)| format!("{before}{}{behind}", some_of(&names))).collect()
+    ]
 }
 
 /// "a, b, c, d and 3 more".

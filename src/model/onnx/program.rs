@@ -186,31 +186,46 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Calls of layers that nodes read in the program and not in the file: the exporter has made one of them and of another
-/// call with the same numbers.
-pub fn left_out(graph: &GraphProto) -> Vec<String> {
-    let Some(program) = Program::of(graph) else { return Vec::new() };
-    // Sums and products of what is named are left out for other reasons, as 0 + x is.
-    let is_layer = |node: &&NodeProto| {
-        !made_of(node)
-            .is_some_and(|(layer, _)| ["add.", "sub.", "mul.", "div."].iter().any(|of| layer.starts_with(of)))
-    };
-    let learns = |node: &&NodeProto| is_layer(node) && !program.read_by(node).is_empty();
-    let layers: HashSet<&str> = graph.node.iter().filter(learns).filter_map(symbol_of).map(kind).collect();
-    // Of a call that was computed in advance a node reads a tensor; of another one what a call of the same kind gives.
-    let is_left_out = |node: &NodeProto, name: &&str| {
-        let is_known = program.symbols.contains(name) || program.names.contains_key(name);
-        let is_of_kind = |input: &String| program.symbols.contains(&**input) && kind(input) == kind(name);
-        !is_known && layers.contains(kind(name)) && node.input.iter().any(is_of_kind)
-    };
-    // A convolution that became one with the normalisation behind it is there.
-    let is_fused = |node: &&NodeProto| made_of(node).is_some_and(|(layer, _)| layer.contains("batch_norm"));
-    let nodes = graph.node.iter().filter(|node| !is_fused(node));
-    let left_out = |node| arguments(node).filter(move |name| is_left_out(node, name)).map(String::from);
-    let mut names: Vec<String> = nodes.flat_map(left_out).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
+/// What nodes read in the program and not in the file, by what the program calls it.
+#[derive(Default)]
+pub struct LeftOut {
+    /// Calls that learn, of which the exporter has made one with others of the same numbers.
+    pub merged: Vec<String>,
+    /// Batch normalisations that became part of the layers before them, by their modules.
+    pub fused: Vec<String>,
+    /// What no gradient goes through.
+    pub detached: Vec<String>,
+}
+
+/// What the exporter has left out.
+pub fn left_out(graph: &GraphProto) -> LeftOut {
+    let Some(program) = Program::of(graph) else { return LeftOut::default() };
+    let is_known = |symbol: &str| program.symbols.contains(symbol) || program.names.contains_key(symbol);
+    let learns = |node: &&NodeProto| !program.read_by(node).is_empty();
+    let learning: HashSet<&str> = graph.node.iter().filter(learns).filter_map(symbol_of).collect();
+    let mut left: [HashSet<&str>; 3] = Default::default();
+    for node in &graph.node {
+        let is_norm = made_of(node).is_some_and(|(layer, _)| layer.contains("batch_norm"));
+        let (names, is_fused) = (program.read_by(node), is_norm && node.op_type != "BatchNormalization");
+        left[1].extend(
+            names.iter().filter(|name| is_fused && last(name) == "running_mean").map(|name| module(name)),
+        );
+        for symbol in arguments(node) {
+            // Of a call that was computed in advance a node reads a tensor; of a merged one what the other one gives.
+            let is_twin = |input: &String| learning.contains(&**input) && kind(input) == kind(symbol);
+            if kind(symbol) == "detach" {
+                left[2].insert(symbol);
+            } else if !is_fused && !is_known(symbol) && node.input.iter().any(is_twin) {
+                left[0].insert(symbol);
+            }
+        }
+    }
+    let [merged, fused, detached] = left.map(|names| {
+        let mut names: Vec<String> = names.into_iter().map(String::from).collect();
+        names.sort_unstable();
+        names
+    });
+    LeftOut { merged, fused, detached }
 }
 
 /// What a call does, by what the program calls what it gives: "linear" of "linear_2".
@@ -450,6 +465,30 @@ pub mod tests {
         let mut names: Vec<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();
         names.sort_unstable();
         assert!(!names.contains(&"val_0") && names.contains(&"exp") && names.is_sorted_by(|a, b| a < b));
+    }
+
+    /// Of a call that was computed in advance a node reads a tensor; 0 + x is no call of a layer.
+    #[test]
+    fn what_is_left_out_of_the_program_is_named() {
+        let nodes = vec![
+            call("Mul", "", &["x", "g"], "mul", ("mul.Tensor", "%x, %p_g")),
+            call("Relu", "", &["mul"], "relu", ("relu.default", "%mul_1")),
+            call("MatMul", "", &["relu", "val_1"], "y", ("linear.default", "%relu, %mul_2")),
+            call("Add", "", &["y", "relu"], "z", ("add.Tensor", "%add, %relu")),
+            call(
+                "Conv",
+                "n",
+                &["z", "val_2"],
+                "c",
+                ("batch_norm.default", "%conv, None, None, %b_n_running_mean, %v"),
+            ),
+            call("Tanh", "", &["c"], "t", ("tanh.default", "%detach_1")),
+        ];
+        let left = left_out(&graph(&["g"], nodes, &["g", "val_1", "val_2"]));
+        assert_eq!(
+            [left.merged, left.fused, left.detached],
+            ["mul_1", "n", "detach_1"].map(|name| vec![name.to_string()])
+        );
     }
 
     #[test]

@@ -94,12 +94,6 @@ impl<'a> Signature<'a> {
         StandIns { tensors, lost }
     }
 
-    /// Modules that are batch normalisations, which the exporter has made one with the layers before them.
-    pub fn fused(&self, is_there: impl Fn(&str) -> bool) -> HashSet<&'a str> {
-        let means = self.buffers.iter().filter(|name| last(name) == "running_mean" && !is_there(name));
-        means.map(|name| module(name)).collect()
-    }
-
     /// Tensors that calls of the exporter's program read, which it has computed in advance: of parameters perhaps.
     /// `elements`: how many numbers a tensor of real numbers has.
     pub fn computed(&self, elements: impl Fn(&str) -> usize) -> HashSet<&'a str> {

@@ -103,11 +103,11 @@ impl<'a> Signature<'a> {
         let Some(program) = Program::of(self.graph) else { return HashSet::new() };
         let is_known = |symbol: &str| program.symbols.contains(symbol) || program.names.contains_key(symbol);
         let is_computed = |node: &NodeProto, input: &str| {
-            let is_given = arguments(node).any(|symbol| symbol == input) && !OTHERS.contains(&kind(input));
+            let is_given = arguments(node).any(|symbol| symbol == input);
             let others =
                 arguments(node).filter(|symbol| !is_known(symbol) && !OTHERS.contains(&kind(symbol)));
-            !program.kept.contains(input)
-                && (is_given && elements(input) > 0 || elements(input) > 1 && others.count() > 0)
+            let is_other = program.kept.contains(input) || OTHERS.contains(&kind(input));
+            !is_other && (is_given && elements(input) > 0 || elements(input) > 1 && others.count() > 0)
         };
         let nodes = self.graph.node.iter();
         nodes

@@ -31,6 +31,8 @@ pub struct Program<'a> {
     pub names: HashMap<&'a str, &'a str>,
     /// The same, without what the program calls them.
     pub kept: HashSet<&'a str>,
+    /// Those of them that are buffers.
+    pub buffers: HashSet<&'a str>,
     /// Whatever the program's calls give or are given.
     pub symbols: HashSet<&'a str>,
     /// Parameters and buffers that a call reads.
@@ -49,6 +51,7 @@ impl<'a> Program<'a> {
             graph,
             tensors: graph.initializer.iter().map(|tensor| (&*tensor.name, tensor)).collect(),
             kept: names.values().copied().collect(),
+            buffers: targets(graph, "BUFFER").map(|(_, name)| name).collect(),
             names,
             symbols: inputs.chain(given).collect(),
             read: HashSet::new(),
@@ -144,6 +147,11 @@ impl<'a> Program<'a> {
             let is_known = |symbol: &&str| self.symbols.contains(symbol) || self.names.contains_key(symbol);
             read.retain(|_| arguments.iter().all(is_known));
             return read.into_iter().filter_map(|(number, place, _)| self.aside(number, place)).collect();
+        }
+        // What has been computed of a parameter and a buffer is neither.
+        let buffers = wanted.iter().filter(|name| self.buffers.contains(*name)).count();
+        if read.len() < wanted.len() && buffers > 0 && buffers < wanted.len() {
+            return Vec::new();
         }
         // One that is read twice is one parameter, unless there are as many.
         let mut stand: Vec<&str> = read.iter().map(|&(.., input)| input).collect();
@@ -396,7 +404,7 @@ pub mod tests {
         };
         let parameters = [
             "a.w", "a.b", "b.w", "b.b", "c.w", "d.w", "e.g", "f.g", "n.weight", "n.bias", "h.w", "h.b",
-            "i.w", "i.b", "s.b",
+            "i.w", "i.b", "s.b", "j.w",
         ];
         let nodes = vec![
             // Two that are tied, two that began alike, of a matrix that was computed.
@@ -425,9 +433,12 @@ pub mod tests {
             call("Add", "i", &["g", "exp"], "g_1", ("add.Tensor", "%exp, %p_h_b")),
             node("Split", "", &["a.b"], "parts", ""),
             call("Add", "s", &["g", "parts"], "g_2", ("add.Tensor", "%g, %getitem")),
+            // Computed of a buffer and a weight.
+            call("Add", "s", &["g", "val_4"], "g_3", ("linear.default", "%b_n_running_mean, %p_j_w")),
         ];
         let stored = [
             "val_0",
+            "val_4",
             "a.b",
             "val_1",
             "e.g",
@@ -460,6 +471,7 @@ pub mod tests {
             "s.b",
             "exp",
             "parts",
+            "val_4",
         ];
         assert_eq!(read, wanted);
         let mut names: Vec<&str> = graph.initializer.iter().map(|tensor| &*tensor.name).collect();

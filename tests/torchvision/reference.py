@@ -156,9 +156,10 @@ class Computed:
 
     def compute(self):
         logits = None
-        if self.by == "f32":
+        if self.by != "sequence":
+            exact = torch.float64 if self.by == "f64" else torch.float32
             with torch.no_grad():
-                logits = self.net.eval()(self.images)
+                logits = self.net.to(exact).eval()(self.images.to(exact)).float()
         images = self.images
         self.changed()
         loss, theirs = gradients(self.net, self.images, self.labels)
@@ -236,7 +237,7 @@ def write_noise(name, way, file, place, seed, kept):
     other roundings, of images that are off by one each and of sums; 0 of the largest, for memory. And the least norm
     that it has of each gradient: nothing to speak of where that is nothing but rounding."""
     said = json.loads((place / "said.json").read_text())
-    noise, least, of_losses = dict.fromkeys(said["sizes"], 0.0), {}, 0.0
+    noise, least, of_losses, of_logits = dict.fromkeys(said["sizes"], 0.0), {}, 0.0, 0.0
     for by in ("sequence", "f64") if said["count"] < LARGE else ():
         try:
             computed = Computed(name, way, file, seed, kept, by)
@@ -251,4 +252,8 @@ def write_noise(name, way, file, place, seed, kept):
             noise[key] = max(noise[key], (gradient - before).norm().item())
             least[key] = min(least.get(key, before.norm().item()), gradient.norm().item())
         of_losses = max(of_losses, *(abs(a - b) / b for a, b in zip(losses, said["losses"], strict=True)))
-    (place / "said.json").write_text(json.dumps(said | {"noise": noise, "least": least, "noise of losses": of_losses}))
+        if by == "f64":
+            exact = computed.numbers["logits"].numpy().astype(np.float64).flatten()
+            of_logits = np.linalg.norm(np.fromfile(place / "logits", np.float32) - exact) / np.linalg.norm(exact)
+    more = {"noise": noise, "least": least, "noise of losses": of_losses, "noise of logits": float(of_logits)}
+    (place / "said.json").write_text(json.dumps(said | more))

@@ -88,13 +88,14 @@ def compare(place, before):
     losses = difference_of_losses(numbers(ours / "losses"), said["losses"])
     noisy = said.get("noise of losses", 0.0)
     of_losses = f" (PyTorch's own {noisy:.0e})" if losses > LOSSES else ""
-    good = logits <= LOGITS and losses <= max(LOSSES, ROUNDINGS * noisy)
+    good = logits <= max(LOGITS, ROUNDINGS * said.get("noise of logits", 0.0))
+    good &= losses <= max(LOSSES, ROUNDINGS * noisy)
     good &= not said["whole"] or count == said["count"] and extra == 0
     counted = f"{count:,} parameters"
     if count != said["count"] or extra:
         counted += f" (PyTorch {said['count']:,}; {len(errors)} of its {said['tensors']} tensors and {extra} others)"
     again, is_again = written_again(place)
-    is_plain = losses <= LOSSES and all(plain <= GRADIENTS for _, plain in errors.values())
+    is_plain = logits <= LOGITS and losses <= LOSSES and all(plain <= GRADIENTS for _, plain in errors.values())
     return ("equal" if is_plain else "as PyTorch") if good and is_again else "WRONG", errors, (
         f"{counted}  logits {logits:.0e}  {of_gradients(errors)}  losses {losses:.0e}{of_losses}  {again}  "
         f"(image {said['image']}, batch {said['batch']})")

@@ -132,9 +132,9 @@ fn orders(rank: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// Copies of what the older exporter has computed, by their names.
+/// AlikeTensors of what the older exporter has computed, by their names.
 #[derive(Default)]
-pub struct Copies {
+pub struct AlikeTensors {
     /// Those that are learned apart.
     pub apart: HashSet<String>,
     /// Those that are learned as one, and may be those of another module or parameter.
@@ -144,7 +144,7 @@ pub struct Copies {
 /// Reads a tensor in place of its copies where the older exporter has computed the same of one parameter for each call
 /// of a module: it names the second call of `net.a` "/net/a_1/…", and gives each copy a name by a node of its own. What
 /// other modules read that begins alike (`copy.deepcopy`) is learned apart.
-pub fn read_once_a_module(graph: &mut GraphProto) -> Copies {
+pub fn read_once_a_module(graph: &mut GraphProto) -> AlikeTensors {
     let given = graph.node.iter().flat_map(|node| &node.output);
     let names = graph.initializer.iter().map(|tensor| &tensor.name).chain(given);
     let modules: HashSet<&str> = names.filter_map(|name| Some(name.rsplit_once('.')?.0)).collect();
@@ -155,7 +155,7 @@ pub fn read_once_a_module(graph: &mut GraphProto) -> Copies {
         let is_computed = |name: Option<&String>| name.is_some_and(|name| name.starts_with(COMPUTED));
         node.op_type == "Identity" && is_computed(node.input.first()) && is_computed(node.output.first())
     });
-    let (mut same, mut copies): (HashMap<String, String>, Copies) = Default::default();
+    let (mut same, mut copies): (HashMap<String, String>, AlikeTensors) = Default::default();
     for node in copied {
         let (own, copy) = (&node.input[0], &node.output[0]);
         let [Some(first), Some(other)] = [own, copy].map(|name| reader(name).map(scope)) else { continue };

@@ -3,12 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::program::{ORIGIN, Program, SCOPES, arguments, entry, last, module, module_of, origin, within};
+use super::program::{
+    ExportedProgram, ORIGIN, SCOPES, arguments, entry, last, module, module_of, origin, within,
+};
 use super::schema::{GraphProto, NodeProto};
 
 /// Repeats what is computed of one module's parameters for each other module whose own the file lacks.
 pub fn repeat(graph: &mut GraphProto) {
-    let Some(mut merged) = Program::of(graph).map(Merged::of) else { return };
+    let Some(mut merged) = ExportedProgram::of(graph).map(Merged::of) else { return };
     let mut nodes = Vec::with_capacity(graph.node.len());
     for (number, node) in graph.node.iter().enumerate() {
         let mut node = node.clone();
@@ -27,7 +29,7 @@ pub fn repeat(graph: &mut GraphProto) {
 /// What nodes compute of one module's weights and others read: parts of their weights, or what each makes of the same
 /// input.
 struct Merged<'a> {
-    program: Program<'a>,
+    program: ExportedProgram<'a>,
     /// Parameters of which neither a tensor nor a call is left.
     lacking: HashSet<String>,
     /// Which node gives what, and of which module each is.
@@ -40,7 +42,7 @@ struct Merged<'a> {
 }
 
 impl<'a> Merged<'a> {
-    fn of(program: Program<'a>) -> Merged<'a> {
+    fn of(program: ExportedProgram<'a>) -> Merged<'a> {
         let nodes = &program.graph.node;
         let (mut of, mut is_part) = (HashMap::new(), Vec::new());
         for (number, node) in nodes.iter().enumerate() {

@@ -34,8 +34,8 @@ use crate::graph::{Builder, NetworkOutput, SampleShape, Shape, TensorId};
 use crate::model::{CLASS_NAMES, FIELDS, LearnedArray, PREPROCESSING, Preprocessing};
 use axes::FileInput;
 pub use axes::{NetworkInput, SampleArrays, TargetAxes, TargetShape};
-use copies::Copies;
-use program::LeftOut;
+use copies::AlikeTensors;
+use program::LeftOutCalls;
 use schema::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use signature::Signature;
 use tensor::OnnxTensor;
@@ -63,8 +63,8 @@ struct SaidByWriter {
     /// Computed in advance, of parameters perhaps, and not learned.
     frozen: Vec<String>,
     /// What begins like another parameter.
-    copies: Copies,
-    left_out: LeftOut,
+    copies: AlikeTensors,
+    left_out: LeftOutCalls,
 }
 
 impl SaidByWriter {
@@ -82,8 +82,8 @@ impl SaidByWriter {
             guessed: Vec::new(),
             folded: Vec::new(),
             frozen: Vec::new(),
-            copies: Copies::default(),
-            left_out: LeftOut::default(),
+            copies: AlikeTensors::default(),
+            left_out: LeftOutCalls::default(),
         })
     }
 

@@ -77,7 +77,7 @@ pub fn notes(import: &Import, nodes: &[OnnxNode]) -> Result<[Vec<String>; 2], St
 }
 
 /// Names, and what is to be told of them before and behind these.
-type Line = (&'static str, Vec<String>, &'static str);
+type NamesNote = (&'static str, Vec<String>, &'static str);
 
 /// What became of parameters that the file has not as the network has them.
 fn of_parameters(import: &Import, nodes: &[OnnxNode]) -> Vec<String> {
@@ -95,7 +95,7 @@ fn learned<'a>(import: &Import, names: impl IntoIterator<Item = &'a String>) -> 
 }
 
 /// By PyTorch's newer exporter.
-fn by_newer(import: &Import, nodes: &[OnnxNode]) -> [Line; 6] {
+fn by_newer(import: &Import, nodes: &[OnnxNode]) -> [NamesNote; 6] {
     let said = &import.file.said;
     let is_read = |name: &&String| nodes.iter().any(|node| node.inputs().contains(*name));
     [
@@ -138,7 +138,7 @@ fn by_newer(import: &Import, nodes: &[OnnxNode]) -> [Line; 6] {
 }
 
 /// By the older one.
-fn by_older(import: &Import) -> [Line; 5] {
+fn by_older(import: &Import) -> [NamesNote; 5] {
     let said = &import.file.said;
     let mut taken: Vec<String> = said.copies.taken.iter().cloned().collect();
     taken.sort_unstable();

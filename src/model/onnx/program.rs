@@ -22,7 +22,7 @@ pub const SCOPES: &str = "pkg.torch.onnx.name_scopes";
 type Claim = (usize, usize, String);
 
 /// The program of which the exporter made a file.
-pub struct Program<'a> {
+pub struct ExportedProgram<'a> {
     /// What it made of it.
     pub graph: &'a GraphProto,
     /// The file's tensors.
@@ -39,15 +39,15 @@ pub struct Program<'a> {
     pub read: HashSet<&'a str>,
 }
 
-impl<'a> Program<'a> {
+impl<'a> ExportedProgram<'a> {
     /// `None` where another program has written the file, or an older exporter.
-    pub fn of(graph: &'a GraphProto) -> Option<Program<'a>> {
+    pub fn of(graph: &'a GraphProto) -> Option<ExportedProgram<'a>> {
         let signature = signature(graph)?;
         let kept = ["PARAMETER", "BUFFER"].into_iter().flat_map(|kind| targets(graph, kind));
         let names: HashMap<&str, &str> = kept.collect();
         let inputs = signature.lines().filter_map(|line| line.strip_suffix(": USER_INPUT"));
         let given = graph.node.iter().filter_map(symbol_of);
-        let mut program = Program {
+        let mut program = ExportedProgram {
             graph,
             tensors: graph.initializer.iter().map(|tensor| (&*tensor.name, tensor)).collect(),
             kept: names.values().copied().collect(),
@@ -196,7 +196,7 @@ impl<'a> Program<'a> {
 
 /// What nodes read in the program and not in the file, by what the program calls it.
 #[derive(Default)]
-pub struct LeftOut {
+pub struct LeftOutCalls {
     /// Calls that learn, of which the exporter has made one with others of the same numbers.
     pub merged: Vec<String>,
     /// Batch normalisations that became part of the layers before them, by their modules.
@@ -206,8 +206,8 @@ pub struct LeftOut {
 }
 
 /// What the exporter has left out.
-pub fn left_out(graph: &GraphProto) -> LeftOut {
-    let Some(program) = Program::of(graph) else { return LeftOut::default() };
+pub fn left_out(graph: &GraphProto) -> LeftOutCalls {
+    let Some(program) = ExportedProgram::of(graph) else { return LeftOutCalls::default() };
     let is_known = |symbol: &str| program.symbols.contains(symbol) || program.names.contains_key(symbol);
     let learns = |node: &&NodeProto| !program.read_by(node).is_empty();
     let learning: HashSet<&str> = graph.node.iter().filter(learns).filter_map(symbol_of).collect();
@@ -233,7 +233,7 @@ pub fn left_out(graph: &GraphProto) -> LeftOut {
         names.sort_unstable();
         names
     });
-    LeftOut { merged, fused, detached }
+    LeftOutCalls { merged, fused, detached }
 }
 
 /// What a call does, by what the program calls what it gives: "linear" of "linear_2".
@@ -253,7 +253,7 @@ pub fn name_tensors(graph: &mut GraphProto) {
         return;
     }
     merged::repeat(graph);
-    let claims = Program::of(graph).map_or_else(Vec::new, |program| program.claims());
+    let claims = ExportedProgram::of(graph).map_or_else(Vec::new, |program| program.claims());
     let stored: HashMap<String, usize> =
         graph.initializer.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
     let (mut made, mut left): (HashMap<String, usize>, HashSet<String>) = Default::default();

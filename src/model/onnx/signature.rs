@@ -5,7 +5,9 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use super::program::{Program, arguments, kind, last, made_of, module, module_of, signature, targets};
+use super::program::{
+    ExportedProgram, arguments, kind, last, made_of, module, module_of, signature, targets,
+};
 use super::schema::{GraphProto, NodeProto};
 
 /// What a file says of its parameters.
@@ -100,7 +102,7 @@ impl<'a> Signature<'a> {
         /// What no parameter is made into, and the places that images of another size are taken from.
         const OTHERS: [&str; 8] =
             ["arange", "clamp", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"];
-        let Some(program) = Program::of(self.graph) else { return HashSet::new() };
+        let Some(program) = ExportedProgram::of(self.graph) else { return HashSet::new() };
         let is_known = |symbol: &str| program.symbols.contains(symbol) || program.names.contains_key(symbol);
         let is_computed = |node: &NodeProto, input: &str| {
             let is_given = arguments(node).any(|symbol| symbol == input);

@@ -1,7 +1,8 @@
 //! Networks from ONNX files: `OnnxFile` is one, opened and found to be trainable; `import` describes its nodes to a
 //! builder, for a batch and an image; `layers` says what each op becomes; `open_batch` describes it for several images,
 //! where their number is open; `order` says which nodes are needed; `notes` is what a user should know; `fold` computes
-//! what exporters write to compute shapes and masks, of `constant`s. `export` writes a network as such a file.
+//! what exporters write to compute shapes and masks, of `constant`s. What PyTorch's exporters say of parameters is read
+//! by `program` (with `merged` and `biases`), `copies` and `signature`. `export` writes a network as such a file.
 //! docs/onnx.md has the table of ops.
 
 mod axes;

@@ -87,8 +87,8 @@ impl FieldSet {
         FieldSet { scales: Arc::new(scales), ..self }
     }
 
-    /// The axes of an array beside a field's that says where places of the field are, and the part of it that all samples
-    /// have, if these are axes of the field alone.
+    /// The axes of an array that says where places of a field are on several axes, and the part of it that all samples
+    /// have; `None` where it has axes that the field has not.
     fn grid(&self, at: usize, name: &str) -> Option<(Vec<String>, ArrayBox)> {
         let (array, samples) = &self.files[0].arrays[at];
         let part = |name: &String| {

@@ -1,4 +1,4 @@
-//! Parameters that PyTorch's exporters write more than once: each is read once, so that all that read it learn it as one.
+//! Parameters that PyTorch's exporters write more than once. Each is read from one tensor, so that it is learned as one.
 
 use std::collections::{HashMap, HashSet};
 

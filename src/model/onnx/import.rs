@@ -741,7 +741,7 @@ impl<'a> Import<'a> {
 
     /// Whether the file says that it is learned.
     pub fn is_said_learned(&self, stored: &StoredTensor) -> bool {
-        self.file.said.learned.get(stored.index).is_some_and(|said| *said == Some(true))
+        self.file.is_said_learned(stored.index)
     }
 
     /// Whether something else reads it too: a layer then has what that reads, so that it has the gradient of both.

@@ -70,11 +70,10 @@ impl<'a> Merged<'a> {
     fn merged(&self, number: usize, input: &str) -> Option<usize> {
         let (&from, own) = (self.of.get(input)?, self.modules[number].filter(|_| !self.lacking.is_empty())?);
         let node = &self.program.graph.node[number];
-        let is_known =
-            |name: &str| self.program.symbols.contains(name) || self.program.names.contains_key(name);
         let other = self.modules[from].filter(|other| *other != own && last(other) == last(own))?;
         let is_named = arguments(node).any(|symbol| symbol == input);
-        let is_merged = self.is_part[from] || !is_named && !arguments(node).all(is_known);
+        let is_merged =
+            self.is_part[from] || !is_named && !arguments(node).all(|symbol| self.program.is_known(symbol));
         (!self.is_part[number] && is_merged && self.lacks(from, other, own)).then_some(from)
     }
 
@@ -127,10 +126,12 @@ mod tests {
     #[test]
     fn each_module_computes_with_its_own_weights_again() {
         let names = ["a.0.k.w", "a.0.k.b", "a.1.k.w", "a.1.k.b", "c.k.w"];
-        let product = "%mm : [num_users=3] = call_function[target=torch.ops.aten.matmul.default](args = (%x, %getitem), kwargs = {})";
+        let product = "%mm : [num_users=3] = call_function[target=torch.ops.aten.matmul.default](args = (%x, \
+                       %getitem), kwargs = {})";
         let sum = |of: &str, other: &str| {
             format!(
-                "%{of} : [num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = ({other}), kwargs = {{}})"
+                "%{of} : [num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = ({other}), \
+                 kwargs = {{}})"
             )
         };
         let mut graph = graph(

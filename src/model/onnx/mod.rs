@@ -88,8 +88,8 @@ impl SaidByWriter {
         })
     }
 
-    /// PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own constants
-    /// have neither.
+    /// PyTorch's older exporter keeps names of parameters, or computes them in advance in another shape. Its own
+    /// constants have neither.
     fn read_older<'a>(
         &mut self,
         graph: &GraphProto,
@@ -454,6 +454,11 @@ impl OnnxFile {
     /// with the same first numbers.
     fn is_shared(&self, tensor: usize) -> bool {
         self.dims(tensor).len() > 1 || ["pytorch", "dltrain"].contains(&&*self.said.program)
+    }
+
+    /// Whether the file says that one of its tensors is learned.
+    fn is_said_learned(&self, tensor: usize) -> bool {
+        self.said.learned.get(tensor).is_some_and(|said| *said == Some(true))
     }
 
     /// Whether the file says that one of its tensors is not learned.

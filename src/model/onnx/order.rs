@@ -85,8 +85,7 @@ pub fn tables<'a>(file: &'a OnnxFile, needed: &[usize]) -> Vec<(&'a str, usize)>
         }
     }
     let is_table = |&(name, index): &(&str, usize)| {
-        let is_said_learned = file.said.learned.get(index).is_some_and(|said| *said == Some(true));
-        all_readers.get(name) == Some(&true) && file.may_be_learned(index) && !is_said_learned
+        all_readers.get(name) == Some(&true) && file.may_be_learned(index) && !file.is_said_learned(index)
     };
     file.tensor_of.iter().map(|(name, &index)| (&**name, index)).filter(is_table).collect()
 }

@@ -60,6 +60,11 @@ impl<'a> ExportedProgram<'a> {
         Some(program)
     }
 
+    /// Whether a parameter, a buffer, an input or what a node gives is called so.
+    pub fn is_known(&self, symbol: &str) -> bool {
+        self.symbols.contains(symbol) || self.names.contains_key(symbol)
+    }
+
     /// The parameters and buffers that a node's call reads, in its order.
     pub fn read_by(&self, node: &NodeProto) -> Vec<&'a str> {
         let mut all = Vec::new();
@@ -144,8 +149,7 @@ impl<'a> ExportedProgram<'a> {
         });
         wanted.retain(|name| !own.contains(name));
         if wanted.is_empty() {
-            let is_known = |symbol: &&str| self.symbols.contains(symbol) || self.names.contains_key(symbol);
-            read.retain(|_| arguments.iter().all(is_known));
+            read.retain(|_| arguments.iter().all(|symbol| self.is_known(symbol)));
             return read.into_iter().filter_map(|(number, place, _)| self.aside(number, place)).collect();
         }
         // What has been computed of a parameter and a buffer is neither.
@@ -208,7 +212,6 @@ pub struct LeftOutCalls {
 /// What the exporter has left out.
 pub fn left_out(graph: &GraphProto) -> LeftOutCalls {
     let Some(program) = ExportedProgram::of(graph) else { return LeftOutCalls::default() };
-    let is_known = |symbol: &str| program.symbols.contains(symbol) || program.names.contains_key(symbol);
     let learns = |node: &&NodeProto| !program.read_by(node).is_empty();
     let learning: HashSet<&str> = graph.node.iter().filter(learns).filter_map(symbol_of).collect();
     let mut left: [HashSet<&str>; 3] = Default::default();
@@ -223,7 +226,7 @@ pub fn left_out(graph: &GraphProto) -> LeftOutCalls {
             let is_twin = |input: &String| learning.contains(&**input) && kind(input) == kind(symbol);
             if kind(symbol) == "detach" {
                 left[2].insert(symbol);
-            } else if !is_fused && !is_known(symbol) && node.input.iter().any(is_twin) {
+            } else if !is_fused && !program.is_known(symbol) && node.input.iter().any(is_twin) {
                 left[0].insert(symbol);
             }
         }

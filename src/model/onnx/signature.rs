@@ -103,11 +103,10 @@ impl<'a> Signature<'a> {
         const OTHERS: [&str; 8] =
             ["arange", "clamp", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"];
         let Some(program) = ExportedProgram::of(self.graph) else { return HashSet::new() };
-        let is_known = |symbol: &str| program.symbols.contains(symbol) || program.names.contains_key(symbol);
         let is_computed = |node: &NodeProto, input: &str| {
             let is_given = arguments(node).any(|symbol| symbol == input);
             let others =
-                arguments(node).filter(|symbol| !is_known(symbol) && !OTHERS.contains(&kind(symbol)));
+                arguments(node).filter(|symbol| !program.is_known(symbol) && !OTHERS.contains(&kind(symbol)));
             let is_other = program.kept.contains(input) || OTHERS.contains(&kind(input));
             !is_other && (is_given && elements(input) > 0 || elements(input) > 1 && others.count() > 0)
         };

@@ -92,8 +92,8 @@ fn layers_that_share_parameters_learn_them_as_one() {
     }
 }
 
-/// Other programs keep one tensor for several with the same first numbers: of one axis each layer has its own, but where
-/// the layer shares its weight too.
+/// Other programs keep one tensor for several with the same first numbers: of one axis each layer has its own, but for
+/// layers that share their weight too.
 #[test]
 fn what_other_programs_share_is_said() {
     let said = "layers share norm.s, norm.b, bn.s, bn.b, as exports write one for several that begin alike";

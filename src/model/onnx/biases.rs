@@ -8,8 +8,8 @@ use prost::bytes::Bytes;
 use super::program::{made_of, targets};
 use super::schema::{GraphProto, NodeProto, TensorProto, data_type};
 
-/// Adds a bias of zeros to each convolution and product that was made of a layer with one, and reads none. It may be one
-/// that another node reads.
+/// Adds a bias of zeros to each convolution and product that was made of a layer with a bias and reads none. Another node
+/// may read the same bias.
 pub fn put_back(graph: &mut GraphProto) {
     let symbols: HashMap<&str, &str> = targets(graph, "PARAMETER").collect();
     let there: HashMap<&str, bool> =

@@ -1,4 +1,4 @@
-//! Parameters that PyTorch's exporters write more than once. Each is read from one tensor, so that it is learned as one.
+//! Parameters that PyTorch's exporters write more than once. Each is read from one tensor and learned as one.
 
 use std::collections::{HashMap, HashSet};
 

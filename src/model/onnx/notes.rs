@@ -106,10 +106,9 @@ fn by_newer(import: &Import, nodes: &[OnnxNode]) -> [NamesNote; 6] {
              nothing reads them; an export with optimize=False keeps them",
         ),
         (
-            "normalises no batches in ",
+            "lacks the batch normalisations ",
             said.left_out.fused.clone(),
-            ": PyTorch's exporter made these normalisations one with the layers before them; an export with \
-             optimize=False keeps them",
+            ": PyTorch's exporter folded them into the layers before them; an export with optimize=False keeps them",
         ),
         (
             "learns ",
@@ -132,7 +131,7 @@ fn by_newer(import: &Import, nodes: &[OnnxNode]) -> [NamesNote; 6] {
         (
             "lets gradients through ",
             said.left_out.detached.clone(),
-            ": files of networks do not say where they end",
+            ": an ONNX file has no op that stops them",
         ),
     ]
 }
@@ -157,8 +156,8 @@ fn by_older(import: &Import) -> [NamesNote; 5] {
         (
             "learns ",
             taken,
-            " as one with what has the same numbers: a module is taken to be called again, which its exporter does \
-             not say and one with dynamo=True does",
+            " as one with tensors of the same numbers, since it takes their modules for one that is called again; an \
+             export with dynamo=True says whether it is",
         ),
         (
             "learns ",
